@@ -1,0 +1,63 @@
+"""The one base of every error that a person or a script is meant to act on.
+
+A subclass is one situation: it says what happened and where, its hint says what to do next, and its
+exit code is what cron sees. It stands in the lowest package so that every other one can raise it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+
+class SnapshotError(Exception):
+    """What went wrong, what to do about it, and the code that the command exits with.
+
+    `message` is lower case and names node, group or object; `hint` is an action; `details` are values for
+    `--json` (never a secret, never a DSN). `slug` is the stable name of the situation for scripts, made
+    from the class name: BaselineChangedError is "baseline-changed".
+    """
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, message: str, *, hint: str = "", details: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details or {}
+
+    @property
+    def slug(self) -> str:
+        """The stable, hyphenated name of this situation."""
+        words = re.findall(r"[A-Z][a-z0-9]*", type(self).__name__.removesuffix("Error"))
+        return "-".join(word.lower() for word in words)
+
+
+class UsageError(SnapshotError):
+    """The arguments or fleet.toml are wrong; nothing was contacted."""
+
+    exit_code = 2
+
+
+class RefusedError(SnapshotError):
+    """A precondition does not hold, and nothing was changed."""
+
+    exit_code = 3
+
+
+class IndeterminateError(SnapshotError):
+    """Whether a commit was stored is not known; the next command settles it."""
+
+    exit_code = 5
+
+
+class UnreachableError(SnapshotError):
+    """A node or the store can't be reached."""
+
+    exit_code = 6
+
+
+class BusyError(SnapshotError):
+    """Another operation is running on the fleet."""
+
+    exit_code = 7

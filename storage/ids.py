@@ -1,0 +1,19 @@
+"""Operation ids: ordered by time and never used twice (DESIGN.md, invariant 2)."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+
+RANDOM_BYTES = 5
+
+
+def new_operation_id(now: datetime) -> str:
+    """Return an id like `20261120T074343Z-3f9a01bc77`: the UTC second of `now`, then 40 random bits.
+
+    Ids of different seconds sort by time. `now` must carry a time zone, because a naive time would be read
+    as local time and break that order; raises ValueError if it does not.
+    """
+    if now.tzinfo is None:
+        raise ValueError("an operation id needs a time with a time zone")
+    return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(RANDOM_BYTES)}"

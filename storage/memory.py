@@ -1,0 +1,71 @@
+"""An object store in this process's memory, for tests: `memory://name`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Lock
+
+from storage.store import (
+    Keys,
+    ObjectExistsError,
+    ObjectMissingError,
+    check_key,
+    check_prefix,
+    check_range,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InMemoryStore:
+    """An ObjectStore that other processes can't see and that ends with this one."""
+
+    url: str
+    _objects: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def create(self, key: str, body: bytes) -> None:
+        """See ObjectStore."""
+        with self._lock:
+            if check_key(key) in self._objects:
+                raise ObjectExistsError(url=self.url, key=key)
+            self._objects[key] = bytes(body)
+
+    def read(self, key: str) -> bytes:
+        """See ObjectStore."""
+        with self._lock:
+            body = self._objects.get(check_key(key))
+        if body is None:
+            raise ObjectMissingError(url=self.url, key=key)
+        return body
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """See ObjectStore."""
+        check_range(start, length)
+        return self.read(key)[start : start + length]
+
+    def size(self, key: str) -> int:
+        """See ObjectStore."""
+        return len(self.read(key))
+
+    def exists(self, key: str) -> bool:
+        """See ObjectStore."""
+        with self._lock:
+            return check_key(key) in self._objects
+
+    def list(self, prefix: str) -> Keys:
+        """See ObjectStore."""
+        folder = check_prefix(prefix)
+        start = f"{folder}/" if folder else ""
+        with self._lock:
+            return sorted(key for key in self._objects if key.startswith(start))
+
+    def list_children(self, prefix: str) -> Keys:
+        """See ObjectStore."""
+        folder = check_prefix(prefix)
+        skip = len(folder) + 1 if folder else 0
+        return sorted({key[skip:].partition("/")[0] for key in self.list(folder)})
+
+    def delete(self, key: str) -> None:
+        """See ObjectStore."""
+        with self._lock:
+            self._objects.pop(check_key(key), None)

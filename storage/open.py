@@ -1,0 +1,108 @@
+"""Opening a store by its URL. Called by every process that needs it, executors too, so it is cheap.
+
+fsspec and s3fs are imported only for the URLs that need them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from storage.errors import UsageError
+from storage.local import LocalStore
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore, redact_url
+
+STORES_KEPT_MAX = 64
+Frozen: TypeAlias = tuple[Any, ...]
+
+
+class StoreUrlError(UsageError):
+    """The URL or the options of a store can't be understood."""
+
+    def __init__(self, *, url: str, problem: str) -> None:
+        super().__init__(
+            f"store {url}: {problem}",
+            hint="set store to s3://bucket/folder or to a folder, and check [store_options] in fleet.toml",
+            details={"store": url},
+        )
+
+
+def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
+    """Return the store at `url`: a folder (bare or `file://`), `memory://name`, or any URL fsspec knows.
+
+    `options` go to fsspec as they are. Nothing is contacted and nothing is created. The same arguments give
+    the same store in one process. Raises StoreUrlError.
+    """
+    # A forked process must not share its parent's connections, hence the process id.
+    return _open_once(url, freeze(options), os.getpid())
+
+
+@lru_cache(maxsize=STORES_KEPT_MAX)
+def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
+    protocol, separator, rest = url.partition("://")
+    if not separator or protocol in ("file", "local"):
+        folder = rest if separator else url
+        if not folder or (separator and not folder.startswith("/")):
+            raise StoreUrlError(url=redact_url(url), problem="not a folder's absolute path")
+        return LocalStore(Path(folder).expanduser().absolute())
+    if protocol == "memory":
+        return _open_memory(rest.strip("/"))
+    try:
+        return _open_fsspec(url, protocol, thaw(options))
+    except (ImportError, TypeError, ValueError, KeyError) as error:
+        # The text of a TypeError names the option, but may quote its value.
+        problem = (
+            str(error) if isinstance(error, ImportError) else f"refused by fsspec ({type(error).__name__})"
+        )
+        raise StoreUrlError(url=redact_url(url), problem=problem) from error
+
+
+@cache
+def _open_memory(name: str) -> InMemoryStore:
+    return InMemoryStore(f"memory://{name}")
+
+
+def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectStore:
+    from storage.fsspec_store import FsspecStore, PlainDialect
+
+    if protocol in ("s3", "s3a"):
+        from storage.s3 import S3Dialect, s3_filesystems
+
+        reader, writer = s3_filesystems(options)
+        root = str(reader._strip_protocol(url)).strip("/")
+        return FsspecStore(redact_url(url), root, reader, S3Dialect(writer))
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    filesystem, path = url_to_fs(url, **options, use_listings_cache=False, skip_instance_cache=True)
+    return FsspecStore(redact_url(url), str(path).rstrip("/"), filesystem, PlainDialect())
+
+
+def freeze(options: Mapping[str, object]) -> Frozen:
+    """Return `options` in a hashable form; `thaw` gives them back."""
+
+    def frozen(value: object) -> object:
+        if isinstance(value, Mapping):
+            return ("mapping", tuple(sorted((name, frozen(inner)) for name, inner in value.items())))
+        if isinstance(value, (list, tuple)):
+            return ("list", tuple(frozen(inner) for inner in value))
+        return ("value", value)
+
+    return tuple(sorted((name, frozen(value)) for name, value in options.items()))
+
+
+def thaw(options: Frozen) -> dict[str, object]:
+    """Undo `freeze`; tuples come back as lists."""
+
+    def thawed(value: Any) -> object:
+        kind, inner = value
+        if kind == "mapping":
+            return {name: thawed(item) for name, item in inner}
+        if kind == "list":
+            return [thawed(item) for item in inner]
+        return inner
+
+    return {name: thawed(value) for name, value in options}

@@ -1,0 +1,117 @@
+"""A real S3 server as a process of its own: moto's, on a free loopback port, its objects in its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS_MAX = 30
+STOP_SECONDS_MAX = 10
+LOG_CHARACTERS_MAX = 4000
+ACCESS_KEY = "test-key"
+SECRET_KEY = "test-secret-key"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A running server; `options` are the store_options that reach it."""
+
+    endpoint_url: str
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {"endpoint_url": self.endpoint_url, "key": ACCESS_KEY, "secret": SECRET_KEY}
+
+    def bucket(self, name: str) -> str:
+        """Create a bucket and return its URL for open_store."""
+        request = urllib.request.Request(f"{self.endpoint_url}/{name}", method="PUT")
+        # The server checks no signature, but wants to be told who asks.
+        request.add_header(
+            "Authorization", f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/x"
+        )
+        with urllib.request.urlopen(request, timeout=START_SECONDS_MAX):
+            return f"s3://{name}"
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Start moto's server, yield it, and stop it."""
+    port = free_port()
+    with running_server([sys.executable, "-m", "tests.s3_server", str(port)], port):
+        yield S3Server(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def running_server(command: list[str], port: int) -> Iterator[None]:
+    """Run `command` for the block, which begins once it answers on `port`; show its log on failure."""
+    root = Path(__file__).resolve().parent.parent
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=root,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            wait_until_it_answers(process, port)
+            yield
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-LOG_CHARACTERS_MAX:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_SECONDS_MAX)
+
+
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode} before it answered")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5):
+                return
+        except urllib.error.HTTPError:
+            return  # an answer, even if it is no
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError(f"no answer on port {port} for {START_SECONDS_MAX} seconds")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def serve(port: int) -> None:
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import run_simple
+
+    application = DomainDispatcherApplication(create_backend_app)
+    run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -219,7 +219,7 @@ def _make_shard(
     settings: Mapping[str, str],
     accounts: Mapping[str, int] | None,
 ) -> None:
-    """Make and start one shard; `accounts` numbers the shards that get the bank, None: not even a database."""
+    """Make and start one shard. `accounts` numbers the shards that get the bank; None: no database."""
     programs = fleet._programs()
     create_primary(programs, primary, settings)
     start_server(programs, primary)
@@ -289,10 +289,7 @@ def _record(fleet: EmbeddedFleet, *, complete: bool) -> None:
 
 def _primaries_first(nodes: Iterable[EmbeddedNode]) -> list[list[EmbeddedNode]]:
     ordered = list(nodes)
-    return [
-        [node for node in ordered if node.backup_of is None],
-        [node for node in ordered if node.backup_of is not None],
-    ]
+    return [[node for node in ordered if not node.backup_of], [node for node in ordered if node.backup_of]]
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

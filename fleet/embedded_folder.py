@@ -52,7 +52,7 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """The state of `directory`, None if it has no embedded fleet; raises FolderTakenError on a foreign file."""
+    """The state of `directory`, None if there is no fleet; raises FolderTakenError on a foreign file."""
     try:
         document = json.loads((directory / STATE).read_text())
         nodes_directory = Path(document["nodes_directory"])

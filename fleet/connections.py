@@ -1,0 +1,95 @@
+"""Connections to nodes: every session of ours speaks with the same settings, so that a value has one text.
+
+COPY and logical decoding both print values with the session's settings; a row read by COPY and the same
+row read from WAL are the same bytes only because both sessions are opened here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fleet.config import Node
+from storage.errors import UnreachableError
+
+CONNECT_SECONDS_MAX = 10
+# What changes the text of a value (PostgreSQL manual, "Client Connection Defaults"); search_path because
+# regclass and its kin print a schema only where the path does not reach. row_security=off makes a reader
+# that policies would blind fail instead of copying too little.
+PINNED_SETTINGS = {
+    "datestyle": "ISO,YMD",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "xmlbinary": "base64",
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "0",
+    "synchronize_seqscans": "off",
+    "default_transaction_read_only": "off",
+}
+
+
+class NodeUnreachableError(UnreachableError):
+    """A node does not take our connection."""
+
+
+def conninfo(dsn: str, **more: str) -> str:
+    """`dsn` as a libpq connection string with the pinned settings, time-outs and keepalives added."""
+    given = conninfo_to_dict(dsn)
+    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
+    options = f"{given.get('options') or ''} {pinned}".strip()
+    defaults = {
+        "connect_timeout": str(CONNECT_SECONDS_MAX),
+        "application_name": "cutline",
+        "keepalives_idle": "30",
+        "keepalives_interval": "10",
+        "keepalives_count": "3",
+    }
+    merged = defaults | {key: value for key, value in given.items() if value is not None}
+    return make_conninfo("", **(merged | {"options": options, "client_encoding": "UTF8"} | more))
+
+
+def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
+    """Open an autocommit session on `node`; raise NodeUnreachableError if it can't be had."""
+    try:
+        return psycopg.connect(conninfo(node.dsn, **more), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise unreachable(node, error) from error
+
+
+def connect_replication(node: Node) -> psycopg.Connection[Any]:
+    """Open a session on `node` that takes replication commands for its database."""
+    try:
+        return psycopg.connect(
+            conninfo(node.dsn, replication="database"), autocommit=True, cursor_factory=psycopg.ClientCursor
+        )
+    except psycopg.OperationalError as error:
+        raise unreachable(node, error) from error
+
+
+def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:
+    """The error for a node that can't be reached, with the server's or libpq's own reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return NodeUnreachableError(
+        f"node {node.id}: {lines[-1] if lines else type(error).__name__}",
+        hint="see that the server runs and that the dsn in fleet.toml and your password file fit",
+        details={"node": node.id},
+    )
+
+
+def database_name(dsn: str) -> str:
+    """The database that `dsn` leads to, by libpq's rule (dbname, else user)."""
+    given = conninfo_to_dict(dsn)
+    return str(given.get("dbname") or given.get("user") or "postgres")
+
+
+def with_database(node: Node, database: str) -> Node:
+    """The same server as `node`, another database."""
+    return Node(id=node.id, dsn=make_conninfo(node.dsn, dbname=database), backup_of=node.backup_of)

@@ -1,0 +1,181 @@
+"""A column of byte strings as numpy sees it, and the few whole-column operations on it that we need.
+
+Arrow's own layout: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy
+calls per column (or per 8 bytes of the longest value, for hashing), never a Python step per value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+# Gathering works through its output in blocks, so that its index arrays stay in the processor's cache.
+GATHER_BLOCK_BYTES = 1 << 20
+# Values longer than this are hashed one by one: a pass per 8 bytes over few rows would cost more.
+HASHED_BY_COLUMN_BYTES_MAX = 1 << 12
+
+_P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
+_P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
+# Spark's own seed, so that its xxhash64(key) is the same number.
+HASH_SEED = np.uint64(42)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesColumn:
+    """n byte strings: value i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    data: Bytes
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """The length of every value in bytes."""
+        return np.diff(self.offsets)
+
+    def to_arrow(self) -> pa.Array[Any]:
+        """The same column as Arrow binary, without copying the data."""
+        offsets = pa.py_buffer(self.offsets.astype(np.int32))
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, offsets, pa.py_buffer(self.data)])
+
+
+def from_arrow(array: pa.Array[Any]) -> BytesColumn:
+    """View an Arrow binary array without nulls as a column, without copying its data."""
+    wide = pa.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()[-3:]
+    count = len(array) + 1
+    width = np.dtype(np.int64 if wide else np.int32)
+    if offsets is None or len(array) == 0:
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    start = array.offset * width.itemsize
+    view = np.frombuffer(offsets, width, count, offset=start).astype(np.int64)
+    return BytesColumn(np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), view)
+
+
+def from_list(values: list[bytes]) -> BytesColumn:
+    """A column of the given values."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    return BytesColumn(np.frombuffer(b"".join(values), np.uint8), offsets_of(lengths))
+
+
+def offsets_of(lengths: Ints) -> Ints:
+    """The n + 1 offsets of values with these lengths laid end to end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
+    """Copy the ranges `data[starts[i]:starts[i] + lengths[i]]` end to end."""
+    offsets = offsets_of(lengths)
+    out = np.empty(int(offsets[-1]), np.uint8)
+    first = 0
+    while first < len(lengths):
+        last = int(np.searchsorted(offsets, offsets[first] + GATHER_BLOCK_BYTES, side="right")) - 1
+        last = min(max(last, first + 1), len(lengths))
+        low, high = int(offsets[first]), int(offsets[last])
+        if last == first + 1:  # one value larger than a block
+            out[low:high] = data[starts[first] : starts[first] + lengths[first]]
+        else:
+            index = np.arange(high - low)
+            index += np.repeat(starts[first:last] - (offsets[first:last] - low), lengths[first:last])
+            np.take(data, index, out=out[low:high], mode="clip")
+        first = last
+    return BytesColumn(out, offsets)
+
+
+def xxhash64(column: BytesColumn) -> npt.NDArray[np.uint64]:
+    """XXH64 with Spark's seed of every value; equals Spark's xxhash64() of the same binary."""
+    lengths = column.lengths
+    starts = column.offsets[:-1]
+    padded = np.concatenate([column.data, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, strides=(1,))
+    halves = np.ndarray((len(padded) - 3,), np.dtype("<u4"), padded, strides=(1,))
+    result = np.empty(len(lengths), np.uint64)
+    with np.errstate(over="ignore"):
+        short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
+        rows = np.flatnonzero(short)
+        if len(rows) == len(lengths):
+            result[:] = _hash(words, halves, padded, starts, lengths)
+        else:
+            result[rows] = _hash(words, halves, padded, starts[rows], lengths[rows])
+            for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
+                one = slice(row, row + 1)
+                result[one] = _hash(words, halves, padded, starts[one], lengths[one])
+    return result
+
+
+def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
+    """The partition of every key: the lowest bits of its hash; `partitions` is a power of two."""
+    if partitions == 1:
+        return np.zeros(len(keys), np.int32)
+    return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
+
+
+def _hash(words: Any, halves: Any, data: Bytes, starts: Ints, lengths: Ints) -> npt.NDArray[np.uint64]:
+    position = starts.copy()
+    left = lengths.copy()
+    state = np.full(len(starts), HASH_SEED + _P5, np.uint64)
+    long = np.flatnonzero(lengths >= 32)
+    if len(long):
+        state[long] = _stripes(words, position, left, long)
+    state += lengths.astype(np.uint64)
+    rows = np.flatnonzero(left >= 8)
+    while len(rows):
+        state[rows] = _rotated(state[rows] ^ _round(np.uint64(0), words[position[rows]]), 27) * _P1 + _P4
+        position[rows] += 8
+        left[rows] -= 8
+        rows = rows[left[rows] >= 8]
+    rows = np.flatnonzero(left >= 4)
+    if len(rows):
+        mixed = state[rows] ^ (halves[position[rows]].astype(np.uint64) * _P1)
+        state[rows] = _rotated(mixed, 23) * _P2 + _P3
+        position[rows] += 4
+        left[rows] -= 4
+    rows = np.flatnonzero(left > 0)
+    while len(rows):
+        state[rows] = _rotated(state[rows] ^ (data[position[rows]].astype(np.uint64) * _P5), 11) * _P1
+        position[rows] += 1
+        left[rows] -= 1
+        rows = rows[left[rows] > 0]
+    state ^= state >> np.uint64(33)
+    state *= _P2
+    state ^= state >> np.uint64(29)
+    state *= _P3
+    return state ^ (state >> np.uint64(32))
+
+
+def _stripes(words: Any, position: Ints, left: Ints, long: Ints) -> npt.NDArray[np.uint64]:
+    """Work `long` rows through in stripes of 32 bytes, moving `position` and `left` on; return their state."""
+    seeds = (HASH_SEED + _P1 + _P2, HASH_SEED + _P2, HASH_SEED, HASH_SEED - _P1)
+    lanes = [np.full(len(position), seed, np.uint64) for seed in seeds]
+    rows = long
+    while len(rows):
+        for number, lane in enumerate(lanes):
+            lane[rows] = _round(lane[rows], words[position[rows] + 8 * number])
+        position[rows] += 32
+        left[rows] -= 32
+        rows = rows[left[rows] >= 32]
+    done = [lane[long] for lane in lanes]
+    state = _rotated(done[0], 1) + _rotated(done[1], 7) + _rotated(done[2], 12) + _rotated(done[3], 18)
+    for lane in done:
+        state = (state ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    return state
+
+
+def _round(state: Any, word: Any) -> Any:
+    return _rotated(state + word * _P2, 31) * _P1
+
+
+def _rotated(value: Any, bits: int) -> Any:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))

@@ -119,7 +119,7 @@ class EmbeddedFleet:
         """
         for node in (*self.backups_of(primary), primary):
             delete_server(node)
-        _make_shard(self, primary, settings or {}, None)
+        _make_shard(self, primary, settings or {}, schema=False)
 
     def _programs(self) -> Programs:
         # Whoever owns the data runs it: root may start a fleet that an ordinary user made.
@@ -138,7 +138,8 @@ def start_fleet(
 ) -> EmbeddedFleet:
     """Make and start a fleet in `directory`, or start the one that is there; return it running.
 
-    A new fleet has the database `bank` on every shard, with the bank's tables and accounts if `schema`.
+    A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it has
+    no database of that name, which is what a restore expects where it creates the database itself.
     `settings` are PostgreSQL's own, for new servers only. Of an existing fleet only the servers that are down
     are started, on new ports where theirs are taken. On an error or an interrupt, what this call started is
     stopped, and what it made is deleted. Raises FolderTakenError, FleetBusyError, ServerFailedError.
@@ -202,8 +203,7 @@ def _new_fleet(
     fleet = EmbeddedFleet(directory, nodes_directory, nodes)
     try:
         _record(fleet, complete=False)
-        accounts = {node.id: number for number, node in enumerate(fleet.primaries)} if schema else {}
-        _in_parallel(lambda primary: _make_shard(fleet, primary, settings, accounts), fleet.primaries)
+        _in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
         fleet.store.mkdir(exist_ok=True)
         describe(fleet.directory, fleet.nodes)
         _record(fleet, complete=True)
@@ -214,20 +214,16 @@ def _new_fleet(
 
 
 def _make_shard(
-    fleet: EmbeddedFleet,
-    primary: EmbeddedNode,
-    settings: Mapping[str, str],
-    accounts: Mapping[str, int] | None,
+    fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool
 ) -> None:
-    """Make and start one shard. `accounts` numbers the shards that get the bank; None: no database."""
+    """Make and start the servers of one shard, with the bank if `schema`, else without its database."""
     programs = fleet._programs()
     create_primary(programs, primary, settings)
     start_server(programs, primary)
-    if accounts is not None:
+    if schema:
         with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {DATABASE}")
-    if accounts:
-        create_bank(primary.dsn(), shard=accounts[primary.id])
+        create_bank(primary.dsn(), shard=fleet.primaries.index(primary))
     for backup in fleet.backups_of(primary):
         create_standby(programs, backup, primary)
         start_server(programs, backup)

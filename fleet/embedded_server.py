@@ -149,20 +149,23 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
         _send(node, pid, number)
         if _ended(node, seconds_max):
             return True
-    raise ServerFailedError(
-        f"node {node.id}: its server, process {pid}, does not stop", hint=f"see its log {node.log_file}"
-    )
+    raise _does_not_stop(node, pid)
 
 
 def kill_server(node: EmbeddedNode) -> None:
-    """End the server as a power cut would, and wait until its last process is gone."""
+    """End the server as a power cut would, and wait until its last process is gone.
+
+    Raises ServerNotOursError, or ServerFailedError if that takes too long.
+    """
     pid = running_pid(node)
     if pid is None:
         return
     _send(node, pid, signal.SIGKILL)
     deadline = time.monotonic() + IMMEDIATE_STOP_SECONDS_MAX
     # The next start would refuse while a child of the dead one is attached to its shared memory.
-    while time.monotonic() < deadline and (running_pid(node) or _children_left(node.data_directory)):
+    while running_pid(node) or _children_left(node.data_directory):
+        if time.monotonic() > deadline:
+            raise _does_not_stop(node, pid)
         time.sleep(0.02)
 
 
@@ -170,15 +173,20 @@ def running_pid(node: EmbeddedNode) -> int | None:
     """The process number of this node's server, if it runs.
 
     postmaster.pid outlives a crash and its number can be another process's by now; the server's working
-    directory is its data directory, so that decides.
+    directory is its data directory, so that decides. Raises ServerNotOursError.
     """
     try:
         pid = int((node.data_directory / "postmaster.pid").read_text().split("\n", 1)[0])
-        os.kill(pid, 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+    except (FileNotFoundError, ValueError):
         return None
     except PermissionError as error:
         raise _not_ours(node) from error
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        # Only the server's own account and root can read the file, and both may signal the server: a process
+        # of somebody else has got the number since.
+        return None
     return pid if _works_in(pid, node.data_directory) else None
 
 
@@ -243,6 +251,12 @@ def _not_ours(node: EmbeddedNode) -> SnapshotError:
     return ServerNotOursError(
         f"node {node.id}: its server belongs to another user",
         hint="run this as the user who ran: snapshot demo up",
+    )
+
+
+def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
+    return ServerFailedError(
+        f"node {node.id}: its server, process {pid}, does not stop", hint=f"see its log {node.log_file}"
     )
 
 

@@ -1,0 +1,34 @@
+"""What the exit codes mean: the one table, printed by `--help`, held to by the tests.
+
+A SnapshotError carries its code as `exit_code`; a code that is not in this table must not be used.
+"""
+
+from __future__ import annotations
+
+DONE = 0
+CONFLICTS = 1
+USAGE = 2
+REFUSED = 3
+INCONCLUSIVE = 4
+INDETERMINATE = 5
+UNREACHABLE = 6
+BUSY = 7
+CANCELLED = 8
+INCONSISTENT_CUT = 9
+BUG = 70
+INTERRUPTED = 130
+
+MEANINGS: dict[int, str] = {
+    DONE: "done; for check: everything compared, no conflicts",
+    CONFLICTS: "check found conflicts",
+    USAGE: "usage: arguments or fleet.toml",
+    REFUSED: "refused: a precondition does not hold, and nothing was changed",
+    INCONCLUSIVE: "check was inconclusive: something was skipped, or nothing was there to compare",
+    INDETERMINATE: "indeterminate: whether the commit was stored is not known; the next command settles it",
+    UNREACHABLE: "a node or the store can't be reached",
+    BUSY: "another operation is running",
+    CANCELLED: "cancelled from elsewhere",
+    INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
+    BUG: "a bug: traceback kept in a file whose name is printed",
+    INTERRUPTED: "stopped by Ctrl-C",
+}

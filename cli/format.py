@@ -1,0 +1,72 @@
+"""Numbers and times as a person reads them, and times as `--json` writes them.
+
+Pure functions of their arguments: the present moment is one of them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BYTES_PER_UNIT = 1024
+SECONDS_PER_MINUTE = 60
+SECONDS_PER_HOUR = 3600
+SECONDS_PER_DAY = 86400
+
+
+def size_text(size_bytes: int) -> str:
+    """`0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`: one digit after the point, none for bytes."""
+    size = float(size_bytes)
+    for unit in SIZE_UNITS:
+        # 1023.95 and more would print as 1024.0.
+        if abs(size) < BYTES_PER_UNIT - 0.05 or unit == SIZE_UNITS[-1]:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= BYTES_PER_UNIT
+    raise AssertionError("the last unit always returns")
+
+
+def count_text(count: int) -> str:
+    """`1,234,567`."""
+    return f"{count:,}"
+
+
+def quantity_text(amount: int, unit: str) -> str:
+    """`amount` in `unit`: a size for `bytes`, else a count with its unit, if it has one."""
+    if unit == "bytes":
+        return size_text(amount)
+    return f"{count_text(amount)} {unit}".rstrip()
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.4 s`, `59.9 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`: two parts at most."""
+    if round(seconds, 1) < SECONDS_PER_MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < SECONDS_PER_HOUR:
+        return f"{whole // SECONDS_PER_MINUTE} min {whole % SECONDS_PER_MINUTE:02} s"
+    if whole < SECONDS_PER_DAY:
+        minutes = whole % SECONDS_PER_HOUR // SECONDS_PER_MINUTE
+        return f"{whole // SECONDS_PER_HOUR} h {minutes:02} min"
+    return f"{whole // SECONDS_PER_DAY} d {whole % SECONDS_PER_DAY // SECONDS_PER_HOUR:02} h"
+
+
+def age_text(then: datetime, *, now: datetime) -> str:
+    """How long ago `then` was, in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
+
+    A moment ahead of `now` (two clocks) is `just now`.
+    """
+    seconds = (now - then).total_seconds()
+    if seconds < SECONDS_PER_MINUTE:
+        return "just now"
+    if seconds < SECONDS_PER_HOUR:
+        return f"{int(seconds // SECONDS_PER_MINUTE)} min ago"
+    if seconds < SECONDS_PER_DAY:
+        return f"{int(seconds // SECONDS_PER_HOUR)} h ago"
+    return f"{int(seconds // SECONDS_PER_DAY)} d ago"
+
+
+def time_text(moment: datetime) -> str:
+    """RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; ValueError for a time without zone."""
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {moment.isoformat()} has no zone")
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,175 @@
+"""The entry point `snapshot`: the table of commands, the options they share, and every way to end.
+
+Commands are imported when they are run, so that `--help` and a mistyped option answer at once. Every error
+leaves through `main`, which gives it its exit code (cli/exit_codes.py) and its form.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+import typer.core
+import typer.main
+
+from cli.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
+from cli.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
+from cli.failure import failure_of, report
+from cli.output import write_document
+from storage.errors import UsageError
+
+PROGRAM = "snapshot"
+SHARED_FLAGS = ("--json", "--quiet", "--verbose")
+FLEET_OPTION = "--fleet"
+
+
+class CommandEntry(NamedTuple):
+    """Where a command lives, and the line that `--help` shows for it without importing it."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS: dict[str, CommandEntry] = {
+    "init": CommandEntry("cli.init", "init", "Check every node and the store, and prepare both; repeatable."),
+    "create": CommandEntry("cli.create", "create", "Take a full snapshot, or its next increment."),
+    "restore": CommandEntry("cli.restore", "restore", "Bring the databases back to a snapshot or increment."),
+    "check": CommandEntry("cli.check", "check", "Read snapshots back and prove that they are whole."),
+    "list": CommandEntry("cli.list", "list_snapshots", "Show the snapshots in the store."),
+    "show": CommandEntry("cli.show", "show", "Show one snapshot in full."),
+    "demo": CommandEntry("cli.demo_fleet", "demo_app", "See it all on an embedded fleet, or start one."),
+}
+
+
+class LazyCommand(typer.core.TyperCommand):
+    """A row of COMMANDS that becomes the command itself when it is about to run."""
+
+    def __init__(self, name: str, entry: CommandEntry) -> None:
+        super().__init__(name, callback=None, help=entry.help)
+        self._entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command and let it parse `args`."""
+        found = getattr(import_module(self._entry.module), self._entry.attribute)
+        if isinstance(found, typer.Typer):
+            command = typer.main.get_group(found)
+        else:
+            alone = typer.Typer(add_completion=False)
+            alone.command(self.name)(found)
+            command = typer.main.get_command(alone)
+        command.name = self.name
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class SnapshotGroup(typer.core.TyperGroup):
+    """The command line as a whole: the commands of the table, and the exit codes below its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands |= {name: LazyCommand(name, entry) for name, entry in COMMANDS.items()}
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help, then what the exit codes mean."""
+        super().format_help(ctx, formatter)
+        typer.echo(" Exit codes:")
+        for code, meaning in MEANINGS.items():
+            typer.echo(f"  {code:>3}  {meaning}")
+
+
+def _show_version(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001  # typer calls it by position
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    # An option that ends the command runs before --json is known to the context.
+    if "--json" in _before_dashes(sys.argv):
+        write_document({"schema": "cutline/version/1", "version": version("cutline")})
+    else:
+        typer.echo(f"{PROGRAM} {version('cutline')}")
+    raise typer.Exit
+
+
+app = typer.Typer(name=PROGRAM, cls=SnapshotGroup, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def snapshot(
+    context: typer.Context,
+    *,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            FLEET_OPTION,
+            metavar="FILE",
+            help=f"The fleet's description. Default: ${FLEET_VARIABLE}, then ./{FLEET_FILE_DEFAULT}.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the causes of an error.")] = False,
+    version: Annotated[  # noqa: ARG001  # its callback has done the work
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Consistent snapshots of a fleet of PostgreSQL shards: without locks, restored, proven whole."""
+    context.obj = CommandContext(fleet or default_fleet_path(), json, quiet, verbose)
+
+
+def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
+    """Move the shared options to the front, so that they may stand before or after the command.
+
+    What follows `--` is left alone. Raises UsageError where `--fleet` ends the line without its file.
+    """
+    shared: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word in SHARED_FLAGS or word.startswith(f"{FLEET_OPTION}="):
+            shared.append(word)
+        elif word == FLEET_OPTION:
+            file = next(words, None)
+            if file is None:
+                raise UsageError(f"option {FLEET_OPTION} needs a file", hint=f"see: {PROGRAM} --help")
+            shared += [word, file]
+        else:
+            rest.append(word)
+    return shared + rest
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line to its end and say its exit code; whatever went wrong has been written."""
+    shared = _before_dashes(arguments)
+    json, verbose = "--json" in shared, "--verbose" in shared
+    try:
+        words = hoist_shared_options(arguments) or ["--help"]
+        code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the last stop: it becomes an exit code
+        return report(failure_of(error), error, json=json, verbose=verbose)
+    if code == INTERRUPTED:
+        interrupt = KeyboardInterrupt()
+        return report(failure_of(interrupt), interrupt, json=json, verbose=verbose)
+    if not arguments:
+        return USAGE
+    return code if isinstance(code, int) else DONE
+
+
+def main() -> None:
+    """Run `snapshot` and exit. SIGTERM unwinds as Ctrl-C does, so that nothing started is left behind."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _terminate(number: int, _frame: object) -> None:
+    sys.exit(128 + number)

@@ -21,7 +21,9 @@ import psycopg
 from fleet.bank import GID_PREFIX, accounts_of, read_prepared_gids, shard_of
 
 AMOUNT_MAX = 100
+APPLICATION_NAME = "cutline-bank"
 CONNECT_SECONDS_MAX = 5
+END_SECONDS_MAX = 5
 
 RECORD = """
 INSERT INTO transfer (id, from_account, to_account, amount, at)
@@ -148,7 +150,7 @@ def open_session(dsn: str) -> psycopg.Connection[Any]:
     return psycopg.connect(
         dsn,
         autocommit=True,
-        application_name="bank",
+        application_name=APPLICATION_NAME,
         connect_timeout=CONNECT_SECONDS_MAX,
         cursor_factory=psycopg.ClientCursor,
     )
@@ -158,8 +160,16 @@ def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
     """Finish what clients that died left prepared; return how many transfers that were.
 
     Committed where another shard has the transfer already, else rolled back: nobody committed it anywhere.
-    No client of the bank may be at work meanwhile.
+    No other workload may be at work: its sessions are ended.
     """
+    for session in sessions:
+        # The server does not notice the death of a client whose statement waits for a row, and would prepare
+        # its transfer when what the row waited for is settled below.
+        session.execute(
+            "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity"
+            " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
+            [END_SECONDS_MAX * 1000, APPLICATION_NAME],
+        )
     prepared = {gid for session in sessions for gid in read_prepared_gids(session)}
     for gid in prepared:
         transfer = [gid.removeprefix(GID_PREFIX)]

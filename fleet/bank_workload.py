@@ -20,14 +20,19 @@ import psycopg
 from fleet.bank import check_bank
 from fleet.bank_client import BankClient, chosen_transfer, open_session, settle_leftovers
 from fleet.bank_latency import LatencyLog
-from storage.errors import UnreachableError
+from storage.errors import BusyError, UnreachableError
 
 STOP_SECONDS_MAX = 60
 ABANDON_SECONDS_MAX = 2
 CANCEL_SECONDS_MAX = 15
 
-# Held on the first shard, shared, by every workload at work; alone, by one that settles leftovers.
+# Held on the first shard while a workload runs: two would settle each other's transactions, and neither
+# could say at its end that the bank's invariants hold.
 LOCK_KEY = 0x62616E6B
+
+
+class BankBusyError(BusyError):
+    """Another workload moves money on this fleet."""
 
 
 class BankStoppedError(UnreachableError):
@@ -76,8 +81,13 @@ class BankWorkload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error of the block is what the caller must see, not what it did to the clients.
-        self.stop(abandon=error is not None)
+        try:
+            # An error of the block is what the caller must see, not what it did to the clients.
+            self.stop(abandon=error is not None)
+        except (KeyboardInterrupt, SystemExit):
+            # An impatient end must not leave a transaction prepared either.
+            self.stop(abandon=True)
+            raise
 
     @property
     def committed(self) -> Committed:
@@ -88,9 +98,9 @@ class BankWorkload:
         )
 
     def start(self) -> None:
-        """Settle what earlier workloads left prepared (`settled` of them), and let the clients begin.
+        """Settle what a killed workload left prepared (`settled` transfers), and let the clients begin.
 
-        May be called once. Raises NoBankError, or BankStoppedError for a shard that can't be reached.
+        May be called once. Raises NoBankError, BankBusyError, or BankStoppedError for an unreachable shard.
         """
         if self._threads or self._stopping.is_set():
             raise RuntimeError("a workload is started once")
@@ -99,7 +109,8 @@ class BankWorkload:
                 sessions = [opened.enter_context(closing(open_session(dsn))) for dsn in self.dsns]
                 for shard, session in enumerate(sessions):
                     check_bank(session, shard=shard)
-                self.settled = self._settled_alone(sessions)
+                _lock(sessions[0])
+                self.settled = settle_leftovers(sessions)
                 for number in range(self.clients):
                     client = BankClient(self.dsns)
                     opened.callback(client.close)
@@ -108,8 +119,12 @@ class BankWorkload:
         except psycopg.Error as error:
             raise _stopped(error) from error
         self._going.set()
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.stop(abandon=True)
+            raise
 
     def wait(self, seconds: float) -> bool:
         """Wait that long, or until an error ends the workload; return whether it still runs."""
@@ -144,17 +159,6 @@ class BankWorkload:
         errors, self._errors = self._errors, []
         if errors and not abandon:
             raise _stopped(errors[0]) if isinstance(errors[0], psycopg.Error) else errors[0]
-
-    def _settled_alone(self, sessions: Sequence[psycopg.Connection[Any]]) -> int:
-        """Settle leftovers unless another workload is at work, whose transactions they could be."""
-        first, settled = sessions[0], 0
-        alone = first.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() == (True,)
-        if alone:
-            settled = settle_leftovers(sessions)
-        first.execute("SELECT pg_advisory_lock_shared(%s)", [LOCK_KEY])
-        if alone:
-            first.execute("SELECT pg_advisory_unlock(%s)", [LOCK_KEY])
-        return settled
 
     def _ended(self, seconds_max: float) -> bool:
         deadline = time.monotonic() + seconds_max
@@ -204,9 +208,14 @@ class _ClientThread(threading.Thread):
             self.local += 1
 
 
+def _lock(session: psycopg.Connection[Any]) -> None:
+    if session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
+        raise BankBusyError("another workload moves money on this fleet", hint="wait until it has ended")
+
+
 def _stopped(error: psycopg.Error) -> BankStoppedError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return BankStoppedError(
-        f"the bank stopped: {lines[-1] if lines else type(error).__name__}",
+        f"the bank stopped: {lines[0] if lines else type(error).__name__}",
         hint="see that all servers run: snapshot demo up DIR",
     )

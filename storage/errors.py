@@ -7,7 +7,7 @@ exit code is what cron sees. It stands in the lowest package so that every other
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Any
 
 
 class SnapshotError(Exception):
@@ -18,7 +18,7 @@ class SnapshotError(Exception):
     from the class name: BaselineChangedError is "baseline-changed".
     """
 
-    exit_code: ClassVar[int] = 70
+    exit_code: int = 70
 
     def __init__(self, message: str, *, hint: str = "", details: dict[str, object] | None = None) -> None:
         super().__init__(message)
@@ -61,3 +61,28 @@ class BusyError(SnapshotError):
     """Another operation is running on the fleet."""
 
     exit_code = 7
+
+
+class ReportedError(SnapshotError):
+    """An error that another process met and reported; it has that error's message, hint, code and slug."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        super().__init__(report["message"], hint=report["hint"], details=report["details"])
+        self.exit_code = int(report["exit_code"])
+        self._slug = str(report["slug"])
+
+    @property
+    def slug(self) -> str:
+        """The slug of the error that was reported."""
+        return self._slug
+
+
+def report_of(error: SnapshotError) -> dict[str, Any]:
+    """`error` as plain values, for ReportedError: an exception loses its class between processes."""
+    return {
+        "message": error.message,
+        "hint": error.hint,
+        "details": error.details,
+        "exit_code": error.exit_code,
+        "slug": error.slug,
+    }

@@ -1,0 +1,194 @@
+"""The consistent cut: which transactions of which node belong to a state of the whole fleet.
+
+Pure functions over positions: nothing here opens a connection, so the rule can be tested on millions of
+interleavings. A cut position c of a node is the end of a record: a transaction is before the cut exactly when
+its record begins before c. Source: DESIGN.md, "The cut"; Ignite IEP-89, "Consistent cut".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A transaction prepared before a cut that the cut leaves out because nobody has committed it yet."""
+
+    global_id: str
+    lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWindow:
+    """One node's part of a cut to be resolved.
+
+    `previous` is its position at the cut before (the base position for the first), `start` and `finish` are
+    its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` what the cut before
+    left out.
+    """
+
+    previous: int
+    start: int
+    finish: int
+    events: pa.Table
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCut:
+    """One node's part of a resolved cut: the state is every change before `position` but those left out.
+
+    `undecided` are left out and may come in at a later cut; `rolled_back` (positions of their PREPAREs) never
+    will. `transactions` counts what was committed since the cut before, local and global.
+    """
+
+    start: int
+    finish: int
+    position: int
+    undecided: tuple[Undecided, ...]
+    rolled_back: tuple[int, ...]
+    transactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A resolved cut; `global_transactions` came into the state with it.
+
+    `in_flight` ones were prepared and not committed everywhere when it was made; `included_early` of those
+    belong to the state, because somebody had committed them.
+    """
+
+    nodes: Mapping[str, NodeCut]
+    global_transactions: int
+    included_early: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """A node's events by number of global id."""
+
+    prepared: Ints
+    prepared_lsn: Ints
+    prepared_end: Ints
+    committed: Ints
+    committed_lsn: Ints
+    rolled_back_end: Ints
+    local_commits_lsn: Ints
+
+
+def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
+    """Find the least positions, from the start markers on, at which no global transaction is torn."""
+    events, names = _numbered(windows)
+    position = {node: window.start for node, window in windows.items()}
+    is_global = np.zeros(len(names), np.bool_)
+    while True:
+        before = dict(position)
+        for node, found in events.items():
+            is_global[found.committed[found.committed_lsn < position[node]]] = True
+        for node, found in events.items():
+            ends = found.prepared_end[is_global[found.prepared]]
+            if len(ends):
+                position[node] = max(position[node], int(ends.max()))
+        if position == before:
+            break
+    return _described(windows, events, position, is_global, names)
+
+
+def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa.Array[Any]]:
+    names: list[pa.Array[Any]] = []
+    parts: dict[str, tuple[pa.Table, pa.Table]] = {}
+    for node, window in windows.items():
+        parts[node] = _of(window, PREPARE), _of(window, COMMIT_PREPARED)
+        names.append(pa.array([entry.global_id for entry in window.undecided], pa.string()))
+        names += [chunk for part in parts[node] for chunk in part["global_id"].chunks]
+    codes = pa.chunked_array(names, pa.string()).combine_chunks().dictionary_encode()
+    numbers = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    found: dict[str, _Events] = {}
+    place = 0
+    for node, window in windows.items():
+        prepared, committed = parts[node]
+        middle = place + len(window.undecided) + len(prepared)
+        end = middle + len(committed)
+        carried = window.undecided
+        found[node] = _Events(
+            prepared=numbers[place:middle],
+            prepared_lsn=np.concatenate(
+                [np.array([e.lsn for e in carried], np.int64), _ints(prepared, "lsn")]
+            ),
+            prepared_end=np.concatenate(
+                [np.array([e.end_lsn for e in carried], np.int64), _ints(prepared, "end_lsn")]
+            ),
+            committed=numbers[middle:end],
+            committed_lsn=_ints(committed, "lsn"),
+            rolled_back_end=_ints(_of(window, ROLLBACK_PREPARED), "lsn"),
+            local_commits_lsn=_ints(_of(window, COMMIT), "lsn"),
+        )
+        place = end
+    return found, codes.dictionary
+
+
+def _of(window: NodeWindow, op: int) -> pa.Table:
+    """The window's events of one kind; a segment may begin before the window does."""
+    events = window.events
+    since = pc.greater_equal(events["lsn"], window.previous)
+    if op == ROLLBACK_PREPARED:
+        since = pc.greater(events["end_lsn"], window.previous)
+    return events.filter(pc.and_(pc.equal(events["op"], op), since))
+
+
+def _ints(table: pa.Table, column: str) -> Ints:
+    return np.asarray(table[column].to_numpy(), np.int64)
+
+
+def _described(
+    windows: Mapping[str, NodeWindow],
+    events: Mapping[str, _Events],
+    position: Mapping[str, int],
+    is_global: npt.NDArray[np.bool_],
+    names: pa.Array[Any],
+) -> Cut:
+    nodes: dict[str, NodeCut] = {}
+    is_open, is_included = np.zeros((2, len(is_global)), np.bool_)
+    for node, window in windows.items():
+        found = events[node]
+        before = found.prepared_lsn < position[node]
+        is_undone = np.isin(found.prepared_end, found.rolled_back_end)
+        included, left_out = before & is_global[found.prepared], before & ~is_global[found.prepared]
+        at_cut = found.committed[found.committed_lsn < position[node]]
+        is_open[np.setdiff1d(found.prepared[before & ~is_undone], at_cut)] = True
+        is_included[found.prepared[included]] = True
+        nodes[node] = NodeCut(
+            start=window.start,
+            finish=window.finish,
+            position=position[node],
+            undecided=tuple(
+                Undecided(
+                    names[int(found.prepared[row])].as_py(),
+                    int(found.prepared_lsn[row]),
+                    int(found.prepared_end[row]),
+                )
+                for row in np.flatnonzero(left_out & ~is_undone)
+            ),
+            rolled_back=tuple(int(lsn) for lsn in found.prepared_lsn[left_out & is_undone]),
+            transactions=int(np.count_nonzero(found.local_commits_lsn < position[node]))
+            + int(np.count_nonzero(included)),
+        )
+    return Cut(
+        nodes=nodes,
+        global_transactions=int(np.count_nonzero(is_included)),
+        included_early=int(np.count_nonzero(is_open & is_included)),
+        in_flight=int(np.count_nonzero(is_open)),
+    )

@@ -1,0 +1,288 @@
+"""Draining a node's slot into its archive: what a task of the drain job does, in an executor.
+
+In this order, always: peek a chunk, decode it, create the segment, advance the slot. Whoever dies in between
+leaves WAL that is decoded again, or a segment that the next drain finds and goes on from; nothing is lost and
+nothing is archived twice. A transaction too large for one segment is stored in several, and the slot is
+advanced when its last is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fleet.config import Node
+from fleet.connections import connect, conninfo, unreachable
+from fleet.groups import Group
+from fleet.lsn import lsn_from_text, lsn_to_text
+from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
+from storage.open import open_store
+from storage.store import ObjectExistsError, ObjectStore
+from wal.bytes_column import from_arrow
+from wal.decoding import Decoder
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import (
+    OpenTransaction,
+    Segment,
+    SegmentRange,
+    archive_prefix,
+    check_contiguous,
+    create_segment,
+    read_metadata,
+    segment_key,
+)
+from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
+
+FIRST_CHUNK_MESSAGES = 200_000
+CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
+CHUNK_BYTES = 256 << 20
+SEGMENT_BYTES_MAX = 256 << 20
+REPLAY_POLL_SECONDS = 0.05
+REPLAY_SECONDS_MAX = 600.0
+
+
+class ReplayLagError(UnreachableError):
+    """A standby has not replayed up to the cut in time."""
+
+
+class DrainBusyError(BusyError):
+    """Another process reads the slot or writes the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainTask:
+    """What an executor needs to bring one node's archive up to `finish`.
+
+    `known` are the segments that commits list; later ones are found in the store. `base` is where the
+    archive begins.
+    """
+
+    node: Node
+    slot: str
+    publications: tuple[str, ...]
+    snapshot: str
+    chain: str
+    operation: str
+    groups: Mapping[str, Group]
+    global_id_form: str
+    base: int
+    known: tuple[Segment, ...]
+    finish: int
+    store_url: str
+    store_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What came of a DrainTask: the segments after the known ones, or the error that ended it."""
+
+    node: str
+    segments: tuple[Segment, ...] = ()
+    ignored: int = 0
+    seconds: float = 0.0
+    problem: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Archive:
+    """The end of one node's archive, as it grows."""
+
+    task: DrainTask
+    store: ObjectStore
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> str:
+        return archive_prefix(self.task.snapshot, self.task.node.id, self.task.chain)
+
+    @property
+    def last(self) -> Segment | None:
+        found = self.segments or self.task.known
+        return found[-1] if found else None
+
+    @property
+    def through(self) -> int:
+        return self.last.range.through if self.last else self.task.base
+
+    @property
+    def open(self) -> OpenTransaction | None:
+        return self.last.range.open if self.last else None
+
+    def find(self) -> None:
+        """Take over what earlier attempts stored after the known segments."""
+        number = len(self.task.known) + 1
+        present = set(self.store.list(self.prefix))
+        while segment_key(self.prefix, number) in present:
+            self.segments.append(read_metadata(self.store, segment_key(self.prefix, number), number))
+            number += 1
+        check_contiguous(self.task.node.id, self.task.base, [*self.task.known, *self.segments])
+
+    def add(self, through: int, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
+        """Create the next segment."""
+        number = len(self.task.known) + len(self.segments) + 1
+        held = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
+        try:
+            self.segments.append(create_segment(self.store, self.prefix, number, held, tables))
+        except ObjectExistsError as error:
+            raise DrainBusyError(
+                f"node {self.task.node.id}: another process archives this chain's WAL",
+                hint="wait until it is done, then repeat",
+            ) from error
+
+
+def drain(task: DrainTask) -> DrainReport:
+    """Bring the node's archive up to `task.finish`; never raises a SnapshotError, but reports it."""
+    began = time.monotonic()
+    try:
+        archive = _Archive(task, open_store(task.store_url, task.store_options))
+        archive.find()
+        ignored = _drain(task, archive)
+        return DrainReport(task.node.id, tuple(archive.segments), ignored, time.monotonic() - began)
+    except SnapshotError as error:
+        return DrainReport(task.node.id, problem=report_of(error))
+    except psycopg.errors.ObjectInUse:
+        busy = DrainBusyError(
+            f"node {task.node.id}: another process reads slot {task.slot}", hint="wait until it is done"
+        )
+        return DrainReport(task.node.id, problem=report_of(busy))
+    except psycopg.OperationalError as error:
+        return DrainReport(task.node.id, problem=report_of(unreachable(task.node, error)))
+
+
+def _drain(task: DrainTask, archive: _Archive) -> int:
+    with connect(task.node) as connection:
+        state = check_slot(task.node.id, task.slot, slot_state(connection, task.slot), archive.through)
+        if task.node.backup_of is not None:
+            _await_replay(connection, task)
+        if state.confirmed < archive.through:
+            _advance(connection, task, archive.through)
+        ignored = 0
+        messages = FIRST_CHUNK_MESSAGES
+        while archive.through < task.finish:
+            chunk = _Chunk(archive)
+            chunk.read(task, messages)
+            ignored += chunk.ignored
+            _advance(connection, task, archive.through)
+            messages = chunk.next_messages
+        return ignored
+
+
+def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
+    advance_slot(connection, task.slot, through)
+    state = slot_state(connection, task.slot)
+    if state is None or state.confirmed != through:
+        place = lsn_to_text(state.confirmed) if state else "nowhere"
+        raise SlotLostError(
+            f"node {task.node.id}: slot {task.slot} is at {place} after it was advanced to {lsn_to_text(through)}",
+            hint="somebody else moves it; take a new full snapshot: snapshot create NAME",
+            details={"node": task.node.id, "slot": task.slot},
+        )
+
+
+def _await_replay(connection: psycopg.Connection[Any], task: DrainTask) -> None:
+    deadline = time.monotonic() + REPLAY_SECONDS_MAX
+    while True:
+        (text,) = connection.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone() or ("0/0",)
+        if lsn_from_text(text) >= task.finish:
+            return
+        if time.monotonic() > deadline:
+            raise ReplayLagError(
+                f"node {task.node.id}: replayed only {text} of {lsn_to_text(task.finish)}"
+                f" after {REPLAY_SECONDS_MAX:.0f} s",
+                hint="see why the standby lags, or leave standbys out: --only-primary",
+                details={"node": task.node.id},
+            )
+        time.sleep(REPLAY_POLL_SECONDS)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One peek at the slot, and the segments made of it."""
+
+    archive: _Archive
+    tables: list[tuple[pa.Table, pa.Table]] = field(default_factory=list)
+    held_bytes: int = 0
+    through: int = 0
+    ignored: int = 0
+    next_messages: int = FIRST_CHUNK_MESSAGES
+
+    def read(self, task: DrainTask, messages_max: int) -> None:
+        """Store what the slot has up to `task.finish`, or up to the end of the transaction that fills the chunk."""
+        decoder = Decoder(task.node.id, task.groups, task.global_id_form)
+        resumed = self.archive.open
+        count, size = 0, 0
+        self.through = self.archive.through
+        for batch in _peek(task, messages_max):
+            column = from_arrow(batch)
+            count += len(column)
+            size += int(column.offsets[-1] - column.offsets[0])
+            decoded = decoder.feed(column)
+            changes = _after(decoded.changes, resumed)
+            self.ignored += decoded.ignored
+            self.through = max(self.through, decoded.through)
+            self.tables.append((changes, decoded.events))
+            self.held_bytes += changes.nbytes + decoded.events.nbytes
+            if self.held_bytes > SEGMENT_BYTES_MAX:
+                opened = decoder.open
+                self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None)
+        if count < messages_max:
+            # The slot had no more: everything up to the finish has been seen, whether it held anything or not.
+            self.through = task.finish
+        if self.tables or self.through > self.archive.through:
+            self._store(None)
+        average = max(size / max(count, 1), 1.0)
+        self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
+
+    def _store(self, opened: OpenTransaction | None) -> None:
+        empty = SEGMENT_SCHEMA.empty_table()
+        changes = pa.concat_tables([empty, *(changes for changes, _ in self.tables)])
+        events = pa.concat_tables([empty, *(events for _, events in self.tables)])
+        self.archive.add(self.through, opened, (changes, events))
+        self.tables, self.held_bytes = [], 0
+
+
+def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
+    """The changes that the archive does not hold yet of the transaction it ends in."""
+    if resumed is None or len(changes) == 0:
+        return changes
+    is_held = pc.and_(pc.equal(changes["lsn"], resumed.lsn), pc.less_equal(changes["seq"], resumed.seq))
+    return changes.filter(pc.invert(is_held))
+
+
+def _peek(task: DrainTask, messages_max: int) -> Iterator[pa.Array[Any]]:
+    names = ",".join(f'"{name}"' for name in task.publications)
+    query = (
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{task.slot}', '{lsn_to_text(task.finish)}',"
+        f" {messages_max}, 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
+    )
+    try:
+        with adbc.connect(conninfo(task.node.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            for batch in cursor.fetch_record_batch():
+                yield batch.column(0)
+    except adbc.Error as error:
+        raise _peek_error(task, error) from error
+
+
+def _peek_error(task: DrainTask, error: Exception) -> SnapshotError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if "is active for PID" in str(error):
+        return DrainBusyError(f"node {task.node.id}: another process reads slot {task.slot}")
+    return UnreachableError(
+        f"node {task.node.id}: reading slot {task.slot} ended: {text}",
+        hint="see the server's log; repeating the command goes on where the archive ends",
+        details={"node": task.node.id, "slot": task.slot},
+    )
+
+
+def advanced(task: DrainTask, finish: int, known: tuple[Segment, ...]) -> DrainTask:
+    """The same task for a later cut, once `known` are archived."""
+    return replace(task, finish=finish, known=known)

@@ -1,0 +1,209 @@
+"""Logical replication slots: a node's promise to keep the WAL that the archive does not hold yet.
+
+A slot is advanced only past what the archive holds (DESIGN.md, invariant 4). A slot's name is made from the
+chain's operation id, so no two chains ever share one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from fleet.config import Node
+from fleet.connections import connect, connect_replication, unreachable
+from fleet.lsn import lsn_from_text, lsn_to_text
+from storage.errors import RefusedError
+
+PLUGIN = "pgoutput"
+STANDBY_SNAPSHOT_SECONDS = 0.5
+
+STATE_QUERY = """
+SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase
+  FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()
+"""
+RUNNING_QUERY = """
+SELECT format('transaction %s of process %s (%s)', backend_xid, pid, coalesce(application_name, ''))
+  FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+UNION ALL
+SELECT format('prepared transaction %L of %s', gid, prepared) FROM pg_prepared_xacts LIMIT 5
+"""
+
+
+class SlotLostError(RefusedError):
+    """A chain's slot is gone, unusable, or ahead of the archive: the WAL between is lost to the chain."""
+
+
+class SlotWaitError(RefusedError):
+    """A slot could not be made in time, because transactions older than it did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A slot as its node has it; positions in the node's WAL."""
+
+    confirmed: int
+    restart: int
+    active: bool
+    wal_status: str
+    two_phase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSlot:
+    """A new slot. While `connection` is open, its snapshot shows exactly what was committed before `position`."""
+
+    position: int
+    snapshot: str
+    connection: psycopg.Connection[Any]
+
+
+def slot_name(chain: str) -> str:
+    """The slot of a chain, on every node: `cutline_` and the operation id in the letters a slot may have."""
+    return "cutline_" + re.sub(r"[^a-z0-9]", "_", chain.lower())
+
+
+def create_exported_slot(node: Node, primary: Node, name: str, seconds_max: float) -> ExportedSlot:
+    """Create a two-phase slot on `node` with an exported snapshot.
+
+    PostgreSQL waits for the transactions that run on the node, prepared ones too; after `seconds_max` a
+    SlotWaitError names them. For a standby, `primary` is asked to log what runs, as long as that takes.
+    """
+    connection = connect_replication(node)
+    try:
+        # statement_timeout does not bound replication commands.
+        with _standby_snapshots(node, primary), _cancelled_after(connection, seconds_max):
+            query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
+            row = connection.execute(sql.SQL(query)).fetchone()
+        if row is None:
+            raise RuntimeError("CREATE_REPLICATION_SLOT answered nothing")
+        # Any further command on this session would end the exported snapshot.
+        return ExportedSlot(lsn_from_text(row[1]), row[2], connection)
+    except psycopg.errors.QueryCanceled:
+        connection.close()
+        raise SlotWaitError(
+            f"node {node.id}: no slot after {seconds_max:.0f} s; it waits for {'; '.join(_running(primary))}",
+            hint="wait until they end or end them, then repeat; or give more time with --wait SECONDS",
+            details={"node": node.id},
+        ) from None
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        connection.close()
+        raise SlotLostError(
+            f"node {node.id}: all replication slots are in use",
+            hint="raise max_replication_slots, or drop slots that nobody reads",
+            details={"node": node.id},
+        ) from error
+    except psycopg.OperationalError as error:
+        connection.close()
+        raise unreachable(node, error) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextmanager
+def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, connection.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _standby_snapshots(node: Node, primary: Node) -> Iterator[None]:
+    """While a slot is made on a standby, have its primary log its running transactions again and again."""
+    if node.backup_of is None:
+        yield
+        return
+    done = threading.Event()
+
+    def log_snapshots() -> None:
+        with connect(primary) as connection:
+            while not done.wait(STANDBY_SNAPSHOT_SECONDS):
+                connection.execute("SELECT pg_log_standby_snapshot()")
+
+    thread = threading.Thread(target=log_snapshots, name=f"standby snapshots for {node.id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _running(node: Node) -> list[str]:
+    with connect(node) as connection:
+        return [row[0] for row in connection.execute(RUNNING_QUERY)] or ["nothing that is visible"]
+
+
+def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
+    """The slot as its node has it, None if there is none."""
+    row = connection.execute(STATE_QUERY, (name,)).fetchone()
+    if row is None:
+        return None
+    return SlotState(lsn_from_text(row[0] or "0/0"), lsn_from_text(row[1] or "0/0"), *row[2:])
+
+
+def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> SlotState:
+    """Return the state; raise SlotLostError unless the slot can go on where the archive ends."""
+    problem = ""
+    if state is None:
+        problem = f"slot {name} is gone"
+    elif state.wal_status == "lost":
+        problem = f"slot {name} has lost WAL that it needed (max_slot_wal_keep_size)"
+    elif not state.two_phase:
+        problem = f"slot {name} does not decode prepared transactions"
+    elif state.confirmed > archived:
+        problem = f"slot {name} is at {lsn_to_text(state.confirmed)}, but the archive ends at {lsn_to_text(archived)}"
+    if problem or state is None:
+        raise SlotLostError(
+            f"node {node}: {problem}",
+            hint="the chain can't be continued; take a new full snapshot: snapshot create NAME",
+            details={"node": node, "slot": name},
+        )
+    return state
+
+
+def advance_slot(connection: psycopg.Connection[Any], name: str, through: int) -> None:
+    """Let the node forget what ends at or before `through`."""
+    connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, lsn_to_text(through)))
+
+
+def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
+    """Drop the slot if there is one; True if it is gone now. False where the node can't be asked."""
+    deadline = time.monotonic() + seconds_max
+    while True:
+        try:
+            with connect(node) as connection:
+                query = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
+                connection.execute(query, (name,))
+                return True
+        except psycopg.errors.ObjectInUse:
+            # A process that was ended is still reading it on the server; that ends soon.
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        except (psycopg.Error, RefusedError):
+            return False
+
+
+@contextmanager
+def slots_dropped_on_error(nodes: list[Node], name: str) -> Iterator[None]:
+    """Drop the slot of a chain that did not come to be, on every node."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            for node in nodes:
+                drop_slot(node, name)
+        raise

@@ -112,6 +112,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
 
 def start_server(programs: Programs, node: EmbeddedNode) -> None:
     """Start the server and wait until it takes connections; raises ServerFailedError with its log's end."""
+    _forget_dead_server(node)
     options = shlex.join(["-p", str(node.port), "-c", f"cluster_name={node.id}"])
     where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
     how = ["--wait", "--timeout", str(START_SECONDS_MAX), "--options", options]
@@ -278,6 +279,17 @@ def _works_in(pid: int, directory: Path) -> bool:
             return False
     command = ["ps", "-o", "command=", "-p", str(pid)]
     return str(directory) in subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _forget_dead_server(node: EmbeddedNode) -> None:
+    """Remove the postmaster.pid of a server that crashed, where it is certain that none works on the data.
+
+    PostgreSQL refuses to start while any process has the number in that file: another's by now, or the dead
+    server itself where nobody has reaped it, as the first process of many a container does not.
+    """
+    certain = Path("/proc/self/cwd").exists()
+    if certain and running_pid(node) is None and not _children_left(node.data_directory):
+        (node.data_directory / "postmaster.pid").unlink(missing_ok=True)
 
 
 def _children_left(directory: Path) -> bool:

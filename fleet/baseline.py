@@ -5,12 +5,13 @@ Read at the full snapshot, stored in its commit, and compared before every incre
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
 
-from fleet.config import Fleet, Node
+from fleet.config import Node
 from storage.errors import RefusedError
 
 STANDBY_DECODING_VERSION = 160000
@@ -74,10 +75,10 @@ def read_identity(node: Node, connection: psycopg.Connection[Any]) -> NodeIdenti
     return NodeIdentity(node.id, node.backup_of, *row)
 
 
-def check_topology(fleet: Fleet, identities: dict[str, NodeIdentity]) -> None:
-    """Raise FleetTopologyError unless every node plays the part that fleet.toml gives it."""
+def check_topology(nodes: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> None:
+    """Raise FleetTopologyError unless every one of `nodes` plays the part that fleet.toml gives it."""
     seen: dict[str, str] = {}
-    for node in fleet.nodes:
+    for node in nodes:
         found = identities[node.id]
         server = f"{found.system_identifier} {found.process}"
         if server in seen:
@@ -90,7 +91,7 @@ def check_topology(fleet: Fleet, identities: dict[str, NodeIdentity]) -> None:
         _check_part(node, found, identities)
 
 
-def _check_part(node: Node, found: NodeIdentity, identities: dict[str, NodeIdentity]) -> None:
+def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem = ""
     if node.backup_of is None and found.in_recovery:
         problem = f"node {node.id} is a standby, and fleet.toml calls it a primary"
@@ -113,7 +114,7 @@ def _check_part(node: Node, found: NodeIdentity, identities: dict[str, NodeIdent
         )
 
 
-def check_baseline(was: dict[str, NodeIdentity], now: dict[str, NodeIdentity]) -> None:
+def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
     """Raise BaselineChangedError naming the first node and property that differ."""
     for node in sorted(was.keys() | now.keys()):
         if node not in now:

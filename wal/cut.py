@@ -51,7 +51,7 @@ class NodeCut:
     """One node's part of a resolved cut: the state is every change before `position` but those left out.
 
     `undecided` are left out and may come in at a later cut; `rolled_back` (positions of their PREPAREs) never
-    will. `transactions` counts what was committed since the cut before, local and global.
+    will. `local_transactions` counts the commits since the cut before that were not two-phase.
     """
 
     start: int
@@ -59,7 +59,7 @@ class NodeCut:
     position: int
     undecided: tuple[Undecided, ...]
     rolled_back: tuple[int, ...]
-    transactions: int
+    local_transactions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,7 @@ def _described(
                 for row in np.flatnonzero(left_out & ~is_undone)
             ),
             rolled_back=tuple(int(lsn) for lsn in found.prepared_lsn[left_out & is_undone]),
-            transactions=int(np.count_nonzero(found.local_commits_lsn < position[node]))
-            + int(np.count_nonzero(included)),
+            local_transactions=int(np.count_nonzero(found.local_commits_lsn < position[node])),
         )
     return Cut(
         nodes=nodes,

@@ -20,7 +20,7 @@ from psycopg import sql
 from fleet.config import Node
 from fleet.connections import connect, connect_replication, unreachable
 from fleet.lsn import lsn_from_text, lsn_to_text
-from storage.errors import RefusedError
+from storage.errors import IndeterminateError, RefusedError, SnapshotError
 
 PLUGIN = "pgoutput"
 STANDBY_SNAPSHOT_SECONDS = 0.5
@@ -193,15 +193,20 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)
-        except (psycopg.Error, RefusedError):
+        except (psycopg.Error, SnapshotError):
             return False
 
 
 @contextmanager
 def slots_dropped_on_error(nodes: list[Node], name: str) -> Iterator[None]:
-    """Drop the slot of a chain that did not come to be, on every node."""
+    """Drop the slot of a chain that did not come to be, on every node.
+
+    Where it is not known whether it came to be, the slot stays.
+    """
     try:
         yield
+    except IndeterminateError:
+        raise
     except BaseException:
         with suppress(Exception):
             for node in nodes:

@@ -1,0 +1,68 @@
+"""What a node must allow before Cutline can work with it; everything that it does not is named at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+
+from fleet.sessions import Sessions
+from storage.errors import RefusedError
+
+SETTINGS_QUERY = """
+SELECT current_setting('wal_level'),
+       current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication),
+       (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user),
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+           OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
+       has_database_privilege(current_database(), 'CREATE'),
+       (SELECT count(*) FROM pg_publication)
+"""
+STANDBY_QUERY = "SELECT current_setting('hot_standby_feedback'), (SELECT count(*) FROM pg_stat_wal_receiver)"
+
+
+class NodeUnfitError(RefusedError):
+    """A node's settings or our role's privileges do not allow snapshots."""
+
+
+def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
+    """Raise NodeUnfitError naming everything that the nodes lack, with what would mend it."""
+    problems: list[tuple[str, str, str]] = []
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        is_primary = node.backup_of is None
+        problems += [(node.id, *found) for found in _lacks(connection, is_primary, slots_needed)]
+    if problems:
+        raise NodeUnfitError(
+            "; ".join(f"node {node}: {problem}" for node, problem, _ in problems),
+            hint="\n".join(dict.fromkeys(remedy for *_, remedy in problems)),
+            details={"problems": [{"node": node, "problem": problem} for node, problem, _ in problems]},
+        )
+
+
+def _lacks(
+    connection: psycopg.Connection[Any], is_primary: bool, slots_needed: int  # noqa: FBT001
+) -> Iterable[tuple[str, str]]:
+    row = connection.execute(SETTINGS_QUERY).fetchone()
+    wal_level, slots, senders, replication, monitor, create, _ = row or ("", 0, 0, False, False, False, 0)
+    role = connection.info.user
+    if wal_level != "logical":
+        yield f"wal_level is {wal_level}", "ALTER SYSTEM SET wal_level = logical;  and restart the server"
+    if slots < slots_needed:
+        yield f"{slots} replication slots are free", "raise max_replication_slots, or drop slots nobody reads"
+    if senders < slots_needed:
+        yield f"{senders} WAL senders are free", "raise max_wal_senders"
+    if not replication:
+        yield f"role {role} may not replicate", f'ALTER ROLE "{role}" REPLICATION;'
+    if not monitor:
+        yield f"role {role} may not see what runs", f'GRANT pg_monitor TO "{role}";'
+    if is_primary and not create:
+        yield f"role {role} may not create publications", f'GRANT CREATE ON DATABASE … TO "{role}";'
+    if not is_primary:
+        feedback, receivers = connection.execute(STANDBY_QUERY).fetchone() or ("off", 0)
+        if feedback != "on":
+            yield "hot_standby_feedback is off", "ALTER SYSTEM SET hot_standby_feedback = on;  and reload"
+        if not receivers:
+            yield "it does not stream from its primary", "see primary_conninfo and the standby's log"

@@ -1,0 +1,179 @@
+"""Copying a base: what a task of the base copy job does, in an executor.
+
+Each task opens its own session in the node's exported snapshot and copies ranges of pages with COPY. Lines are
+split into key and row by whole columns and stored as Parquet objects of BASE_SCHEMA, the same for every table.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from psycopg import pq as libpq
+
+from fleet.config import Node
+from fleet.connections import connect, unreachable
+from fleet.groups import Group, column_list, qualified
+from snapshots.manifest import StoredObject
+from storage.digest import digest
+from storage.errors import SnapshotError, UnreachableError, report_of
+from storage.open import open_store
+from storage.store import ObjectStore
+from wal.bytes_column import BytesColumn, from_list, partition_of
+from wal.lines import keys_of
+from wal.segments import parquet_options
+
+BASE_SCHEMA = pa.schema(
+    [
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("row", pa.binary(), nullable=False),
+    ]
+)
+CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
+OBJECT_BYTES = 64 << 20
+
+
+class CopyError(UnreachableError):
+    """A node ended a COPY before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages `low` up to, not including, `high` of a group's table; without `high` to its end."""
+
+    group: Group
+    low: int = 0
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Page ranges of one node, copied in its exported snapshot into objects below `prefix`."""
+
+    node: Node
+    number: int
+    exported: str
+    ranges: tuple[PageRange, ...]
+    prefix: str
+    store_url: str
+    store_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """The objects that a CopyTask stored, or the error that ended it."""
+
+    objects: tuple[StoredObject, ...] = ()
+    problem: dict[str, Any] | None = None
+
+
+def copy_ranges(task: CopyTask) -> CopyReport:
+    """Copy the task's ranges; never raises a SnapshotError or psycopg error, but reports it."""
+    try:
+        with connect(task.node) as connection:
+            # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{task.exported}'")
+            writer = _Writer(task, open_store(task.store_url, task.store_options))
+            for part in task.ranges:
+                for lines in _copied(connection, task.node, part):
+                    writer.add(part.group, lines)
+            writer.close_object()
+            return CopyReport(tuple(writer.objects))
+    except SnapshotError as error:
+        return CopyReport(problem=report_of(error))
+    except psycopg.Error as error:
+        return CopyReport(problem=report_of(unreachable(task.node, error)))
+
+
+def copy_query(part: PageRange) -> str:
+    """The COPY that prints the range's rows, key columns first."""
+    where = f" WHERE ctid >= '({part.low},0)'::tid" if part.low else ""
+    if part.high is not None:
+        where += f"{' AND' if where else ' WHERE'} ctid < '({part.high},0)'::tid"
+    return f"COPY (SELECT {column_list(part.group)} FROM ONLY {qualified(part.group)}{where}) TO STDOUT"
+
+
+def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
+    """The range's lines, in columns of bounded size. libpq hands out one line per call."""
+    raw = connection.pgconn
+    result = raw.exec_(copy_query(part).encode())
+    if result.status != libpq.ExecStatus.COPY_OUT:
+        raise _copy_error(node, part, result.error_message)
+    lines: list[bytes] = []
+    size = 0
+    while True:
+        length, line = raw.get_copy_data(0)
+        if length <= 0:
+            break
+        lines.append(line)
+        size += length
+        if size > CHUNK_BYTES or len(lines) == CHUNK_ROWS:
+            yield from_list(lines)
+            lines, size = [], 0
+    result = raw.get_result()
+    if length < -1 or result is None or result.status != libpq.ExecStatus.COMMAND_OK:
+        raise _copy_error(node, part, result.error_message if result else raw.error_message)
+    while raw.get_result() is not None:
+        pass
+    if lines:
+        yield from_list(lines)
+
+
+def _copy_error(node: Node, part: PageRange, message: bytes) -> CopyError:
+    text = " ".join(message.decode(errors="replace").split())
+    return CopyError(
+        f"node {node.id}: copying {part.group.name} ended: {text}",
+        hint="see the server's log, then repeat the command",
+        details={"node": node.id, "group": part.group.name},
+    )
+
+
+def base_table(group: Group, lines: BytesColumn) -> pa.Table:
+    """BASE_SCHEMA rows of these COPY lines."""
+    keys = keys_of(lines, group.key_width, len(group.columns))
+    partitions = partition_of(lines if group.is_multiset else keys, group.partitions)
+    numbers = np.full(len(lines), group.number, np.int32)
+    return pa.table([numbers, partitions, keys.to_arrow(), lines.to_arrow()], schema=BASE_SCHEMA)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Puts tables into Parquet objects of about OBJECT_BYTES."""
+
+    task: CopyTask
+    store: ObjectStore
+    objects: list[StoredObject] = field(default_factory=list)
+    sink: Any = None
+    writer: Any = None
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def add(self, group: Group, lines: BytesColumn) -> None:
+        if self.writer is None:
+            self.sink = pa.BufferOutputStream()
+            self.writer = pq.ParquetWriter(self.sink, BASE_SCHEMA, **parquet_options(BASE_SCHEMA))
+        self.writer.write_table(base_table(group, lines))
+        self.rows[group.number] = self.rows.get(group.number, 0) + len(lines)
+        if self.sink.tell() > OBJECT_BYTES:
+            self.close_object()
+
+    def close_object(self) -> None:
+        if self.writer is None:
+            return
+        self.writer.close()
+        body = self.sink.getvalue().to_pybytes()
+        # The random part keeps a task that Spark repeats apart from its first attempt.
+        key = f"{self.task.prefix}/part-{self.task.number:06d}-{len(self.objects):03d}-{secrets.token_hex(4)}.parquet"
+        self.store.create(key, body)
+        self.objects.append(
+            StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows))
+        )
+        self.sink, self.writer, self.rows = None, None, {}

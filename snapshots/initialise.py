@@ -1,0 +1,63 @@
+"""`init`: see that the nodes and the store are fit for snapshots, and prepare both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.baseline import NodeIdentity
+from fleet.config import Fleet
+from fleet.groups import Table, read_tables
+from fleet.preconditions import check_nodes
+from fleet.progress import Progress
+from fleet.publications import check_admissible, ensure_publications
+from fleet.sessions import open_sessions
+from snapshots.store_identity import StoreIdentity, ensure_identity
+from storage.open import open_store
+from storage.probe import probe_store
+
+
+@dataclass(frozen=True, slots=True)
+class InitReport:
+    """What init found and did. `published` names the tables added to a publication, by primary."""
+
+    store: StoreIdentity
+    store_created: bool
+    nodes: tuple[NodeIdentity, ...]
+    groups: dict[str, list[str]]
+    append_only: dict[str, list[str]]
+    published: dict[str, list[str]]
+
+
+def initialise(fleet: Fleet, progress: Progress) -> InitReport:
+    """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
+
+    Everything is checked before anything is changed. Raises what the checks raise.
+    """
+    progress.step("check nodes")
+    store = open_store(fleet.store_url, fleet.store_options)
+    with open_sessions(fleet, fleet.nodes) as sessions:
+        check_nodes(sessions)
+        tables = {
+            node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()
+        }
+        check_admissible(tables)
+        progress.step("probe the store")
+        probe_store(store)
+        identity, created = ensure_identity(store, fleet)
+        progress.step("publish")
+        published = {
+            node: ensure_publications(connection, identity.fleet_id, tables[node])
+            for node, connection in sessions.primaries.items()
+        }
+        return InitReport(
+            store=identity,
+            store_created=created,
+            nodes=tuple(sessions.identities.values()),
+            groups={node: [table.group.name for table in found] for node, found in tables.items()},
+            append_only={node: _append_only(found) for node, found in tables.items()},
+            published=published,
+        )
+
+
+def _append_only(tables: list[Table]) -> list[str]:
+    return [table.group.name for table in tables if table.group.identity == "append_only"]

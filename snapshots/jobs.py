@@ -1,0 +1,76 @@
+"""Running plain tasks as a Spark job: one function over a list, its progress seen from outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from fleet.progress import Progress
+from storage.errors import ReportedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = TypeVar("Task")
+Report = TypeVar("Report")
+POLL_SECONDS = 0.3
+
+
+class SparkSource(Protocol):
+    """A Spark session that may still be starting."""
+
+    def session(self) -> SparkSession:
+        """Wait for the session and return it."""
+        ...
+
+
+def run_tasks(
+    spark: SparkSession, work: Callable[[Task], Report], tasks: Sequence[Task], progress: Progress
+) -> list[Report]:
+    """Run `work` on every task, each a Spark task of its own; the reports in the tasks' order.
+
+    Reports are small (descriptions of objects), so collecting them is bounded by the number of tasks.
+    """
+    if not tasks:
+        return []
+    with job_progress(spark, progress):
+        return list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+
+
+@contextmanager
+def job_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
+    """Tell `progress` of every task that ends in the jobs of this block."""
+    done = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+    seen: dict[int, int] = {}
+
+    def count() -> None:
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info and info.numCompletedTasks > seen.get(stage, 0):
+                progress.advance(info.numCompletedTasks - seen.get(stage, 0))
+                seen[stage] = info.numCompletedTasks
+
+    def poll() -> None:
+        while not done.wait(POLL_SECONDS):
+            count()
+
+    thread = threading.Thread(target=poll, name="job progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def raise_first(problems: Sequence[dict[str, Any] | None]) -> None:
+    """Raise the first error that a task reported, as ReportedError; the others are counted in its details."""
+    met = [problem for problem in problems if problem]
+    if met:
+        error = ReportedError(met[0])
+        if len(met) > 1:
+            error.details["others"] = [problem["message"] for problem in met[1:]]
+        raise error

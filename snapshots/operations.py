@@ -1,0 +1,106 @@
+"""Operations: an intent before anything is changed, an outcome at the end.
+
+An operation without an outcome died, or its commit's answer was lost. Whoever holds the fleet's lock next
+settles it: a commit that was stored counts, and what is left of one that was not is taken away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from snapshots.commits import commit_key, operation_of, read_json
+from storage.errors import IndeterminateError, SnapshotError
+from storage.ids import new_operation_id
+from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+
+OPERATION_SCHEMA = "cutline/operation/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One run of a command that changes something. `began_at` is RFC 3339 UTC."""
+
+    id: str
+    kind: str
+    snapshot: str
+    increment: int
+    began_at: str
+    nodes: tuple[str, ...] = ()
+    slot: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def now_text() -> str:
+    """The time, as every document has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ...]) -> Operation:
+    """An operation that begins now."""
+    return Operation(new_operation_id(datetime.now(UTC)), kind, snapshot, increment, now_text(), nodes)
+
+
+@contextmanager
+def recorded(store: ObjectStore, operation: Operation) -> Iterator[None]:
+    """Store the intent, and at the end the outcome.
+
+    Where it is not known whether the commit was stored, no outcome is written: the next command settles it.
+    """
+    write(store, operation.id, "intent", {
+        "kind": operation.kind, "snapshot": operation.snapshot, "increment": operation.increment,
+        "began_at": operation.began_at, "nodes": list(operation.nodes), "slot": operation.slot,
+        **operation.details,
+    })  # fmt: skip
+    try:
+        yield
+    except IndeterminateError:
+        raise
+    except BaseException as error:
+        reason = error.slug if isinstance(error, SnapshotError) else type(error).__name__
+        close(store, operation.id, "failed", reason)
+        raise
+    close(store, operation.id, "done")
+
+
+def write(store: ObjectStore, operation_id: str, name: str, document: dict[str, Any]) -> None:
+    """Store one of an operation's documents."""
+    body = {"schema": OPERATION_SCHEMA, "operation": operation_id, **document}
+    store.create(f"operations/{operation_id}/{name}.json", json.dumps(body, indent=1).encode())
+
+
+def close(store: ObjectStore, operation_id: str, state: str, reason: str = "") -> None:
+    """Store an operation's outcome; whoever does so first has said it."""
+    try:
+        write(store, operation_id, "outcome", {"state": state, "reason": reason, "ended_at": now_text()})
+    except ObjectExistsError:
+        pass
+    except SnapshotError:
+        # What happened is told by the commit; without an outcome the next command looks there itself.
+        if state != "failed":
+            raise
+
+
+def pending(store: ObjectStore) -> list[dict[str, Any]]:
+    """The intents of all operations without an outcome, oldest first."""
+    found: list[dict[str, Any]] = []
+    for operation_id in store.list_children("operations"):
+        children = store.list_children(f"operations/{operation_id}")
+        if "intent.json" in children and "outcome.json" not in children:
+            found.append(read_json(store, f"operations/{operation_id}/intent.json"))
+    return found
+
+
+def was_committed(store: ObjectStore, intent: dict[str, Any]) -> bool:
+    """Whether the create that `intent` began is the one that its commit file names."""
+    if intent["kind"] != "create":
+        return False
+    try:
+        key = commit_key(intent["snapshot"], int(intent["increment"]))
+        return operation_of(store, key) == intent["operation"]
+    except ObjectMissingError:
+        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,13 +50,18 @@ class LocalStore:
         target = self.root / check_key(key)
         incoming = self.root / INCOMING / uuid.uuid4().hex
         with self._asking():
-            incoming.parent.mkdir(parents=True, exist_ok=True)
+            make_root(self.root)
+            incoming.parent.mkdir(exist_ok=True)
             try:
                 write_durably(incoming, body)
                 self._link(incoming, target, key)
-            finally:
-                incoming.unlink(missing_ok=True)
+            except BaseException:
+                with suppress(OSError):  # a hidden file more; why there is no object matters more
+                    incoming.unlink(missing_ok=True)
+                raise
+        # The object is there from here on, so nothing below may say that it is not.
         try:
+            incoming.unlink(missing_ok=True)
             self._keep_name(target)
         except OSError as error:
             raise AnswerLostError(url=self.url, key=key, reason=why(error)) from error
@@ -77,15 +83,17 @@ class LocalStore:
         path = self.root / check_key(key)
         with self._asking(key):
             status = path.stat()
-        if not path.is_file():
+        if not stat.S_ISREG(status.st_mode):
             raise ObjectMissingError(url=self.url, key=key)
         return status.st_size
 
     def exists(self, key: str) -> bool:
         """See ObjectStore."""
-        path = self.root / check_key(key)
-        with self._asking():
-            return path.is_file()
+        try:
+            self.size(key)
+        except ObjectMissingError:
+            return False
+        return True
 
     def list(self, prefix: str) -> Keys:
         """See ObjectStore."""
@@ -164,6 +172,14 @@ class LocalStore:
 def why(error: OSError) -> str:
     """Return the system's words for an error, without the path."""
     return (error.strerror or type(error).__name__).lower()
+
+
+def make_root(root: Path) -> None:
+    """Make the store's folder where it is missing, and its name durable, with those made above it."""
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
 
 
 def write_durably(path: Path, body: bytes) -> None:

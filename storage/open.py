@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from storage.errors import UsageError
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.store import ObjectStore, redact_url
+from storage.store import ObjectStore, check_key, redact_url
 
 STORES_KEPT_MAX = 64
 Frozen: TypeAlias = tuple[Any, ...]
@@ -34,8 +34,10 @@ class StoreUrlError(UsageError):
 def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
     """Return the store at `url`: a folder (bare or `file://`), `memory://name`, or any URL fsspec knows.
 
-    `options` go to fsspec as they are. Nothing is contacted and nothing is created. The same arguments give
-    the same store in one process. Raises StoreUrlError.
+    A folder's path is absolute: the same fleet.toml must name the same store from every working directory,
+    and on executors. `options` go to fsspec as they are. `url` and `options` can be pickled, which a store
+    can't: executors are given these two. Nothing is contacted and nothing is created. The same arguments
+    give the same store in one process. Raises StoreUrlError.
     """
     # A forked process must not share its parent's connections, hence the process id.
     return _open_once(url, freeze(options), os.getpid())
@@ -45,10 +47,7 @@ def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
 def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
     protocol, separator, rest = url.partition("://")
     if not separator or protocol in ("file", "local"):
-        folder = rest if separator else url
-        if not folder or (separator and not folder.startswith("/")):
-            raise StoreUrlError(url=redact_url(url), problem="not a folder's absolute path")
-        return LocalStore(Path(folder).expanduser().absolute())
+        return _open_folder(url, rest if separator else url)
     if protocol == "memory":
         return _open_memory(rest.strip("/"))
     try:
@@ -59,6 +58,16 @@ def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # no
             str(error) if isinstance(error, ImportError) else f"refused by fsspec ({type(error).__name__})"
         )
         raise StoreUrlError(url=redact_url(url), problem=problem) from error
+
+
+def _open_folder(url: str, folder: str) -> LocalStore:
+    try:
+        path = Path(folder).expanduser()
+    except RuntimeError as error:
+        raise StoreUrlError(url=url, problem="there is no such user's home folder") from error
+    if not path.is_absolute():
+        raise StoreUrlError(url=url, problem="not a folder's absolute path")
+    return LocalStore(path)
 
 
 @cache
@@ -72,13 +81,27 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
     if protocol in ("s3", "s3a"):
         from storage.s3 import S3Dialect, s3_filesystems
 
+        root = _s3_root(url)
         reader, writer = s3_filesystems(options)
-        root = str(reader._strip_protocol(url)).strip("/")
         return FsspecStore(redact_url(url), root, reader, S3Dialect(writer))
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     filesystem, path = url_to_fs(url, **options, use_listings_cache=False, skip_instance_cache=True)
     return FsspecStore(redact_url(url), str(path).rstrip("/"), filesystem, PlainDialect())
+
+
+def _s3_root(url: str) -> str:
+    """Return bucket and folder. s3fs takes no credentials from a URL, it would make them the bucket."""
+    root = url.partition("://")[2].rstrip("/")
+    bucket = root.partition("/")[0]
+    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
+        raise StoreUrlError(url=redact_url(url), problem="credentials belong into [store_options]")
+    try:
+        return check_key(root)
+    except ValueError:
+        problem = "not a bucket and a folder"
+        # The error quotes the URL whole.
+        raise StoreUrlError(url=redact_url(url), problem=problem) from None
 
 
 def freeze(options: Mapping[str, object]) -> Frozen:

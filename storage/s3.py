@@ -8,6 +8,8 @@ says whether by itself. Source: Amazon S3 User Guide, "Add preconditions to S3 o
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,14 +18,17 @@ from enum import Enum, auto
 from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+from aiohttp import ClientConnectorError
 from botocore.exceptions import (  # type: ignore[import-untyped]
     BotoCoreError,
     ClientError,
+    ConnectionClosedError,
     ConnectTimeoutError,
     EndpointConnectionError,
     HTTPClientError,
     NoCredentialsError,
     ProxyConnectionError,
+    ReadTimeoutError,
     SSLError,
 )
 
@@ -31,13 +36,14 @@ from storage.errors import RefusedError
 from storage.fsspec_store import Fault, FsspecStore
 from storage.store import AnswerLostError, ObjectExistsError, StoreUnfitError, StoreUnreachableError
 
-PUT_BYTES_MAX = 5 * 2**30  # the largest single PutObject
+PUT_BYTES_MAX = 5 * 2**30 - 1  # from 5 GiB on s3fs goes over to a multipart upload
 PUT_ID = "cutline-put"
 PUT_ATTEMPTS = 3
 PUT_PAUSE_SECONDS = 0.3
 READ_ATTEMPTS = 3
 CONNECT_SECONDS_MAX = 5
 ANSWER_SECONDS_MAX = 30
+SENT_BYTES_PER_SECOND_MIN = 256 * 2**10  # a put slower than that is given up
 
 NOTHING_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError, SSLError)
 STATUS_MISSING, STATUS_CONFLICT, STATUS_TAKEN, STATUS_BEYOND_END, STATUS_NOT_IMPLEMENTED = (
@@ -63,11 +69,29 @@ class ObjectTooLargeError(RefusedError):
 
 
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """An HTTP session that sends a request once.
+    """An HTTP session that sends a request once, in bounded time, and tells a broken connection from none.
 
     aiohttp silently repeats a PUT whose connection broke, and a repeated conditional put would be told that
-    the key is taken: by the first. It has no public switch for that.
+    the key is taken: by the first. It has no public switch for that. Its read time-out begins only when the
+    body is sent, so a server that takes no body would hold a put for ever. And aiobotocore has one error for
+    a connection that was reset and one that was never made, but only after the latter nothing is stored.
     """
+
+    async def send(self, request: Any) -> Any:
+        """Send the request; see aiobotocore."""
+        size = request.headers.get("Content-Length") or request.headers.get("X-Amz-Decoded-Content-Length")
+        seconds_max = int(size or 0) / SENT_BYTES_PER_SECOND_MIN
+        seconds_max += self._timeout.sock_connect or CONNECT_SECONDS_MAX
+        seconds_max += self._timeout.sock_read or ANSWER_SECONDS_MAX
+        try:
+            return await asyncio.wait_for(super().send(request), seconds_max)
+        except TimeoutError as error:
+            raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+        except EndpointConnectionError as error:
+            if isinstance(error.__context__, (ClientConnectorError, socket.gaierror)):
+                raise
+            url = request.url
+            raise ConnectionClosedError(error=error, request=request, endpoint_url=url) from error
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
@@ -128,7 +152,7 @@ class S3Dialect:
     def _put(self, path: str, body: bytes, put_id: str) -> tuple[PutOutcome, str, Exception | None]:
         """Send one conditional put and return its outcome, the reason in words, and what was raised."""
         try:
-            # s3fs goes over to a multipart upload from twice the chunk size on.
+            # And from twice the chunk size on.
             self.writer.pipe_file(
                 path, body, mode="create", chunksize=PUT_BYTES_MAX, Metadata={PUT_ID: put_id}
             )
@@ -201,9 +225,12 @@ def s3_filesystems(options: Mapping[str, object]) -> tuple[Any, Any]:
     config = waits | (dict(config) if isinstance(config, Mapping) else {})
     # One read is one request; without this s3fs asks for the size first.
     given = {"max_concurrency": 1} | given | {"use_listings_cache": False, "skip_instance_cache": True}
-    reader = s3fs.S3FileSystem(
-        config_kwargs={"retries": {"total_max_attempts": READ_ATTEMPTS}} | config, **given
-    )
+    # Some servers send the checksum of the whole object with a range of it. Commits hold digests of our own.
+    reading = {
+        "retries": {"total_max_attempts": READ_ATTEMPTS},
+        "response_checksum_validation": "when_required",
+    }
+    reader = s3fs.S3FileSystem(config_kwargs=reading | config, **given)
     writer = s3fs.S3FileSystem(
         config_kwargs=config | {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession},
         **given,

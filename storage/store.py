@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from typing import Protocol, TypeAlias
-from urllib.parse import urlsplit
 
 from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
 
@@ -155,6 +154,13 @@ def check_range(start: int, length: int) -> None:
 
 
 def redact_url(url: str) -> str:
-    """Return `url` without user, password, query and fragment, which may be secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    """Return `url` without user, password, query and fragment, which may be secret.
+
+    It takes any text, because it names URLs that were refused, and rather loses a part of the path: a
+    password may hold the very characters that end one.
+    """
+    protocol, separator, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    if "@" in authority or ":" in authority:
+        rest = rest.rpartition("@")[2]
+    return f"{protocol}{separator}{re.split('[?#]', rest)[0]}".rstrip("/")

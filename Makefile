@@ -1,0 +1,50 @@
+# One command per task; `make help` lists them. Needs nothing but Python 3.11 or newer: the rest comes by pip.
+
+PYTHON ?= python3
+TESTS ?=
+ROWS ?=
+JSON ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help:  ## list the tasks
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## make .venv and install everything into it
+
+demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
+	@$(BIN)/snapshot demo
+
+test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(INSTALLED)  ## check style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED)  ## put the code into its format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)  ## measure; ROWS=N for the size, JSON=FILE for the figures
+	@$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
+
+clean:  ## delete .venv and the caches of the tools
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The class archive only makes Spark start faster, so that failing to write one is no failure.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'error: Python 3.11 or newer is needed; $(PYTHON) is '"$$($(PYTHON) --version 2>&1)" >&2; \
+	  echo 'hint: name another one: make PYTHON=python3.12 …' >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV) …'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@-$(BIN)/python -m cli.class_archive
+	@touch $@

@@ -2,8 +2,8 @@
 
 The JVM writes it when it ends, once for every pair of Java and Spark, into the user's cache; later JVMs map
 it. It is only ever a matter of speed: a JVM leaves an archive alone that does not fit, and where none can be
-kept Spark just starts slower. `python -m cli.class_archive` makes it ahead of time; `make` does so once it has
-installed everything.
+kept Spark just starts slower. `python -m cli.class_archive` makes it ahead of time; `make` does so after
+installing.
 """
 
 from __future__ import annotations

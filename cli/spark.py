@@ -8,12 +8,14 @@ reads the end of its input and ends itself. Importing this module does not impor
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,13 +72,15 @@ class SparkStart:
         self._gateway: Any = None
         self._session: SparkSession | None = None
         self._error: BaseException | None = None
+        self._work: Path | None = None
         self._is_unwanted = threading.Event()
-        self._thread = threading.Thread(target=self._start, name="start spark", daemon=True)
-        self._thread.start()
+        # Not the thread's own end: an interrupted join takes the thread for ended, up to Python 3.12.
+        self._is_over = threading.Event()
+        threading.Thread(target=self._start, name="start spark", daemon=True).start()
 
     def session(self) -> SparkSession:
         """The session, waiting until it is there. Raises NoJavaError or SparkStartError."""
-        self._thread.join()
+        self._is_over.wait()
         if self._error is not None:
             raise self._error
         if self._session is None:
@@ -86,11 +90,11 @@ class SparkStart:
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
         """End the session and its JVM, and delete its files; safe to repeat, and while it is still starting.
 
-        Not `graceful`: without asking Spark, because something went wrong and nothing it holds is wanted. A JVM
-        that writes its class archive (once on a machine) is given `archive_seconds_max`, then left to end alone.
+        Not `graceful`: without asking Spark, because something went wrong and nothing it holds is wanted. A
+        JVM that writes its class archive (once on a machine) is given `archive_seconds_max`, then left alone.
         """
         self._is_unwanted.set()
-        self._thread.join(LAUNCH_SECONDS_MAX)
+        self._await_jvm(and_session=graceful)
         session, self._session = self._session, None
         if session is not None and graceful:
             session.stop()
@@ -98,6 +102,10 @@ class SparkStart:
             self._end_jvm(self._gateway.proc, graceful=graceful, archive_seconds_max=archive_seconds_max)
             _forget_session()
             self._gateway = None
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._work.parent.rmdir()
         if not isinstance(self._error, SparkStartError):
             shutil.rmtree(self.temporary, ignore_errors=True)
 
@@ -115,8 +123,12 @@ class SparkStart:
         except SnapshotError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the session
-            self._error = SparkStartError(_reason(error), self._log)
-            self._error.__cause__ = error
+            # A JVM that was ended while it started is no failure, and its log is of no use.
+            if not self._is_unwanted.is_set():
+                self._error = SparkStartError(_reason(error, self._log), self._log)
+                self._error.__cause__ = error
+        finally:
+            self._is_over.set()
 
     def _build(self) -> None:
         import pyspark
@@ -132,14 +144,15 @@ class SparkStart:
             return
         from pyspark.sql import SparkSession
 
-        pyspark.SparkContext(conf=conf, gateway=self._gateway)
+        context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
+        # The workers of a local-cluster keep their executors' files in SPARK_HOME, and leave them there.
+        self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
         self._session = SparkSession.builder.getOrCreate()
 
     def _configure(self, spark_home: Path, spark_version: str) -> SparkConf:
         from pyspark import SparkConf
 
-        # It is about pandas' own objects, which never appear here: rows travel as Arrow batches.
-        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        _silence_pyspark()
         local = runs_on_this_machine(self._master)
         java = find_java(cache_folder() or self.temporary)
         archive = archive_options(java, spark_home, spark_version)
@@ -148,6 +161,13 @@ class SparkStart:
         options = [*archive, *jvm_options(self.temporary, local=local)]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
         return SparkConf(loadDefaults=False).setAll(list(settings.items()))
+
+    def _await_jvm(self, *, and_session: bool) -> None:
+        """Wait until there is a JVM to end: its process is not known before it has said its port."""
+        deadline = time.monotonic() + LAUNCH_SECONDS_MAX
+        while and_session or self._gateway is None:
+            if self._is_over.wait(0.05) or time.monotonic() > deadline:
+                return
 
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
         """Ask the JVM to end; kill it and all it started if it does not, or has nothing to be asked for."""
@@ -167,6 +187,14 @@ class SparkStart:
         jvm.wait()
 
 
+def _silence_pyspark() -> None:
+    """Keep off stderr what is no news there: the exceptions that py4j logs are raised as well."""
+    # It is about pandas' own objects, which never appear here: rows travel as Arrow batches.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "while sending command" not in str(record.msg))
+
+
 def _forget_session() -> None:
     """Let pyspark start another JVM in this process: it would keep the one it had, even after its end."""
     from pyspark import SparkContext
@@ -176,7 +204,10 @@ def _forget_session() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _reason(error: Exception) -> str:
-    """The line of `error` that says what happened: of a Java exception its own message, not py4j's."""
+def _reason(error: Exception, log: Path) -> str:
+    """The line that says what happened: of a Java exception its message, of a JVM that died its last word."""
     lines = str(error).splitlines() or [type(error).__name__]
+    if "JAVA_GATEWAY_EXITED" in lines[0]:
+        said = log.read_text(errors="replace").splitlines()
+        lines += [f": {line}" for line in [*(line for line in said if "Exception" in line), *said[-1:]]]
     return next((line[2:] for line in lines if line.startswith(": ")), lines[0])

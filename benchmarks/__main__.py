@@ -1,0 +1,89 @@
+"""`python -m benchmarks`: measure Cutline beside PostgreSQL's own tools and print the ratios.
+
+Exits with 1 if a step failed, 0 otherwise: a missed aim is a figure, not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.cutline import warm_session
+from benchmarks.machine import environment
+from benchmarks.parts import (
+    PARTS,
+    REPEATS,
+    SPLIT,
+    Bench,
+    check_part,
+    cold_part,
+    create_part,
+    increment_part,
+    restore_part,
+)
+from benchmarks.peers import Peers
+from benchmarks.report import document, show
+from benchmarks.results import Results
+from benchmarks.shard import Shard, running_shard
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    *,
+    rows: Annotated[
+        int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")
+    ] = 5_000_000,
+    transactions: Annotated[int, typer.Option(min=SPLIT, help="Transactions of one increment.")] = 200_000,
+    backups: Annotated[int, typer.Option(min=0, max=2, help="Standbys; the peers back up one node.")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure one shard; everything made for it is removed afterwards."""
+    parts = set(only or PARTS)
+    if unknown := parts - set(PARTS):
+        raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--only")
+    console, progress = Console(), Console(stderr=True)
+    options = {"rows": rows, "transactions": transactions, "backups": backups, "parts": sorted(parts)}
+    facts = environment()
+    results = Results()
+    with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
+        progress.print(f"[dim]starting a server with {rows} rows[/dim]")
+        with running_shard(Path(folder), rows=rows, backups=backups) as shard:
+            measure(shard, results, transactions, parts, lambda text: progress.print(f"[dim]{text}[/dim]"))
+    show(console, results, facts, options)
+    if json_file:
+        json_file.write_text(json.dumps(document(results, facts, options), indent=2) + "\n")
+    raise typer.Exit(1 if results.failures else 0)
+
+
+def measure(
+    shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]
+) -> None:
+    """Run the parts asked for, and of the others what these need."""
+    peers = Peers(shard, shard.work / "peers")
+    peers.folder.mkdir()
+    bench = Bench(shard, peers, results, transactions, say)
+    with warm_session(shard.fleet.fleet_toml) as cutline:
+        create_part(bench, cutline, repeats=REPEATS if "create" in parts else 2)
+        if "check" in parts:
+            check_part(bench, cutline)
+        if parts & {"increment", "restore"}:
+            increment_part(bench, cutline, repeats=REPEATS if "increment" in parts else 1)
+        if "restore" in parts:
+            restore_part(bench, cutline)
+    if "cold" in parts:
+        cold_part(bench)
+
+
+if __name__ == "__main__":
+    app()

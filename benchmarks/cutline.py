@@ -1,0 +1,105 @@
+"""Cutline's side: the only module here that calls Cutline.
+
+A warm session runs everything: one Python process with one Spark session, as in a tool that is left running.
+Cold runs are the command itself as a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.config import Fleet, load_fleet
+from fleet.progress import Silent
+from storage.errors import SnapshotError
+from wal.slots import drop_slot, slot_name
+
+if TYPE_CHECKING:
+    from cli.spark import SparkStart
+    from snapshots.manifest import Commit
+
+COMMAND = "from cli.main import main; main()"
+COLD_SECONDS_MAX = 600
+
+
+class NotThereYetError(SnapshotError):
+    """A part of Cutline that does not exist yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cutline:
+    """The commands on one fleet, in one warm session."""
+
+    fleet: Fleet
+    spark: SparkStart
+
+    def create(self, name: str) -> Commit:
+        """`create NAME`."""
+        from snapshots.create import CreateRequest, create_full
+
+        return create_full(self.fleet, CreateRequest(name), self.spark, Silent())
+
+    def create_incremental(self, name: str) -> Commit:
+        """`create NAME --incremental`."""
+        from snapshots.create import CreateRequest
+        from snapshots.increment import create_increment
+
+        return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
+
+    def check(self, name: str, increment: int) -> Any:
+        """`check NAME --increment N`; raises unless what could be compared agrees."""
+        raise NotThereYetError(f"no check of {name}, increment {increment}, yet")
+
+    def restore(self, name: str, increment: int, target: Path) -> Any:
+        """`restore NAME --increment N --to FILE`."""
+        raise NotThereYetError(f"no restore of {name}, increment {increment}, to {target.name} yet")
+
+    def forget(self, commit: Commit) -> None:
+        """Drop a chain's slots, so that it holds back no WAL."""
+        for node in self.fleet.nodes:
+            drop_slot(node, slot_name(commit.chain))
+
+
+@contextmanager
+def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
+    """Start Spark, run `init`, and yield the commands; Spark is stopped in the end."""
+    from cli.spark import start_spark
+    from snapshots.initialise import initialise
+
+    fleet = load_fleet(fleet_toml)
+    with start_spark(fleet, "benchmark") as spark:
+        initialise(fleet, Silent())
+        spark.session()
+        yield Cutline(fleet, spark)
+
+
+def size_bytes(commit: Commit) -> int:
+    """What a commit added to the store, the commit file left out."""
+    return sum(commit.object_sizes.values())
+
+
+def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:
+    """`snapshot create NAME --incremental` as a process of its own; return its JSON document."""
+    words = ["--fleet", str(fleet_toml), "--json", "create", name, "--incremental"]
+    completed = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words],
+        capture_output=True,
+        text=True,
+        timeout=COLD_SECONDS_MAX,
+        check=False,
+        cwd=fleet_toml.parent,
+        env=os.environ
+        | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+    )
+    if completed.returncode:
+        said = (completed.stdout + completed.stderr).strip()[-2000:]
+        raise RuntimeError(f"the command ended with {completed.returncode}: {said}")
+    document: dict[str, Any] = json.loads(completed.stdout)
+    return document

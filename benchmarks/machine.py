@@ -1,0 +1,60 @@
+"""What the figures were measured on: versions and hardware, without names or paths of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fleet.postgres_wheel import run_tool
+
+PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
+
+
+def environment() -> dict[str, object]:
+    """Versions of all that takes part, CPU, cores, memory, and how busy the machine is now."""
+    return {
+        "postgresql": run_tool("postgres", "--version").stdout.split()[-1],
+        "python": platform.python_version(),
+        "java": java_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def java_version() -> str:
+    """The version of the Java that Spark is given, "none" if it finds none."""
+    from cli.cache_folder import cache_folder
+    from cli.java import find_java
+    from storage.errors import SnapshotError
+
+    try:
+        home = find_java(cache_folder() or Path("/nonexistent")).launch_home
+    except (SnapshotError, OSError):
+        return "none"
+    said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)
+    return said.stderr.partition('"')[2].partition('"')[0] or "unknown"
+
+
+def package_version(name: str) -> str:
+    """The installed version, "none" if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def cpu_model() -> str:
+    """The processor's name for itself."""
+    lines = Path("/proc/cpuinfo")
+    if lines.exists():
+        for line in lines.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,175 @@
+"""The run, part by part. Every part leaves its figures and failures in Results and goes on.
+
+Whatever can be repeated cheaply is; tools take turns at going first, so that none always finds the caches
+warm or the disk busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import cutline as cutline_side
+from benchmarks import peers as peer_side
+from benchmarks.cutline import Cutline
+from benchmarks.peers import Peers
+from benchmarks.results import Results
+from benchmarks.shard import Shard
+
+if TYPE_CHECKING:
+    from snapshots.manifest import Commit
+
+PARTS = ("create", "check", "increment", "restore", "cold")
+REPEATS = 3
+SPLIT = 10
+ONE, TEN, SPARE = "one", "ten", "spare"
+CUTLINE_DATABASE, PEER_DATABASE = "restored_by_cutline", "restored_by_peer"
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run under way. `say` tells the person watching what is being done."""
+
+    shard: Shard
+    peers: Peers
+    results: Results
+    transactions: int
+    say: Callable[[str], None]
+    chains: dict[str, Commit] = field(default_factory=dict)
+    state: tuple[Any, ...] = ()
+    dump: Path | None = None
+
+    def in_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
+        """Run every tool once per repeat, each time beginning with the next one."""
+        ordered = list(tools)
+        for repeat in range(repeats):
+            for tool in ordered[repeat % len(ordered) :] + ordered[: repeat % len(ordered)]:
+                tool(repeat)
+
+
+def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
+    """Full snapshots beside dumps. The first of them become the chains of the other parts."""
+    names = [ONE, TEN, SPARE]
+
+    def create(repeat: int) -> None:
+        name = names[repeat]
+        bench.say(f"create {name}")
+        commit = bench.results.measure("create", lambda: cutline.create(name), cutline_side.size_bytes)
+        if commit is not None:
+            bench.chains[name] = commit
+
+    def dump(repeat: int) -> None:
+        bench.say(f"pg_dump, run {repeat + 1}")
+        bench.results.measure("pg_dump", lambda: bench.peers.dump("dump"), peer_side.size_bytes)
+
+    bench.shard.checkpoint()
+    bench.in_turns(repeats, [create, dump])
+    if SPARE in bench.chains:
+        cutline.forget(bench.chains[SPARE])
+
+
+def check_part(bench: Bench, cutline: Cutline) -> None:
+    """The check of a full snapshot, to be set beside taking one."""
+    for repeat in range(REPEATS):
+        bench.say(f"check, run {repeat + 1}")
+        bench.results.measure("check", lambda: cutline.check(ONE, 0))
+
+
+def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
+    """Increments beside draining the same WAL and a physical increment.
+
+    The first one's transactions come in ten pieces, each an increment of the chain "ten", so that in the end
+    both chains have the same state: that is what the restores are compared by.
+    """
+    results = bench.results
+    results.attempt("follow", bench.peers.follow)
+
+    def increment(_repeat: int) -> None:
+        bench.say("create --incremental")
+        results.measure("increment", lambda: cutline.create_incremental(ONE), cutline_side.size_bytes)
+
+    def drain(_repeat: int) -> None:
+        bench.say("pg_recvlogical")
+        results.measure("pg_recvlogical", bench.peers.drain, lambda path: path.stat().st_size)
+
+    def backup(_repeat: int) -> None:
+        bench.say("pg_basebackup --incremental")
+        task = "pg_basebackup --incremental"
+        results.measure(task, bench.peers.incremental_backup, peer_side.size_bytes)
+
+    tools = [increment, drain, backup]
+    for repeat in range(repeats):
+        if repeat == 0:
+            _transactions_in_pieces(bench, cutline)
+        else:
+            bench.say(f"{bench.transactions} transactions")
+            results.attempt("transactions", lambda: bench.shard.run_transactions(bench.transactions))
+        bench.in_turns(1, tools[repeat % 3 :] + tools[: repeat % 3])
+        if repeat == 0:
+            bench.state = results.attempt("state", bench.shard.state) or ()
+            bench.dump = results.attempt("final dump", lambda: bench.peers.dump("final"))
+            if TEN in bench.chains:
+                cutline.forget(bench.chains[TEN])
+
+
+def _transactions_in_pieces(bench: Bench, cutline: Cutline) -> None:
+    piece = bench.transactions // SPLIT
+    for number in range(1, SPLIT + 1):
+        bench.say(f"{piece} transactions and increment {number} of {SPLIT}")
+        bench.results.attempt("transactions", lambda: bench.shard.run_transactions(piece))
+        bench.results.measure(
+            "increment of a tenth", lambda: cutline.create_incremental(TEN), cutline_side.size_bytes
+        )
+
+
+def restore_part(bench: Bench, cutline: Cutline) -> None:
+    """Restores of the same state from one increment and from ten, beside pg_restore of its dump."""
+    target = bench.shard.work / "target.toml"
+    description = bench.shard.fleet.fleet_toml.read_text()
+    target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))
+
+    def restore(task: str, name: str, increment: int) -> None:
+        bench.say(task)
+        bench.shard.drop_database(CUTLINE_DATABASE)
+        bench.shard.checkpoint()
+        done = bench.results.measure(task, lambda: cutline.restore(name, increment, target))
+        if done is not None:
+            bench.results.attempt(task, lambda: _expect_state(bench, CUTLINE_DATABASE))
+        bench.shard.drop_database(CUTLINE_DATABASE)
+
+    def peer(_repeat: int) -> None:
+        bench.say("pg_restore")
+        bench.shard.drop_database(PEER_DATABASE)
+        bench.shard.checkpoint()
+        if bench.dump is None:
+            raise RuntimeError("there is no dump of the final state")
+        dump = bench.dump
+        if bench.results.measure("pg_restore", lambda: bench.peers.restore(dump, PEER_DATABASE)):
+            bench.results.attempt("pg_restore", lambda: _expect_state(bench, PEER_DATABASE))
+        bench.shard.drop_database(PEER_DATABASE)
+
+    tools: list[Callable[[int], object]] = [
+        lambda _repeat: restore("restore", ONE, 1),
+        lambda _repeat: restore("restore of 10 increments", TEN, SPLIT),
+        lambda repeat: bench.results.attempt("pg_restore", lambda: peer(repeat)),
+    ]
+    bench.in_turns(REPEATS, tools)
+
+
+def _expect_state(bench: Bench, database: str) -> bool:
+    """Raise unless the restored accounts are those of the final state; fast and wrong is no result."""
+    restored = bench.shard.state(database)
+    if restored != bench.state:
+        raise RuntimeError(f"restored {restored}, expected {bench.state}")
+    return True
+
+
+def cold_part(bench: Bench) -> None:
+    """An increment of an idle fleet, by the command as cron runs it. The first run fills the caches."""
+    toml, cache = bench.shard.fleet.fleet_toml, bench.shard.work / "cache"
+    cache.mkdir(exist_ok=True)
+    for task in ("cold increment, empty caches", *["cold increment"] * REPEATS):
+        bench.say(task)
+        bench.results.measure(task, lambda: cutline_side.cold_increment(toml, ONE, cache))

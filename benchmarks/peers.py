@@ -1,0 +1,84 @@
+"""PostgreSQL's own tools at the same tasks, as somebody who backs up one node would run them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.shard import EXCLUDED, Shard
+from fleet.postgres_wheel import run_tool
+
+SLOT = PUBLICATION = "bench_peer"
+PUBLISHED = "public.pgbench_accounts, public.pgbench_branches, public.pgbench_tellers"
+SECONDS_MAX = 3600
+
+
+def size_bytes(folder: Path) -> int:
+    """The size of all files below `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@dataclass(slots=True)
+class Peers:
+    """The tools on one shard; they write below `folder` and keep the last backup for the next."""
+
+    shard: Shard
+    folder: Path
+    backups: int = 0
+
+    def dump(self, name: str) -> Path:
+        """pg_dump of all tables that Cutline copies."""
+        target = self._emptied(name)
+        how = ["--format=directory", "--jobs=2", "--compress=gzip:1", f"--exclude-table={EXCLUDED}"]
+        run_tool("pg_dump", *how, f"--file={target}", self.shard.dsn, seconds_max=SECONDS_MAX)
+        return target
+
+    def restore(self, dump: Path, database: str) -> str:
+        """pg_restore of a dump into a new database."""
+        dsn = self.shard.create_database(database)
+        run_tool(
+            "pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump), seconds_max=SECONDS_MAX
+        )
+        return dsn
+
+    def follow(self) -> None:
+        """Create the slot that pg_recvlogical drains, and take the backup that the increments build on."""
+        self.shard.ask(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {PUBLISHED}")
+        # As Cutline's slots: prepared transactions are decoded at PREPARE.
+        self.shard.ask(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', false, true)")
+        self._base_backup()
+
+    def drain(self) -> Path:
+        """pg_recvlogical of everything up to now, into a file."""
+        (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
+        # It ends when something at or after its end arrives; without this it would wait for a keepalive.
+        self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
+        target = self.folder / "drained"
+        target.unlink(missing_ok=True)
+        options = {"proto_version": "3", "publication_names": PUBLICATION, "messages": "true"}
+        how = [f"--option={name}={value}" for name, value in options.items()]
+        what = ["--start", f"--slot={SLOT}", f"--endpos={through}", "--no-loop", f"--file={target}"]
+        run_tool("pg_recvlogical", f"--dbname={self.shard.dsn}", *what, *how, seconds_max=SECONDS_MAX)
+        return target
+
+    def incremental_backup(self) -> Path:
+        """pg_basebackup of what changed since the last one."""
+        before = self.folder / f"backup-{self.backups}" / "backup_manifest"
+        return self._base_backup(f"--incremental={before}")
+
+    def _base_backup(self, *more: str) -> Path:
+        """Take a physical backup without the WAL that it needs to be restored, which is to its favour."""
+        self.backups += 1
+        target = self._emptied(f"backup-{self.backups}")
+        how = ["--checkpoint=fast", "--wal-method=none", *more]
+        run_tool(
+            "pg_basebackup", f"--dbname={self.shard.dsn}", f"--pgdata={target}", *how, seconds_max=SECONDS_MAX
+        )
+        return target
+
+    def _emptied(self, name: str) -> Path:
+        target = self.folder / name
+        if target.exists():
+            shutil.rmtree(target)
+        return target

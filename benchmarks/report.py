@@ -1,0 +1,96 @@
+"""The figures as a table for a terminal and as one JSON document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import SCHEMA, Comparison, Results, Verdict
+
+MEBIBYTE = 2**20
+
+
+def document(
+    results: Results, environment: Mapping[str, object], options: Mapping[str, object]
+) -> dict[str, Any]:
+    """The JSON document `cutline/bench/1`: durations in seconds, sizes in bytes, every single run."""
+    return {
+        "schema": SCHEMA,
+        "environment": dict(environment),
+        "options": dict(options),
+        "measurements": {
+            task: {
+                "seconds": [round(seconds, 4) for seconds in found.seconds],
+                "seconds_median": found.median("seconds"),
+                "bytes": found.sizes_bytes,
+                "bytes_median": found.median("bytes"),
+            }
+            for task, found in results.measurements.items()
+        },
+        "comparisons": [
+            asdict(verdict.comparison) | {"value": verdict.value, "holds": verdict.holds}
+            for verdict in results.verdicts()
+        ],
+        "failures": [asdict(failure) for failure in results.failures],
+    }
+
+
+def show(
+    console: Console, results: Results, environment: Mapping[str, object], options: Mapping[str, object]
+) -> None:
+    """Print the environment, the measurements, the comparisons with their aims, and the failures."""
+    console.print(_one_line(environment), style="dim")
+    console.print(_one_line(options), style="dim")
+    console.print(_measurements(results))
+    console.print(_comparisons(results))
+    for failure, times in Counter(results.failures).items():
+        console.print(f"failed, {times} times: {failure.task}: {failure.problem}", style="red", markup=False)
+
+
+def _one_line(facts: Mapping[str, object]) -> str:
+    flat = dict(facts)
+    packages = flat.pop("packages", None)
+    if isinstance(packages, Mapping):
+        flat |= packages
+    if isinstance(memory := flat.pop("memory_bytes", None), int):
+        flat["memory"] = f"{memory / 2**30:.0f} GiB"
+    return " · ".join(f"{name} {value}" for name, value in flat.items())
+
+
+def _measurements(results: Results) -> Table:
+    table = Table("task", "median s", "all runs s", "median MiB", title="measured")
+    for task, found in results.measurements.items():
+        size = found.median("bytes")
+        runs = " ".join(f"{seconds:.2f}" for seconds in found.seconds)
+        table.add_row(task, f"{found.median('seconds'):.2f}", runs, f"{size / MEBIBYTE:.1f}" if size else "")
+    return table
+
+
+def _comparisons(results: Results) -> Table:
+    table = Table("compared", "in", "value", "aim", "", title="compared")
+    for verdict in results.verdicts():
+        what = verdict.comparison
+        beside = f"{what.task} / {what.peer}" if what.peer else what.task
+        table.add_row(beside, what.unit, _value(verdict), _aim(what), _mark(verdict))
+    return table
+
+
+def _value(verdict: Verdict) -> str:
+    if verdict.value is None:
+        return "not measured"
+    return f"{verdict.value:.2f} s" if verdict.comparison.peer is None else f"{verdict.value:.4g} times"
+
+
+def _aim(comparison: Comparison) -> str:
+    if comparison.aim is None:
+        return ""
+    return f"≤ {comparison.aim:g} {'s' if comparison.peer is None else 'times'}"
+
+
+def _mark(verdict: Verdict) -> str:
+    return {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[verdict.holds]

@@ -1,0 +1,120 @@
+"""What was measured, what was compared with what, and what went wrong. Plain values; nothing here runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+SCHEMA = "cutline/bench/1"
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Measurement:
+    """The runs of one tool at one task, in order; `sizes_bytes` where it stores something."""
+
+    seconds: list[float] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+
+    def median(self, unit: str) -> float | None:
+        """The median of the runs in `unit`, "seconds" or "bytes"; None if there is none."""
+        found = self.seconds if unit == "seconds" else self.sizes_bytes
+        return statistics.median(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`task` beside `peer`, in seconds or bytes; without a peer the figure itself. `aim` is its upper bound."""
+
+    task: str
+    peer: str | None
+    unit: str
+    aim: float | None
+
+
+COMPARISONS = (
+    Comparison("create", "pg_dump", "seconds", 1.5),
+    Comparison("create", "pg_dump", "bytes", None),
+    Comparison("increment", "pg_recvlogical", "seconds", 0.75),
+    Comparison("increment", "pg_basebackup --incremental", "seconds", None),
+    Comparison("increment", "pg_basebackup --incremental", "bytes", 0.02),
+    Comparison("restore", "pg_restore", "seconds", 1.5),
+    Comparison("restore of 10 increments", "restore", "seconds", 1.2),
+    Comparison("check", "create", "seconds", 0.7),
+    Comparison("cold increment", None, "seconds", 6.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that gave no figure."""
+
+    task: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A comparison's outcome; `value` is None where a side was not measured."""
+
+    comparison: Comparison
+    value: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the aim is met; None without an aim or a value."""
+        aim = self.comparison.aim
+        return None if aim is None or self.value is None else self.value <= aim
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that one run found."""
+
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def measure(
+        self, task: str, work: Callable[[], Result], size: Callable[[Result], int] | None = None
+    ) -> Result | None:
+        """Time `work` as one run of `task`; a failure is kept, and the result is None."""
+        began = time.perf_counter()
+        result = self.attempt(task, work)
+        seconds = time.perf_counter() - began
+        if result is not None:
+            self.add(task, seconds, size(result) if size else None)
+        return result
+
+    def attempt(self, task: str, work: Callable[[], Result]) -> Result | None:
+        """Do what is needed but not measured; a failure is kept, and the result is None."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail
+            self.failures.append(Failure(task, f"{type(error).__name__}: {error}"))
+            return None
+
+    def add(self, task: str, seconds: float, size_bytes: int | None = None) -> None:
+        """Add one run."""
+        measurement = self.measurements.setdefault(task, Measurement())
+        measurement.seconds.append(seconds)
+        if size_bytes is not None:
+            measurement.sizes_bytes.append(size_bytes)
+
+    def median(self, task: str, unit: str) -> float | None:
+        """The median of a task's runs, None if it has none."""
+        found = self.measurements.get(task)
+        return found.median(unit) if found else None
+
+    def verdicts(self) -> list[Verdict]:
+        """Every comparison with its value."""
+        return [Verdict(comparison, self._value(comparison)) for comparison in COMPARISONS]
+
+    def _value(self, comparison: Comparison) -> float | None:
+        ours = self.median(comparison.task, comparison.unit)
+        if ours is None or comparison.peer is None:
+            return ours
+        theirs = self.median(comparison.peer, comparison.unit)
+        return ours / theirs if theirs else None

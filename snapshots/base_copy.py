@@ -38,7 +38,7 @@ BASE_SCHEMA = pa.schema(
     ]
 )
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
-OBJECT_BYTES = 64 << 20
+OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 
 
 class CopyError(UnreachableError):
@@ -147,13 +147,14 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 
 @dataclass(slots=True)
 class _Writer:
-    """Puts tables into Parquet objects of about OBJECT_BYTES."""
+    """Puts tables into Parquet objects of about OBJECT_BYTES, or OBJECT_RAW_BYTES before compression."""
 
     task: CopyTask
     store: ObjectStore
     objects: list[StoredObject] = field(default_factory=list)
     sink: Any = None
     writer: Any = None
+    raw_bytes: int = 0
     rows: dict[int, int] = field(default_factory=dict)
 
     def add(self, group: Group, lines: BytesColumn) -> None:
@@ -162,7 +163,8 @@ class _Writer:
             self.writer = pq.ParquetWriter(self.sink, BASE_SCHEMA, **parquet_options(BASE_SCHEMA))
         self.writer.write_table(base_table(group, lines))
         self.rows[group.number] = self.rows.get(group.number, 0) + len(lines)
-        if self.sink.tell() > OBJECT_BYTES:
+        self.raw_bytes += len(lines.data)
+        if self.sink.tell() > OBJECT_BYTES or self.raw_bytes > OBJECT_RAW_BYTES:
             self.close_object()
 
     def close_object(self) -> None:
@@ -176,4 +178,4 @@ class _Writer:
         self.objects.append(
             StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows))
         )
-        self.sink, self.writer, self.rows = None, None, {}
+        self.sink, self.writer, self.raw_bytes, self.rows = None, None, 0, {}

@@ -21,6 +21,8 @@ Flags = npt.NDArray[np.bool_]
 GATHER_BLOCK_BYTES = 1 << 20
 # Values longer than this are hashed one by one: a pass per 8 bytes over few rows would cost more.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 12
+# Arrow's binary type has 32-bit offsets.
+ARROW_BYTES_MAX = (1 << 31) - 1
 
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
@@ -44,7 +46,9 @@ class BytesColumn:
         return np.diff(self.offsets)
 
     def to_arrow(self) -> pa.Array[Any]:
-        """The same column as Arrow binary, without copying the data."""
+        """The same column as Arrow binary, without copying the data; OverflowError from 2 GiB on."""
+        if int(self.offsets[-1]) > ARROW_BYTES_MAX:
+            raise OverflowError(f"a column of {int(self.offsets[-1])} bytes is too large for one Arrow array")
         offsets = pa.py_buffer(self.offsets.astype(np.int32))
         return pa.Array.from_buffers(pa.binary(), len(self), [None, offsets, pa.py_buffer(self.data)])
 
@@ -94,24 +98,29 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
     return BytesColumn(out, offsets)
 
 
-def xxhash64(column: BytesColumn) -> npt.NDArray[np.uint64]:
-    """XXH64 with Spark's seed of every value; equals Spark's xxhash64() of the same binary."""
+def xxhash64(column: BytesColumn, seeds: npt.NDArray[np.uint64] | None = None) -> npt.NDArray[np.uint64]:
+    """XXH64 of every value, with Spark's seed: equals Spark's xxhash64() of the same binary.
+
+    With the hashes of another column as `seeds` it equals Spark's xxhash64() of both columns.
+    """
     lengths = column.lengths
     starts = column.offsets[:-1]
     padded = np.concatenate([column.data, np.zeros(8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, strides=(1,))
     halves = np.ndarray((len(padded) - 3,), np.dtype("<u4"), padded, strides=(1,))
     result = np.empty(len(lengths), np.uint64)
+    if seeds is None:
+        seeds = np.full(len(lengths), HASH_SEED, np.uint64)
     with np.errstate(over="ignore"):
         short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
         rows = np.flatnonzero(short)
         if len(rows) == len(lengths):
-            result[:] = _hash(words, halves, padded, starts, lengths)
+            result[:] = _hash(words, halves, padded, starts, lengths, seeds)
         else:
-            result[rows] = _hash(words, halves, padded, starts[rows], lengths[rows])
+            result[rows] = _hash(words, halves, padded, starts[rows], lengths[rows], seeds[rows])
             for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
                 one = slice(row, row + 1)
-                result[one] = _hash(words, halves, padded, starts[one], lengths[one])
+                result[one] = _hash(words, halves, padded, starts[one], lengths[one], seeds[one])
     return result
 
 
@@ -122,13 +131,15 @@ def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
     return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
 
 
-def _hash(words: Any, halves: Any, data: Bytes, starts: Ints, lengths: Ints) -> npt.NDArray[np.uint64]:
+def _hash(
+    words: Any, halves: Any, data: Bytes, starts: Ints, lengths: Ints, seeds: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
     position = starts.copy()
     left = lengths.copy()
-    state = np.full(len(starts), HASH_SEED + _P5, np.uint64)
+    state: npt.NDArray[np.uint64] = seeds + _P5
     long = np.flatnonzero(lengths >= 32)
     if len(long):
-        state[long] = _stripes(words, position, left, long)
+        state[long] = _stripes(words, position, left, long, seeds)
     state += lengths.astype(np.uint64)
     rows = np.flatnonzero(left >= 8)
     while len(rows):
@@ -152,13 +163,15 @@ def _hash(words: Any, halves: Any, data: Bytes, starts: Ints, lengths: Ints) -> 
     state *= _P2
     state ^= state >> np.uint64(29)
     state *= _P3
-    return state ^ (state >> np.uint64(32))
+    hashed: npt.NDArray[np.uint64] = state ^ (state >> np.uint64(32))
+    return hashed
 
 
-def _stripes(words: Any, position: Ints, left: Ints, long: Ints) -> npt.NDArray[np.uint64]:
-    """Work `long` rows through in stripes of 32 bytes, moving `position` and `left` on; return their state."""
-    seeds = (HASH_SEED + _P1 + _P2, HASH_SEED + _P2, HASH_SEED, HASH_SEED - _P1)
-    lanes = [np.full(len(position), seed, np.uint64) for seed in seeds]
+def _stripes(
+    words: Any, position: Ints, left: Ints, long: Ints, seeds: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Work `long` rows through in stripes of 32 bytes, moving `position` and `left` on: their state."""
+    lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
     rows = long
     while len(rows):
         for number, lane in enumerate(lanes):
@@ -167,7 +180,9 @@ def _stripes(words: Any, position: Ints, left: Ints, long: Ints) -> npt.NDArray[
         left[rows] -= 32
         rows = rows[left[rows] >= 32]
     done = [lane[long] for lane in lanes]
-    state = _rotated(done[0], 1) + _rotated(done[1], 7) + _rotated(done[2], 12) + _rotated(done[3], 18)
+    state: npt.NDArray[np.uint64] = (
+        _rotated(done[0], 1) + _rotated(done[1], 7) + _rotated(done[2], 12) + _rotated(done[3], 18)
+    )
     for lane in done:
         state = (state ^ _round(np.uint64(0), lane)) * _P1 + _P4
     return state

@@ -1,0 +1,96 @@
+"""Hashes of many entries that do not depend on their order, and that can be put together from parts.
+
+An entry's hash is 64 bits over key and row together. A set of entries is told by their number, the exclusive
+or of their hashes, and the sums of the hashes' upper and lower halves: what escapes one does not escape the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from wal.bytes_column import BytesColumn, Ints, xxhash64
+
+HASH_COLUMNS = ("count", "xor", "low", "high")
+HALF = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """For every row of `keys` (n × columns, no two alike) the combined hash of its entries (n × 4)."""
+
+    keys: Ints
+    values: Ints
+
+    def as_dict(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The combined hash by key; bounded by the partitions of all copies."""
+        return {
+            tuple(key): tuple(value)
+            for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)
+        }
+
+
+def entry_hashes(keys: BytesColumn, rows: BytesColumn) -> npt.NDArray[np.uint64]:
+    """The hash of every entry; Spark's xxhash64(key, row) is the same number."""
+    return xxhash64(rows, xxhash64(keys))
+
+
+def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
+    """Combine the entries that have the same key."""
+    columns = [
+        np.ones(len(hashes), np.int64),
+        hashes.view(np.int64),
+        (hashes & HALF).astype(np.int64),
+        (hashes >> np.uint64(32)).astype(np.int64),
+    ]
+    return combine(keys, np.stack(columns, axis=1))
+
+
+def combine(keys: Ints, values: Ints) -> Sums:
+    """Combine combined hashes that have the same key."""
+    if len(keys) == 0:
+        return Sums(keys, values)
+    order = np.lexsort(keys.T[::-1])
+    keys, values = keys[order], values[order]
+    starts = np.flatnonzero(np.concatenate([[True], np.any(keys[1:] != keys[:-1], axis=1)]))
+    reduced = [
+        (np.bitwise_xor if name == "xor" else np.add).reduceat(values[:, column], starts)
+        for column, name in enumerate(HASH_COLUMNS)
+    ]
+    return Sums(keys[starts], np.stack(reduced, axis=1))
+
+
+def combine_all(parts: list[Sums], width: int) -> Sums:
+    """Combine parts of the same set; `width` is the number of key columns."""
+    keys = [np.empty((0, width), np.int64), *(part.keys for part in parts)]
+    values = [np.empty((0, len(HASH_COLUMNS)), np.int64), *(part.values for part in parts)]
+    return combine(np.concatenate(keys), np.concatenate(values))
+
+
+def sums_of_table(table: pa.Table, key_columns: list[str], prefix: str = "") -> Sums:
+    """Read the combined hashes that a Spark job made (`hash_aggregates`)."""
+    keys = [np.asarray(table[name].to_numpy(), np.int64) for name in key_columns]
+    values = [np.asarray(table[prefix + name].to_numpy(), np.int64) for name in HASH_COLUMNS]
+    return Sums(np.stack(keys, axis=1), np.stack(values, axis=1))
+
+
+def hash_aggregates(hashed: Any, prefix: str = "", where: Any = None) -> list[Any]:
+    """Spark's aggregates for the same combined hash of the bigint column `hashed`, of the rows `where` holds."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    def of(value: Any) -> Any:
+        return value if where is None else F.when(where, value)
+
+    zero = F.lit(0).cast("bigint")
+    half = F.lit(0xFFFFFFFF).cast("bigint")
+    combined = {
+        "count": F.count(of(F.lit(1))),
+        "xor": F.bit_xor(of(hashed)),
+        "low": F.sum(of(hashed.bitwiseAND(half))),
+        "high": F.sum(of(F.shiftrightunsigned(hashed, 32))),
+    }
+    return [F.coalesce(value, zero).alias(prefix + name) for name, value in combined.items()]

@@ -1,0 +1,113 @@
+"""What a check finds, and what it amounts to.
+
+A check that compared nothing, or skipped anything, is inconclusive: it never passes for want of something to
+look at (DESIGN.md, invariant 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "cutline/check/1"
+VALID, CONFLICTS, INCONCLUSIVE = "valid", "conflicts", "inconclusive"
+EXIT_CODES = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One thing that is not as it must be. What does not apply is None."""
+
+    kind: str
+    detail: str
+    node: str | None = None
+    other_node: str | None = None
+    group: str | None = None
+    partition: int | None = None
+    object: str | None = None
+    global_id: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The conflict as CLI.md has it."""
+        names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Something that was not compared, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(slots=True)
+class Compared:
+    """How much was compared."""
+
+    objects: int = 0
+    bytes: int = 0
+    rows: int = 0
+    changes: int = 0
+    partitions: int = 0
+    transactions: int = 0
+
+
+@dataclass(slots=True)
+class SnapshotReport:
+    """One snapshot's check, up to `increment`."""
+
+    name: str
+    increment: int
+    compared: Compared = field(default_factory=Compared)
+    skipped: list[Skipped] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    @property
+    def result(self) -> str:
+        """Valid only if everything was compared, and something was."""
+        if self.conflicts:
+            return CONFLICTS
+        return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
+
+    def to_json(self) -> dict[str, Any]:
+        """The snapshot's part of the document."""
+        names = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
+        return {
+            "name": self.name,
+            "increment": self.increment,
+            "result": self.result,
+            "compared": {name: getattr(self.compared, name) for name in names},
+            "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
+            "conflicts": [one.to_json() for one in self.conflicts],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The check of some snapshots."""
+
+    snapshots: tuple[SnapshotReport, ...]
+    seconds: float
+
+    @property
+    def result(self) -> str:
+        """The worst of the snapshots' results; inconclusive without any."""
+        results = {one.result for one in self.snapshots}
+        if CONFLICTS in results:
+            return CONFLICTS
+        return VALID if results == {VALID} else INCONCLUSIVE
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code."""
+        return EXIT_CODES[self.result]
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole document."""
+        return {
+            "schema": SCHEMA,
+            "result": self.result,
+            "seconds": round(self.seconds, 3),
+            "snapshots": [one.to_json() for one in self.snapshots],
+        }

@@ -1,0 +1,225 @@
+"""Checking a snapshot: every object read back, every copy folded, copies and shards compared.
+
+What is damaged is named and the rest still compared; what could not be compared for that reason is named too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from check.base_hashes import BaseHashTask, hash_base
+from check.copies import Copies, compare_copies, compare_streams
+from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
+from check.report import Compared, Conflict, SnapshotReport
+from check.streams import StreamTask, hash_stream
+from check.transactions import compare_pairs
+from fleet.progress import Progress
+from snapshots.folding import Fold, fold
+from snapshots.jobs import SparkSource, run_tasks
+from snapshots.manifest import Chain
+from snapshots.sources import SegmentSource, Source, Sources, sources_of
+from storage.errors import SnapshotError
+from storage.store import ObjectStore
+from wal.markers import marker_from_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class Checking:
+    """One snapshot's check under way."""
+
+    chain: Chain
+    store: ObjectStore
+    location: tuple[str, dict[str, Any]]
+    report: SnapshotReport
+    damaged: set[str]
+
+    @property
+    def copies(self) -> Copies:
+        """The chain's copies, numbered as in the jobs."""
+        return Copies.of(self.chain)
+
+    def problem(self, report: Mapping[str, Any]) -> None:
+        """Note what is wrong with an object; its node's copy can't be compared."""
+        details = report["details"]
+        node = details.get("node")
+        conflict = Conflict(
+            kind=str(details.get("kind", report["slug"])),
+            detail=str(report["message"]),
+            node=node,
+            object=details.get("object"),
+        )
+        if conflict.object not in {one.object for one in self.report.conflicts if one.object}:
+            self.report.conflicts.append(conflict)
+        if node:
+            self.damaged.add(node)
+
+
+def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -> None:
+    """Read every object and compare what it holds; `check_structure` has been through the chain before."""
+    session = spark.session()
+    streams = _streams(checking, session, progress)
+    _check_markers(checking, streams[1])
+    hashes, versions = _partition_hashes(checking, session, progress)
+    copies, report = checking.copies, checking.report
+    compare_streams(copies, streams[0], checking.damaged, report)
+    compare_copies(copies, hashes, versions, checking.damaged, report)
+    primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
+    progress.step("compare transactions")
+    segments = _segment_sources(checking, primaries)
+    pairs = compare_pairs(session, primaries, segments, checking.location)
+    report.compared.transactions += pairs.transactions
+    report.conflicts += pairs.conflicts
+
+
+def _segment_sources(checking: Checking, nodes: tuple[str, ...]) -> tuple[SegmentSource, ...]:
+    """All segments of whole copies, those with events alone too."""
+    chain = checking.chain
+    return tuple(
+        SegmentSource(
+            Source(s.key, node, number, s.size, s.digest), s, chain.position(node), chain.excluded(node), {}
+        )
+        for number, node in enumerate(nodes)
+        if node not in checking.damaged
+        for s in chain.segments(node)
+    )
+
+
+def _streams(
+    checking: Checking, session: SparkSession, progress: Progress
+) -> tuple[Sums, dict[str, dict[bytes, int]]]:
+    """Combined hashes of every node's stream by (node, group), and the markers that came out of it."""
+    chain, copies = checking.chain, checking.copies
+    url, options = checking.location
+    tasks = [
+        StreamTask(
+            Source(s.key, node, number, s.size, s.digest), s, copies.since(node), chain.position(node), url, options
+        )
+        for number, node in enumerate(copies.nodes)
+        for s in chain.segments(node)
+    ]
+    progress.step("read WAL archive", total=len(tasks), unit="objects")
+    reports = run_tasks(session, hash_stream, tasks, progress)
+    parts: list[Sums] = []
+    markers: dict[str, dict[bytes, int]] = {node: {} for node in copies.nodes}
+    for task, found in zip(tasks, reports, strict=True):
+        if found.sums is None:
+            checking.problem(found.problem or {})
+            continue
+        parts.append(found.sums)
+        markers[task.source.node].update(dict(found.markers))
+        _count(checking.report.compared, objects=1, size=task.source.size, changes=found.changes)
+    return combine_all(parts, 2), markers
+
+
+def _count(compared: Compared, *, objects: int = 0, size: int = 0, rows: int = 0, changes: int = 0) -> None:
+    compared.objects += objects
+    compared.bytes += size
+    compared.rows += rows
+    compared.changes += changes
+
+
+def _check_markers(checking: Checking, markers: Mapping[str, Mapping[bytes, int]]) -> None:
+    """Every cut's two markers must be in every whole copy's archive, where the commit says."""
+    for node, contents in markers.items():
+        if node in checking.damaged:
+            continue
+        found = {}
+        for content, position in contents.items():
+            try:
+                found[marker_from_bytes(content)] = position
+            except ValueError:
+                continue
+        positions = {(marker.cut, marker.kind): position for marker, position in found.items()}
+        for commit in checking.chain.commits:
+            cut = commit.cut.cut.nodes[checking.chain.shard_of(node)]
+            for kind, position in (("start", cut.start), ("finish", cut.finish)):
+                if positions.get((commit.cut.id, kind)) != position:
+                    checking.report.conflicts.append(
+                        Conflict("marker", f"the {kind} marker of cut {commit.cut.id} is missing", node=node)
+                    )
+
+
+def _partition_hashes(
+    checking: Checking, session: SparkSession, progress: Progress
+) -> tuple[Sums, Sums]:
+    """Combined hashes of entries and of versions of every copy, by (node, group, partition)."""
+    progress.step("fold changes")
+    copies = checking.copies
+    whole = tuple(copies.nodes)
+    try:
+        sources = sources_of(checking.chain, whole, checking.store, skip=checking.damaged)
+    except SnapshotError as error:
+        checking.problem({"message": error.message, "details": error.details, "slug": error.slug})
+        sources = Sources(whole, (), (), frozenset(), {})
+    folded = fold(session, sources, checking.location)
+    try:
+        for problem in folded.problems:
+            checking.problem(problem)
+        base = _base_hashes(checking, session, sources, folded, progress)
+        if folded.images is None:
+            return base, combine_all([], 3)
+        images, versions = _image_hashes(folded, copies)
+        return combine_all([base, images], 3), versions
+    finally:
+        folded.release()
+
+
+def _base_hashes(
+    checking: Checking, session: SparkSession, sources: Sources, folded: Fold, progress: Progress
+) -> Sums:
+    copies = checking.copies
+    url, options = checking.location
+    changed = {
+        number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()
+    }
+    tasks = [
+        BaseHashTask(
+            base,
+            copies.partitions(base.source.node),
+            changed.get(base.source.number),
+            url,
+            options,
+        )
+        for base in sources.bases
+    ]
+    progress.step("read base copies", total=len(tasks), unit="objects")
+    parts: list[Sums] = []
+    for found in run_tasks(session, hash_base, tasks, progress):
+        if found.sums is None:
+            checking.problem(found.problem or {})
+            continue
+        parts.append(found.sums)
+        _count(checking.report.compared, objects=1, size=found.bytes, rows=found.rows)
+    for sent in changed.values():
+        sent.unpersist()
+    return combine_all(parts, 3)
+
+
+def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
+    """The same of the rows that changes have made, and of their versions."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    images = folded.images
+    if images is None:
+        raise RuntimeError("there are no images")
+    since = F.create_map(
+        *[F.lit(value) for number, node in enumerate(copies.nodes) for value in (number, copies.since(node))]
+    )
+    entry = F.xxhash64("key", "row")
+    version = F.xxhash64("key", "lsn")
+    keys = ["node", "group", "partition"]
+    table = (
+        images.groupBy(*keys)
+        .agg(
+            *hash_aggregates(entry),
+            *hash_aggregates(version, "version_", F.col("lsn") >= since[F.col("node")]),
+        )
+        .toArrow()
+    )
+    return sums_of_table(table, keys), sums_of_table(table, keys, "version_")
+

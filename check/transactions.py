@@ -1,0 +1,117 @@
+"""Comparing the global transactions that pairs of primaries share, as a Spark job.
+
+A transaction prepared on two nodes belongs to the state on both or on neither. Each node's side is hashed by
+itself; only where the hashes differ are the transactions named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from check.hashing import hash_aggregates
+from check.report import Conflict
+from snapshots.sources import SegmentSource
+from storage.errors import SnapshotError
+from storage.open import open_store
+from wal.segment_schema import PREPARE
+from wal.segments import read_events
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PREPARED_ROWS = "node int, global_id string, included boolean"
+NAMED_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """How many shared transactions were compared, and where the sides differ."""
+
+    transactions: int
+    conflicts: list[Conflict]
+
+
+def compare_pairs(
+    spark: SparkSession,
+    nodes: tuple[str, ...],
+    segments: tuple[SegmentSource, ...],
+    store: tuple[str, dict[str, Any]],
+) -> PairReport:
+    """Compare the primaries' sides of every transaction that two of them prepared."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    if len(nodes) < 2 or not segments:
+        return PairReport(0, [])
+    prepared = read_prepared(spark, segments, store).groupBy("global_id", "node").agg(
+        F.max("included").alias("included")
+    )
+    pairs = shared_pairs(prepared).persist()
+    hashed = F.xxhash64("global_id")
+    sides = pairs.groupBy("node", "other").agg(
+        F.count(F.lit(1)).alias("shared"),
+        *hash_aggregates(hashed, "left_", F.col("here")),
+        *hash_aggregates(hashed, "right_", F.col("there")),
+    )
+    conflicts: list[Conflict] = []
+    shared = 0
+    for row in sides.collect():  # bounded by the pairs of primaries
+        shared += row["shared"]
+        if any(row[f"left_{name}"] != row[f"right_{name}"] for name in ("count", "xor", "low", "high")):
+            chosen = (F.col("node") == row["node"]) & (F.col("other") == row["other"])
+            torn = pairs.where(chosen & (F.col("here") != F.col("there"))).orderBy("global_id")
+            conflicts += [_torn(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
+    pairs.unpersist()
+    return PairReport(shared, conflicts)
+
+
+def shared_pairs(prepared: DataFrame) -> DataFrame:
+    """PREPARED_ROWS, one per node and transaction, to node, other, global_id, here, there."""
+    left = prepared.selectExpr("global_id", "node", "included AS here")
+    right = prepared.selectExpr("global_id", "node AS other", "included AS there")
+    return left.join(right, "global_id").where("node < other")
+
+
+def read_prepared(
+    spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
+) -> DataFrame:
+    """PREPARED_ROWS of the segments. One that can't be read gives none: the other passes name it."""
+    url, options = store
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        opened = open_store(url, options)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    yield from _prepared(segments[number], read_events(opened, segments[number].segment))
+                except (SnapshotError, pa.ArrowException, OSError):
+                    continue
+
+    return spark.range(0, len(segments), 1, len(segments)).mapInArrow(read, PREPARED_ROWS)  # type: ignore[arg-type]
+
+
+def _prepared(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
+    events = events.filter(pa.array(np.asarray(events["op"].to_numpy()) == PREPARE))
+    lsn = np.asarray(events["lsn"].to_numpy())
+    included = lsn < one.position
+    if one.excluded:
+        included &= ~np.isin(lsn, np.fromiter(one.excluded, np.int64))
+    node = np.full(len(events), one.source.number, np.int32)
+    table = pa.table([node, events["global_id"], included], names=["node", "global_id", "included"])
+    yield from table.to_batches()
+
+
+def _torn(nodes: tuple[str, ...], row: Any) -> Conflict:
+    here, there = nodes[row["node"]], nodes[row["other"]]
+    has, lacks = (here, there) if row["here"] else (there, here)
+    return Conflict(
+        "transaction",
+        f"it belongs to the state on {has} and not on {lacks}",
+        node=here,
+        other_node=there,
+        global_id=row["global_id"],
+    )

@@ -1,0 +1,86 @@
+"""Base rows and the changes since: which still hold, and those that a fold asks for by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from snapshots.overlay import KeySet, column_of
+from snapshots.sources import BASE_SCHEMA, BaseSource, read_table
+from storage.errors import SnapshotError
+from storage.open import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary"
+BATCH_ROWS = 1 << 16
+
+
+def is_among(batch: Any, base: BaseSource, keys: Mapping[int, KeySet]) -> npt.NDArray[np.bool_]:
+    """Which rows of `batch` (BASE_SCHEMA) have one of `keys`, given by group.
+
+    A row of a group without a key is known by its line.
+    """
+    group = np.asarray(batch.column("group").to_numpy())
+    found = np.zeros(len(group), np.bool_)
+    for number, known in keys.items():
+        at = np.flatnonzero(group == number)
+        if len(at):
+            names = batch.column("row" if number in base.multisets else "key")
+            found[at] = known.contains(column_of(names.take(pa.array(at))))
+    return found
+
+
+def rows_that_hold(batch: Any, base: BaseSource, changed: Mapping[int, KeySet]) -> npt.NDArray[np.bool_]:
+    """Which base rows of `batch` are still part of the state: unchanged, and not truncated."""
+    holds = ~is_among(batch, base, changed)
+    if base.dropped:
+        holds &= ~np.isin(np.asarray(batch.column("group").to_numpy()), list(base.dropped))
+    return holds
+
+
+def wanted_rows(
+    spark: SparkSession,
+    bases: tuple[BaseSource, ...],
+    wanted: Mapping[int, Mapping[int, KeySet]],
+    store: tuple[str, Mapping[str, Any]],
+) -> DataFrame:
+    """WANTED_ROWS of the base rows with the `wanted` keys (by node number and group) that were not truncated.
+
+    An object that can't be read gives none: whoever reads the whole base names it.
+    """
+    url, options = store
+    groups = {node: frozenset(found) for node, found in wanted.items()}
+    chosen = [base for base in bases if groups.get(base.source.number, frozenset()) & base.rows.keys()]
+    sent = spark.sparkContext.broadcast({node: dict(found) for node, found in wanted.items()})
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        opened = open_store(url, dict(options))
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _wanted(opened, chosen[number], sent.value)
+
+    tasks = max(len(chosen), 1)
+    return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)  # type: ignore[arg-type]
+
+
+def _wanted(
+    store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, KeySet]]
+) -> Iterator[pa.RecordBatch]:
+    keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.dropped}
+    try:
+        table = read_table(store, base.source, BASE_SCHEMA)
+    except SnapshotError:
+        return
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        found = batch.filter(pa.array(is_among(batch, base, keys)))
+        if len(found):
+            node = pa.array(np.full(len(found), base.source.number, np.int32))
+            yield pa.record_batch(
+                [node, *found.columns], names=["node", "group", "partition", "key", "row"]
+            )

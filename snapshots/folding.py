@@ -1,0 +1,161 @@
+"""Folding: the state of copies at a cut, as the last effective image of every changed key, laid over the base.
+
+One idea for restore and check: `changed_keys` says which base rows no longer hold, `images` are the rows that
+hold instead. Changes are shuffled by key; base rows, which are most of the data, never are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from snapshots.base_rows import wanted_rows
+from snapshots.lineage import completed_images
+from snapshots.overlay import KeySet, overlays
+from snapshots.sources import SEGMENT_SCHEMA, SegmentSource, Sources, effective, read_table
+from storage.errors import SnapshotError, report_of
+from storage.open import open_store
+from wal.segment_schema import DELETE, INSERT, PARTIAL
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# A change that belongs to the state; `node` is its number among the job's sources. A problem met by a reader
+# is a row of group PROBLEM, its key the object and its row the report as JSON.
+CHANGE_ROWS = (
+    "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
+)
+PROBLEM = -1
+BATCH_ROWS = 1 << 16
+IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
+_NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
+
+
+@dataclass(slots=True)
+class Fold:
+    """The folded changes of some copies. `images`: IMAGE_COLUMNS of every row that changes have made.
+
+    `changed` holds by node number and group the keys (of a group without a key: the lines) whose base rows do
+    not hold any more. `problems` are the reports of objects that could not be read; without them it is whole.
+    """
+
+    images: DataFrame | None
+    changed: dict[int, dict[int, KeySet]]
+    problems: list[dict[str, Any]]
+    kept: list[DataFrame]
+
+    def release(self) -> None:
+        """Let the executors forget the folded changes."""
+        for frame in self.kept:
+            frame.unpersist()
+
+
+def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]]) -> Fold:
+    """Fold the changes of `sources`. Starts no job where there are none.
+
+    The driver holds the changed keys, which is what bounds a fold: some 40 bytes a key.
+    """
+    if not sources.segments:
+        return Fold(None, {}, [], [])
+    changes = read_changes(spark, sources.segments, store)
+    if sources.multisets or sources.has_partials:
+        # Both read the changes again.
+        changes = changes.persist()
+    numbers = ", ".join(str(number) for number in sorted(sources.multisets)) or "-2"
+    latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
+    keys = latest.select("node", "group", "key", "op").toArrow()
+    is_problem = pc.equal(keys["group"], PROBLEM)
+    problems: list[dict[str, Any]] = []
+    if pc.any(is_problem).as_py():
+        problems = [json.loads(row["row"]) for row in latest.where(f"`group` = {PROBLEM}").collect()]
+    changed = overlays(keys.filter(pc.invert(is_problem)).select(["node", "group", "key"]))
+    live = latest.where(f"`group` <> {PROBLEM} AND op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS)
+    folded = Fold(live, changed, problems, [changes, latest])
+    if pc.any(pc.equal(keys["op"], PARTIAL)).as_py():
+        folded.images = live.unionByName(completed_images(spark, sources, store, changes, latest))
+    if sources.multisets:
+        _fold_multisets(spark, sources, store, changes.where(f"`group` IN ({numbers})"), folded)
+    return folded
+
+
+def latest_images(changes: DataFrame) -> DataFrame:
+    """Of CHANGE_ROWS the last of every (node, group, partition, key)."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    last = F.max_by(F.struct("lsn", "seq", "op", "row"), F.struct("lsn", "seq")).alias("last")
+    grouped = changes.groupBy("node", "group", "partition", "key").agg(last)
+    return grouped.select("node", "group", "partition", "key", "last.*")
+
+
+def read_changes(
+    spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
+) -> DataFrame:
+    """CHANGE_ROWS of the segments, each read by a task of its own."""
+    url, options = store
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        opened = open_store(url, options)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _changes_of(opened, segments[number])
+
+    numbers = spark.range(0, len(segments), 1, len(segments))
+    return numbers.mapInArrow(read, CHANGE_ROWS)  # type: ignore[arg-type]  # pyspark's own alias
+
+
+def _changes_of(store: Any, one: SegmentSource) -> Iterator[pa.RecordBatch]:
+    try:
+        table = effective(read_table(store, one.source, SEGMENT_SCHEMA), one)
+    except SnapshotError as error:
+        yield _problem(one, error)
+        return
+    node = pa.array(np.full(len(table), one.source.number, np.int32))
+    columns = [node, *(table[name] for name in _NAMES[1:])]
+    yield from pa.table(columns, names=_NAMES).to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _problem(one: SegmentSource, error: SnapshotError) -> pa.RecordBatch:
+    report = json.dumps(report_of(error)).encode()
+    values = [one.source.number, PROBLEM, 0, one.source.key.encode(), 0, 0, 0, report]
+    types = [pa.int32(), pa.int32(), pa.int32(), pa.binary(), pa.int64(), pa.int64(), pa.int8(), pa.binary()]
+    return pa.record_batch(
+        [pa.array([value], kind) for value, kind in zip(values, types, strict=True)], names=_NAMES
+    )
+
+
+def _fold_multisets(
+    spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]], changes: DataFrame, folded: Fold
+) -> None:
+    """Add the rows of groups without a key: of every line as many as there were, came and went.
+
+    Lines that came are laid beside the base; of a line that went more often than it came the base rows are
+    counted, and as many as are left take their place.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    places = ["node", "group", "partition", "row"]
+    one = F.when(F.col("op") == INSERT, 1).otherwise(-1)
+    net = changes.groupBy(*places).agg(F.sum(one).alias("net")).where("net <> 0").persist()
+    folded.kept.append(net)
+    went = net.where("net < 0").selectExpr("node", "`group`", "row AS key").toArrow()
+    lines = overlays(went)
+    left = net
+    if len(went):
+        base = wanted_rows(spark, sources.bases, lines, store).groupBy(*places).agg(F.count("*").alias("net"))
+        left = net.unionByName(base).groupBy(*places).agg(F.sum("net").alias("net"))
+        for node, found in lines.items():
+            folded.changed.setdefault(node, {}).update(found)
+    copies = left.where("net > 0").select(
+        "node", "group", "partition", "row", F.explode(F.array_repeat(F.lit(0), F.col("net").cast("int")))
+    )
+    # Which of several equal rows was written last can't be told: they have no version.
+    images = copies.select(
+        "node", "group", "partition", F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), "row"
+    )
+    folded.images = images if folded.images is None else folded.images.unionByName(images)

@@ -16,9 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.errors import RefusedError
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 Ints = npt.NDArray[np.int64]
+
+
+class GlobalIdReusedError(RefusedError):
+    """A global id names two transactions, one of which was under way when the cut began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class NodeWindow:
     """One node's part of a cut to be resolved.
 
     `previous` is its position at the cut before (the base position for the first), `start` and `finish` are
-    its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` what the cut before
-    left out.
+    its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` what the cut
+    before left out.
     """
 
     previous: int
@@ -78,20 +83,24 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """A node's events by number of global id."""
+    """A node's events by number of global id; `undone` are the prepared ones that were rolled back here."""
 
     prepared: Ints
     prepared_lsn: Ints
     prepared_end: Ints
+    undone: npt.NDArray[np.bool_]
     committed: Ints
     committed_lsn: Ints
-    rolled_back_end: Ints
     local_commits_lsn: Ints
 
 
 def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
-    """Find the least positions, from the start markers on, at which no global transaction is torn."""
+    """Find the least positions, from the start markers on, at which no global transaction is torn.
+
+    Raises GlobalIdReusedError where a global id does not tell which transaction is meant.
+    """
     events, names = _numbered(windows)
+    _check_unique(windows, events, names)
     position = {node: window.start for node, window in windows.items()}
     is_global = np.zeros(len(names), np.bool_)
     while True:
@@ -99,7 +108,8 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
         for node, found in events.items():
             is_global[found.committed[found.committed_lsn < position[node]]] = True
         for node, found in events.items():
-            ends = found.prepared_end[is_global[found.prepared]]
+            # What was rolled back here is no part of the transaction: its gid was used again to retry it.
+            ends = found.prepared_end[is_global[found.prepared] & ~found.undone]
             if len(ends):
                 position[node] = max(position[node], int(ends.max()))
         if position == before:
@@ -123,21 +133,50 @@ def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa
         middle = place + len(window.undecided) + len(prepared)
         end = middle + len(committed)
         carried = window.undecided
+        ends = np.concatenate([np.array([e.end_lsn for e in carried], np.int64), _ints(prepared, "end_lsn")])
         found[node] = _Events(
             prepared=numbers[place:middle],
             prepared_lsn=np.concatenate(
                 [np.array([e.lsn for e in carried], np.int64), _ints(prepared, "lsn")]
             ),
-            prepared_end=np.concatenate(
-                [np.array([e.end_lsn for e in carried], np.int64), _ints(prepared, "end_lsn")]
-            ),
+            prepared_end=ends,
+            undone=np.isin(ends, _ints(_of(window, ROLLBACK_PREPARED), "lsn")),
             committed=numbers[middle:end],
             committed_lsn=_ints(committed, "lsn"),
-            rolled_back_end=_ints(_of(window, ROLLBACK_PREPARED), "lsn"),
             local_commits_lsn=_ints(_of(window, COMMIT), "lsn"),
         )
         place = end
     return found, codes.dictionary
+
+
+def _check_unique(
+    windows: Mapping[str, NodeWindow], events: Mapping[str, _Events], names: pa.Array[Any]
+) -> None:
+    """Refuse a gid that is prepared anew after a commit, unless all its uses were over before the cut.
+
+    Branches of one transaction (XA, Citus) share a global id too, but all of them are prepared before the
+    first is committed.
+    """
+    is_reused, is_under_way = np.zeros((2, len(names)), np.bool_)
+    for node, found in events.items():
+        last_prepared = np.full(len(names), -1, np.int64)
+        first_committed = np.full(len(names), np.iinfo(np.int64).max, np.int64)
+        last_committed = np.full(len(names), -1, np.int64)
+        np.maximum.at(last_prepared, found.prepared[~found.undone], found.prepared_lsn[~found.undone])
+        np.minimum.at(first_committed, found.committed, found.committed_lsn)
+        before = found.committed_lsn < windows[node].start
+        np.maximum.at(last_committed, found.committed[before], found.committed_lsn[before])
+        is_reused |= first_committed < last_prepared
+        is_under_way |= last_committed < last_prepared
+        is_under_way[found.committed[~before]] = True
+    unclear = np.flatnonzero(is_reused & is_under_way)
+    if len(unclear):
+        gid = names[int(unclear[0])].as_py()
+        raise GlobalIdReusedError(
+            f"global id {gid!r} names several transactions since the last cut, and one was under way",
+            hint="give every distributed transaction a gid of its own, or tell them apart by [cut] global_id",
+            details={"global_id": gid, "count": len(unclear)},
+        )
 
 
 def _of(window: NodeWindow, op: int) -> pa.Table:
@@ -165,10 +204,10 @@ def _described(
     for node, window in windows.items():
         found = events[node]
         before = found.prepared_lsn < position[node]
-        is_undone = np.isin(found.prepared_end, found.rolled_back_end)
-        included, left_out = before & is_global[found.prepared], before & ~is_global[found.prepared]
+        included = before & is_global[found.prepared] & ~found.undone
+        left_out = before & ~included
         at_cut = found.committed[found.committed_lsn < position[node]]
-        is_open[np.setdiff1d(found.prepared[before & ~is_undone], at_cut)] = True
+        is_open[np.setdiff1d(found.prepared[before & ~found.undone], at_cut)] = True
         is_included[found.prepared[included]] = True
         nodes[node] = NodeCut(
             start=window.start,
@@ -180,9 +219,9 @@ def _described(
                     int(found.prepared_lsn[row]),
                     int(found.prepared_end[row]),
                 )
-                for row in np.flatnonzero(left_out & ~is_undone)
+                for row in np.flatnonzero(left_out & ~found.undone)
             ),
-            rolled_back=tuple(int(lsn) for lsn in found.prepared_lsn[left_out & is_undone]),
+            rolled_back=tuple(int(lsn) for lsn in found.prepared_lsn[left_out & found.undone]),
             local_transactions=int(np.count_nonzero(found.local_commits_lsn < position[node])),
         )
     return Cut(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -175,12 +176,14 @@ def _drain(task: DrainTask, archive: _Archive) -> int:
 
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
-    advance_slot(connection, task.slot, through)
+    # PostgreSQL refuses where somebody else has moved the slot on, or dropped it.
+    with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
+        advance_slot(connection, task.slot, through)
     state = slot_state(connection, task.slot)
     if state is None or state.confirmed != through:
         place = lsn_to_text(state.confirmed) if state else "nowhere"
         raise SlotLostError(
-            f"node {task.node.id}: slot {task.slot} is at {place} after it was advanced to {lsn_to_text(through)}",
+            f"node {task.node.id}: slot {task.slot} is at {place}, advanced to {lsn_to_text(through)}",
             hint="somebody else moves it; take a new full snapshot: snapshot create NAME",
             details={"node": task.node.id, "slot": task.slot},
         )
@@ -214,7 +217,7 @@ class _Chunk:
     next_messages: int = FIRST_CHUNK_MESSAGES
 
     def read(self, task: DrainTask, messages_max: int) -> None:
-        """Store what the slot has up to `task.finish`, or up to the end of the transaction that fills the chunk."""
+        """Store what the slot has up to `task.finish`, or to the end of the transaction that fills it."""
         decoder = Decoder(task.node.id, task.groups, task.global_id_form)
         resumed = self.archive.open
         count, size = 0, 0
@@ -233,7 +236,7 @@ class _Chunk:
                 opened = decoder.open
                 self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None)
         if count < messages_max:
-            # The slot had no more: everything up to the finish has been seen, whether it held anything or not.
+            # The slot had no more: everything up to the finish has been seen, even if that was nothing.
             self.through = task.finish
         if self.tables or self.through > self.archive.through:
             self._store(None)

@@ -5,6 +5,7 @@ fleet.toml's `[cut] global_id` says how. A gid that the rule does not match is i
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,17 @@ def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
     """The global id of every gid; `form` is exact, xa, citus or a regex with a group named global."""
     if form == "exact" or len(gids) == 0:
         return gids
-    pattern = {"xa": XA, "citus": CITUS}.get(form, form)
-    extracted = pc.extract_regex(gids, pattern)
-    return pc.coalesce(pc.struct_field(extracted, "global"), gids)
+    known = {"xa": XA, "citus": CITUS}.get(form)
+    if known:
+        return pc.coalesce(pc.struct_field(pc.extract_regex(gids, known), "global"), gids)
+    # Arrow's regular expressions are RE2: no look-around, no unnamed groups. fleet.toml was accepted by
+    # Python's rules, so a rule of the operator's own is matched by those, once for every gid there is.
+    encoded = gids.dictionary_encode()
+    pattern = re.compile(form)
+    names = pa.array([_named(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
+    return names.take(encoded.indices)
+
+
+def _named(pattern: re.Pattern[str], gid: str) -> str:
+    found = pattern.search(gid)
+    return (found and found["global"]) or gid

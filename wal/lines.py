@@ -140,7 +140,7 @@ def _interleaved(columns: list[Ints]) -> Ints:
 
 def equal(left: BytesColumn, right: BytesColumn) -> Flags:
     """Where two columns hold the same bytes."""
-    same = left.lengths == right.lengths
+    same: Flags = left.lengths == right.lengths
     rows = np.flatnonzero(same)
     lengths = left.lengths[rows]
     first = gather(left.data, left.offsets[:-1][rows], lengths)

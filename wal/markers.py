@@ -36,9 +36,12 @@ def marker_from_bytes(content: bytes) -> Marker:
     """Read what `Marker.to_bytes` wrote; raise ValueError on anything else."""
     try:
         document = json.loads(content)
-        return Marker(document["chain"], document["cut"], document["kind"])
+        fields = [document[name] for name in ("chain", "cut", "kind")]
     except (KeyError, TypeError) as error:
         raise ValueError("not a marker") from error
+    if not all(isinstance(value, str) for value in fields):
+        raise ValueError("not a marker: its fields are no texts")
+    return Marker(*fields)
 
 
 def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> int:

@@ -97,7 +97,7 @@ def messages_of(column: BytesColumn) -> Messages:
     unknown = np.flatnonzero(~np.isin(messages.kinds, KNOWN))
     if len(unknown):
         raise DecodingError(
-            f"a decoded message begins with {chr(messages.kinds[unknown[0]])!r}, which protocol 3 does not have",
+            f"a decoded message begins with {chr(messages.kinds[unknown[0]])!r}, unknown to protocol 3",
             hint="is the server newer than this version of Cutline?",
         )
     return messages

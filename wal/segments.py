@@ -141,7 +141,8 @@ def segment_bytes(held: SegmentRange, changes: pa.Table, events: pa.Table, count
         for table in (changes, events):
             if len(table):
                 writer.write_table(table.cast(schema), row_group_size=ROWS_PER_ROW_GROUP)
-    return sink.getvalue().to_pybytes()
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
@@ -169,24 +170,31 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> Segment:
         names = ("changes", "events", "partials", "truncates")
         counts = {name: int(document[name]) for name in names}
         return Segment(key, number, range_from_json(document), len(body), digest(body), **counts)
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise ArchiveError(
-            f"object {key} is not a segment of this version",
-            hint="run: snapshot check   to see what else is damaged",
-            details={"object": key},
-        ) from error
+    except (pa.ArrowException, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise _damaged(key) from error
+
+
+def _damaged(key: str) -> ArchiveError:
+    return ArchiveError(
+        f"object {key} is not a segment of this version",
+        hint="run: snapshot check   to see what else is damaged",
+        details={"object": key},
+    )
 
 
 def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """Read a segment's events alone."""
+    """Read a segment's events alone; raise ArchiveError where it can't be read as one."""
     source: Any
     if segment.size <= READ_WHOLE_BYTES_MAX:
         source = pa.BufferReader(store.read(segment.key))
     else:
         source = pa.PythonFile(RangeFile(store, segment.key, segment.size), mode="r")
-    with pq.ParquetFile(source) as file:
-        groups = _event_row_groups(file, segment.changes)
-        return file.read_row_groups(groups) if groups else SEGMENT_SCHEMA.empty_table()
+    try:
+        with pq.ParquetFile(source) as file:
+            groups = _event_row_groups(file, segment.changes)
+            return file.read_row_groups(groups) if groups else SEGMENT_SCHEMA.empty_table()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(segment.key) from error
 
 
 def _event_row_groups(file: Any, changes: int) -> list[int]:

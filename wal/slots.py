@@ -29,6 +29,7 @@ STATE_QUERY = """
 SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase
   FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()
 """
+DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 RUNNING_QUERY = """
 SELECT format('transaction %s of process %s (%s)', backend_xid, pid, coalesce(application_name, ''))
   FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
@@ -58,7 +59,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSlot:
-    """A new slot. While `connection` is open, its snapshot shows exactly what was committed before `position`."""
+    """A new slot. While `connection` is open, its snapshot shows what was committed before `position`."""
 
     position: int
     snapshot: str
@@ -164,7 +165,8 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
     elif not state.two_phase:
         problem = f"slot {name} does not decode prepared transactions"
     elif state.confirmed > archived:
-        problem = f"slot {name} is at {lsn_to_text(state.confirmed)}, but the archive ends at {lsn_to_text(archived)}"
+        place = lsn_to_text(state.confirmed)
+        problem = f"slot {name} is at {place}, but the archive ends at {lsn_to_text(archived)}"
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",
@@ -185,8 +187,7 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
     while True:
         try:
             with connect(node) as connection:
-                query = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
-                connection.execute(query, (name,))
+                connection.execute(DROP_QUERY, (name,))
                 return True
         except psycopg.errors.ObjectInUse:
             # A process that was ended is still reading it on the server; that ends soon.

@@ -1,0 +1,100 @@
+"""Transaction events and markers out of a batch of messages, as SEGMENT_SCHEMA rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from wal import pgoutput
+from wal.bytes_column import BytesColumn, Ints
+from wal.global_ids import global_ids
+from wal.markers import MARKER_PREFIX
+from wal.pgoutput import Messages
+from wal.segment_schema import (
+    COMMIT,
+    COMMIT_PREPARED,
+    EVERY_PARTITION,
+    MARKER,
+    NO_GROUP,
+    PREPARE,
+    ROLLBACK_PREPARED,
+    SEGMENT_SCHEMA,
+)
+from wal.transactions import Transactions
+
+
+def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
+    """The events of a batch in the order of their ends; `form` is the rule for global ids."""
+    parts = [
+        _commits(messages, transactions),
+        _prepares(messages, transactions, form),
+        _settled(messages, pgoutput.COMMIT_OF_PREPARED, COMMIT_PREPARED, form),
+        _settled(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
+        *_markers(messages),
+    ]
+    return pa.concat_tables(parts).sort_by("end_lsn")
+
+
+def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == pgoutput.COMMIT_LOCAL)
+    at = messages.starts[numbers]
+    xid = transactions.xid[transactions.of_message[numbers]]
+    return _event_table(
+        COMMIT, messages.u64(at + 2), messages.u64(at + 10), xid, pa.nulls(len(at), pa.string())
+    )
+
+
+def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
+    at = messages.starts[numbers]
+    names = global_ids(messages.texts(at + 30, messages.ends[numbers] - 1), form)
+    # The position that its changes have, which is where the PREPARE record begins.
+    lsn = transactions.lsn[transactions.of_message[numbers]]
+    return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
+
+
+def _settled(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == kind)
+    at = messages.starts[numbers]
+    is_commit = kind == pgoutput.COMMIT_OF_PREPARED
+    names = global_ids(messages.texts(at + (30 if is_commit else 38), messages.ends[numbers] - 1), form)
+    end = messages.u64(at + 10)
+    # A rollback's message names no beginnings; where its PREPARE ended tells which transaction it undid.
+    lsn = messages.u64(at + 2)
+    return _event_table(op, lsn, end, messages.u32(at + (26 if is_commit else 34)), names)
+
+
+def _markers(messages: Messages) -> list[pa.Table]:
+    tables: list[pa.Table] = []
+    # Messages of ours are two per cut; others' may be many, so their prefix is compared by column first.
+    numbers = np.flatnonzero(messages.kinds == pgoutput.MESSAGE)
+    wanted = np.frombuffer(MARKER_PREFIX + b"\0", np.uint8)
+    at = messages.starts[numbers]
+    numbers = numbers[messages.ends[numbers] - at >= 14 + len(wanted)]
+    at = messages.starts[numbers]
+    is_ours = np.ones(len(numbers), np.bool_)
+    for place, byte in enumerate(wanted):
+        is_ours &= messages.u8(at + 10 + place) == byte
+    for number in numbers[is_ours]:
+        message = messages.bytes_at(int(number))
+        end = np.array([int.from_bytes(message[2:10], "big")])
+        content = pa.array([message[10 + len(wanted) + 4 :]], pa.binary())
+        tables.append(
+            _event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content)
+        )
+    return tables
+
+
+def _event_table(op: int, lsn: Ints, end_lsn: Ints, xid: Ints, names: Any, rows: Any = None) -> pa.Table:
+    count = len(lsn)
+    nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
+    return pa.table(
+        [
+            lsn, end_lsn, np.zeros(count, np.int64), xid, names, np.full(count, op, np.int8),
+            np.full(count, NO_GROUP, np.int32), np.full(count, EVERY_PARTITION, np.int32),
+            nothing, nothing if rows is None else rows,
+        ],
+        schema=SEGMENT_SCHEMA,
+    )  # fmt: skip

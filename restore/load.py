@@ -1,0 +1,190 @@
+"""Loading rows: what a task of the load jobs does, in an executor.
+
+A task's rows and its entry in the ledger of the loaded database are one transaction. Spark may repeat a task
+as often as it likes: one that is in the ledger is not loaded again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from fleet.config import Node
+from fleet.connections import connect, unreachable
+from fleet.groups import Group, column_list, qualified
+from snapshots.base_rows import rows_that_hold
+from snapshots.overlay import KeySet, column_of
+from snapshots.sources import BASE_SCHEMA, BaseSource, read_table
+from storage.errors import RefusedError, SnapshotError, report_of
+from storage.open import open_store
+
+LEDGER_SCHEMA = "cutline_restore"
+LEDGER = f"{LEDGER_SCHEMA}.ledger"
+WRITE_BYTES = 1 << 20
+
+
+class LoadError(RefusedError):
+    """A target node did not take rows; nothing of the restore stays there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """A database to load into, and the groups that are loaded there, by number."""
+
+    node: Node
+    groups: Mapping[int, Group]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseLoadTask:
+    """A base object to load; `changed` gives the node's changed keys by group, whose rows no longer hold."""
+
+    base: BaseSource
+    target: LoadTarget
+    changed: Any
+    store_url: str
+    store_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How many rows a task sent, or the error that ended it."""
+
+    rows: int = 0
+    problem: dict[str, Any] | None = None
+
+
+def create_ledger(connection: psycopg.Connection[Any]) -> None:
+    """Create the ledger in a database to be loaded."""
+    connection.execute(f"CREATE SCHEMA {LEDGER_SCHEMA}")
+    connection.execute(
+        f"CREATE TABLE {LEDGER} (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
+    )
+
+
+def load_base(task: BaseLoadTask) -> LoadReport:
+    """Load the rows of the object that still hold."""
+    try:
+        table = read_table(open_store(task.store_url, task.store_options), task.base.source, BASE_SCHEMA)
+        changed: Mapping[int, KeySet] = task.changed.value if task.changed is not None else {}
+        with connect(task.target.node) as connection, connection.transaction():
+            loader = Loader(connection, task.target, task.base.source.key)
+            for batch in table.to_batches():
+                holds = rows_that_hold(batch, task.base, changed)
+                loader.add(batch if holds.all() else batch.filter(pa.array(holds)))
+            loader.finish()
+        return LoadReport(loader.total)
+    except SnapshotError as error:
+        return LoadReport(problem=report_of(error))
+    except psycopg.Error as error:
+        return LoadReport(problem=report_of(load_error(task.target.node, error)))
+
+
+def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
+    """The error for a node that did not take rows, with the server's reason."""
+    if isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
+        return unreachable(node, error)
+    where = error.diag.table_name or error.diag.context or ""
+    return LoadError(
+        f"node {node.id}: {error.diag.message_primary or error} {where}".rstrip(),
+        hint="see the server's log, then repeat the command",
+        details={"node": node.id},
+    )
+
+
+class Loader:
+    """Sends rows to one database in the transaction of its caller, group by group.
+
+    A task that the ledger has is passed over: `add` then does nothing.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], target: LoadTarget, task: str) -> None:
+        self.total = 0
+        self._connection, self._target, self._task = connection, target, task
+        self._rows: dict[int, int] = {}
+        connection.execute("SET LOCAL synchronous_commit = off")
+        entry = f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
+        # Waits for another attempt of the same task that is still under way.
+        self._is_loaded = connection.execute(entry, (task,)).rowcount == 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Send the batch's rows (columns group and row), each group's in one COPY."""
+        if self._is_loaded or len(batch) == 0:
+            return
+        group = np.asarray(batch.column("group").to_numpy())
+        numbers = np.unique(group)
+        for number in numbers:
+            if int(number) not in self._target.groups:
+                continue
+            lines = batch.column("row")
+            if len(numbers) > 1:
+                lines = lines.filter(pa.array(group == number))
+            self._copy(self._target.groups[int(number)], lines)
+
+    def _copy(self, group: Group, lines: pa.Array) -> None:
+        column = column_of(lines)
+        data = memoryview(column.data)[int(column.offsets[0]) : int(column.offsets[-1])]
+        statement = f"COPY {qualified(group)} ({column_list(group)}) FROM STDIN"
+        cursor = self._connection.cursor()
+        with cursor.copy(sql.SQL(statement)) as copy:  # type: ignore[arg-type]  # names are quoted
+            for start in range(0, len(data), WRITE_BYTES):
+                copy.write(data[start : start + WRITE_BYTES])
+        if cursor.rowcount != len(lines):
+            raise LoadError(
+                f"node {self._target.node.id}: {group.name} took {cursor.rowcount} rows of {len(lines)}",
+                details={"node": self._target.node.id, "group": group.name},
+            )
+        self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
+        self.total += len(lines)
+
+    def finish(self) -> None:
+        """Enter into the ledger what was sent."""
+        for number, rows in self._rows.items():
+            self._connection.execute(f"INSERT INTO {LEDGER} VALUES (%s, %s, %s)", (self._task, number, rows))
+
+
+def load_images(
+    batches: Iterator[pa.RecordBatch], targets: Mapping[int, LoadTarget], partition: int
+) -> Iterator[pa.RecordBatch]:
+    """Load one Spark partition of folded rows (node, group, row); yield one row: what was sent, or the error."""
+    report = LoadReport()
+    try:
+        with ExitStack() as stack:
+            loaders: dict[int, Loader] = {}
+            for batch in batches:
+                node = np.asarray(batch.column("node").to_numpy())
+                for number in np.unique(node):
+                    if int(number) not in loaders:
+                        loaders[int(number)] = _opened(stack, targets[int(number)], f"images-{partition}")
+                    chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
+                    loaders[int(number)].add(chosen)
+            for loader in loaders.values():
+                loader.finish()
+            report = LoadReport(sum(loader.total for loader in loaders.values()))
+    except SnapshotError as error:
+        report = LoadReport(problem=report_of(error))
+    except psycopg.Error as error:
+        report = LoadReport(problem=report_of(load_error(next(iter(targets.values())).node, error)))
+    yield report_batch(report)
+
+
+def _opened(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
+    connection = stack.enter_context(connect(target.node))
+    stack.enter_context(connection.transaction())
+    return Loader(connection, target, task)
+
+
+def report_batch(report: LoadReport) -> pa.RecordBatch:
+    """A report as a row: the number of rows sent, and the error as JSON."""
+    problem = json.dumps(report.problem) if report.problem else None
+    return pa.record_batch(
+        [pa.array([report.rows], pa.int64()), pa.array([problem], pa.string())], names=["rows", "problem"]
+    )

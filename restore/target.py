@@ -1,0 +1,207 @@
+"""The databases that a restore makes: found fit, created under a name of their own, published at the end.
+
+Nobody sees a restored database under its real name until all nodes are loaded and checked (DESIGN.md,
+invariant 6). A publication that can't be carried through on every node is undone on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from fleet.baseline import NodeIdentity
+from fleet.config import Node
+from fleet.connections import connect, database_name, with_database
+from fleet.sessions import FleetBusyError, in_parallel, lock_key
+from storage.errors import RefusedError, UsageError
+
+MAINTENANCE_DATABASE = "postgres"
+NAME_BYTES_MAX = 63
+LOADING, ASIDE = "_restoring_", "_before_"
+LOCK_NAME = "restore"
+
+FACTS_QUERY = """
+SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
+       (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user),
+       (SELECT system_identifier::text FROM pg_control_system())
+"""
+
+
+class TargetUnfitError(RefusedError):
+    """A target node can't take the snapshot."""
+
+
+class TargetExistsError(RefusedError):
+    """A target node has the database already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one shard goes: `database` is the real name, `loading` the name until it is published."""
+
+    shard: str
+    node: Node
+    database: str
+    loading: str
+    aside: str
+
+    @property
+    def maintenance(self) -> Node:
+        """The same server, in the database from which others are created and renamed."""
+        return with_database(self.node, MAINTENANCE_DATABASE)
+
+    @property
+    def loaded(self) -> Node:
+        """The database that is being restored."""
+        return with_database(self.node, self.loading)
+
+
+def target_of(shard: str, node: Node, operation: str) -> Target:
+    """The target of one shard for one operation."""
+    database = database_name(node.dsn)
+    if database in (MAINTENANCE_DATABASE, "template0", "template1"):
+        raise UsageError(
+            f"node {node.id}: its dsn leads to database {database}, which can't be restored into",
+            hint="name the database to be restored in the node's dsn",
+        )
+    suffix = operation.rsplit("-", 1)[-1]
+
+    def named(middle: str) -> str:
+        room = NAME_BYTES_MAX - len(middle) - len(suffix)
+        return f"{database.encode()[:room].decode(errors='ignore')}{middle}{suffix}"
+
+    return Target(shard, node, database, named(LOADING), named(ASIDE))
+
+
+@contextmanager
+def locked_targets(targets: list[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+    """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile."""
+    with ExitStack() as stack:
+        connections: dict[str, psycopg.Connection[Any]] = {}
+        for target in sorted(targets, key=lambda found: found.node.id):
+            connection = stack.enter_context(connect(target.maintenance))
+            # Two shards may go to two databases of one server; the lock is per database name.
+            key = lock_key(f"{LOCK_NAME} {target.database}")
+            (locked,) = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone() or (False,)
+            if not locked:
+                raise FleetBusyError(
+                    f"node {target.node.id}: another restore of database {target.database} is running",
+                    hint="wait until it is done",
+                    details={"node": target.node.id},
+                )
+            connections[target.shard] = connection
+        yield connections
+
+
+def check_target(
+    target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, roles: tuple[str, ...], *, replace: bool
+) -> str:
+    """Raise TargetUnfitError or TargetExistsError; return what tells the server's databases from others'."""
+    recovering, version, may_create, system = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False, "")
+    node = target.node.id
+    if recovering:
+        raise TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
+    if version // 10000 < source.server_version // 10000:
+        raise TargetUnfitError(
+            f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
+        )
+    if not may_create:
+        raise TargetUnfitError(
+            f"node {node}: role {connection.info.user} may not create databases",
+            hint=f'ALTER ROLE "{connection.info.user}" CREATEDB;',
+        )
+    known = {row[0] for row in connection.execute("SELECT rolname FROM pg_roles")}
+    missing = [role for role in roles if role not in known]
+    if missing:
+        raise TargetUnfitError(
+            f"node {node} lacks roles that the snapshot's tables belong to: {', '.join(missing)}",
+            hint="\n".join(f'CREATE ROLE "{role}";' for role in missing),
+            details={"node": node, "roles": missing},
+        )
+    if not replace and target.database in databases(connection):
+        raise TargetExistsError(
+            f"node {node} has a database {target.database} already",
+            hint="restore elsewhere with --to FILE, or put the existing databases aside with --replace",
+            details={"node": node, "database": target.database},
+        )
+    return f"{system}/{target.database}"
+
+
+def databases(connection: psycopg.Connection[Any]) -> set[str]:
+    """The server's databases."""
+    return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+
+
+def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
+    """Create the empty database to load into, after those that a restore that died has left."""
+    prefix = target.loading[: -len(target.loading.rsplit("_", 1)[-1])]
+    for name in databases(connection):
+        if name.startswith(prefix):
+            _drop(connection, name)
+    statement = sql.SQL(
+        "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} STRATEGY file_copy"
+    ).format(
+        sql.Identifier(target.loading), sql.Literal(source.encoding), sql.Literal(source.collate),
+        sql.Literal(source.ctype),
+    )  # fmt: skip
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InvalidParameterValue as error:
+        raise TargetUnfitError(
+            f"node {target.node.id}: {str(error).strip()}", hint="install the locale on the target's machine"
+        ) from error
+
+
+def drop_loading(targets: list[Target]) -> None:
+    """Drop what was being loaded, on every node that answers."""
+
+    def drop(target: Target) -> None:
+        with connect(target.maintenance) as connection:
+            _drop(connection, target.loading)
+
+    in_parallel(drop, targets)
+
+
+def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+    connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def publish_all(targets: list[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """Give every database its real name; return the names under which existing ones were put aside.
+
+    Raises what a rename raised, after undoing the renames that were done.
+    """
+    done: list[tuple[psycopg.Connection[Any], str, str]] = []
+    aside: list[str] = []
+    try:
+        for target in targets:
+            connection = connections[target.shard]
+            steps = [(target.loading, target.database)]
+            if target.database in databases(connection):
+                steps.insert(0, (target.database, target.aside))
+                aside.append(f"{target.node.id}: {target.aside}")
+            for old, new in steps:
+                _rename(connection, old, new)
+                done.append((connection, old, new))
+    except BaseException:
+        for connection, old, new in reversed(done):
+            _rename(connection, new, old)
+        raise
+    return aside
+
+
+def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
+    """Rename a database, ending the sessions in it; nobody can connect anew meanwhile."""
+    name = sql.Identifier(old)
+    connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
+    try:
+        connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,))
+        connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
+        name = sql.Identifier(new)
+    finally:
+        connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(name))

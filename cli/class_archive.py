@@ -100,9 +100,9 @@ def _run_one_job_of_every_kind(session: SparkSession, folder: Path) -> None:
     rows = session.range(1000).select((functions.col("id") % 8).alias("partition"), "id")
     rows.write.parquet(str(folder / "rows"))
     stored = session.read.parquet(str(folder / "rows"))
-    passed = stored.mapInArrow(lambda batches: batches, stored.schema)
+    passed = stored.mapInArrow(lambda batches: batches, stored.schema).withColumnRenamed("partition", "other")
     hashes = functions.bit_xor(functions.xxhash64("partition", "id"))
-    passed.join(stored, "id").groupBy(stored["partition"]).agg(hashes).collect()
+    passed.join(stored, "id").groupBy("partition").agg(hashes).orderBy("partition").collect()
 
 
 if __name__ == "__main__":

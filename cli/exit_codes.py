@@ -27,7 +27,7 @@ MEANINGS: dict[int, str] = {
     INDETERMINATE: "indeterminate: whether the commit was stored is not known; the next command settles it",
     UNREACHABLE: "a node or the store can't be reached",
     BUSY: "another operation is running",
-    CANCELLED: "cancelled from elsewhere",
+    CANCELLED: "cancelled from elsewhere, or by SIGTERM",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
     BUG: "a bug: traceback kept in a file whose name is printed",
     INTERRUPTED: "stopped by Ctrl-C",

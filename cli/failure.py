@@ -7,6 +7,7 @@ file that only its owner can read, because the message of an unforeseen error ma
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -16,7 +17,7 @@ from typing import Any
 
 import typer
 
-from cli.exit_codes import BUG, INTERRUPTED, USAGE
+from cli.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cli.output import write_document
 from storage.errors import SnapshotError
 
@@ -45,6 +46,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(error.exit_code, error.slug, error.message, error.hint, error.details)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)
+    if isinstance(error, KeyboardInterrupt) and error.args:
+        return Failure(CANCELLED, "terminated", f"stopped by {signal.Signals(error.args[0]).name}")
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return Failure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     return _bug(error)

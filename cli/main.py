@@ -24,6 +24,8 @@ from cli.output import write_document
 from storage.errors import UsageError
 
 PROGRAM = "snapshot"
+# The signals that ended the command, other than Ctrl-C.
+_signals: list[int] = []
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
 FLEET_OPTION = "--fleet"
 
@@ -153,8 +155,8 @@ def run(arguments: Sequence[str]) -> int:
         code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the last stop: it becomes an exit code
         return report(failure_of(error), error, json=json, verbose=verbose)
-    if code == INTERRUPTED:
-        interrupt = KeyboardInterrupt()
+    if code == INTERRUPTED:  # typer has made this of KeyboardInterrupt
+        interrupt = KeyboardInterrupt(*_signals)
         return report(failure_of(interrupt), interrupt, json=json, verbose=verbose)
     if not arguments:
         return USAGE
@@ -163,7 +165,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds as Ctrl-C does, so that nothing started is left behind."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _unwind)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -171,5 +173,8 @@ def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
-def _terminate(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
+def _unwind(number: int, _frame: object) -> None:
+    # Not SystemExit: a call into the JVM is given up for KeyboardInterrupt alone; anything else waits
+    # until the job has ended.
+    _signals.append(number)
+    raise KeyboardInterrupt(number)

@@ -113,8 +113,9 @@ class SparkStart:
         return self
 
     def __exit__(
-        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+        self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        _keep_text(value)
         self.stop(graceful=error is None)
 
     def _start(self) -> None:
@@ -147,6 +148,8 @@ class SparkStart:
         context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
         # The workers of a local-cluster keep their executors' files in SPARK_HOME, and leave them there.
         self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
+        # A JVM that was killed is no news; socketserver would print that its connection ended.
+        setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
         self._session = SparkSession.builder.getOrCreate()
 
     def _configure(self, spark_home: Path, spark_version: str) -> SparkConf:
@@ -171,7 +174,9 @@ class SparkStart:
 
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
         """Ask the JVM to end; kill it and all it started if it does not, or has nothing to be asked for."""
-        self._gateway.shutdown()
+        if graceful:
+            # Not otherwise: on a thread whose call was cut short it would wait for that call's answer.
+            self._gateway.shutdown()
         if jvm.stdin is not None:
             jvm.stdin.close()
         if graceful or not runs_on_this_machine(self._master):
@@ -188,10 +193,13 @@ class SparkStart:
 
 
 def _silence_pyspark() -> None:
-    """Keep off stderr what is no news there: the exceptions that py4j logs are raised as well."""
+    """Keep off stderr what is no news there: the exceptions that are logged are raised as well."""
+    from pyspark.logger import PySparkLogger
+
     # It is about pandas' own objects, which never appear here: rows travel as Arrow batches.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: "while sending command" not in str(record.msg))
 
 
@@ -204,10 +212,21 @@ def _forget_session() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
+def _keep_text(error: BaseException | None) -> None:
+    """Note on Spark's exceptions what they say: they ask the JVM for it, which is about to go."""
+    while error is not None:
+        if type(error).__module__.startswith(("pyspark.", "py4j.")):
+            with contextlib.suppress(Exception):
+                error.add_note(str(error))
+        error = error.__cause__ or error.__context__
+
+
 def _reason(error: Exception, log: Path) -> str:
     """The line that says what happened: of a Java exception its message, of a JVM that died its last word."""
     lines = str(error).splitlines() or [type(error).__name__]
-    if "JAVA_GATEWAY_EXITED" in lines[0]:
-        said = log.read_text(errors="replace").splitlines()
-        lines += [f": {line}" for line in [*(line for line in said if "Exception" in line), *said[-1:]]]
-    return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
+    reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
+    if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
+        return reason
+    said = log.read_text(errors="replace").splitlines() if log.exists() else []
+    telling = [line for line in said if "Exception" in line or "Reason: " in line]
+    return next(iter([*telling, *said[-1:], reason])).rpartition("Reason: ")[2]

@@ -1,0 +1,20 @@
+"""One Spark session for all tests of this folder, built by the place that builds every session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.spark import start_spark_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session at local[2]; stopped, JVM included, after the last test."""
+    with start_spark_at("local[2]", {}, "tests") as start:
+        yield start.session()

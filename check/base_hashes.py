@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from check.hashing import Sums, combine_hashes, entry_hashes
+from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
+from snapshots.damage import ObjectDamagedError
 from snapshots.overlay import KeySet
-from snapshots.sources import BASE_SCHEMA, BaseSource, ObjectDamagedError, read_table
+from snapshots.sources import BaseSource, read_table
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 from wal.bytes_column import BytesColumn, from_arrow, xxhash64
@@ -79,7 +81,9 @@ def _hash(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, KeySe
     return combine_hashes(np.stack([node, group[holds], partition[holds]], axis=1), hashes)
 
 
-def _check_partitions(task: BaseHashTask, group: Any, partition: Any, keys: BytesColumn, rows: BytesColumn) -> None:
+def _check_partitions(
+    task: BaseHashTask, group: Any, partition: Any, keys: BytesColumn, rows: BytesColumn
+) -> None:
     """Every row must be in the partition of its key, or the copies would not be compared alike."""
     for number in np.unique(group):
         at = group == number

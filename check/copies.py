@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from check.hashing import Sums
 from check.report import Conflict, Skipped, SnapshotReport
 from snapshots.manifest import Chain
+
+if TYPE_CHECKING:
+    from check.hashing import Sums
 
 NAMED_MAX = 1000
 EMPTY = (0, 0, 0, 0)

@@ -6,57 +6,24 @@ What is damaged is named and the rest still compared; what could not be compared
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from check.base_hashes import BaseHashTask, hash_base
+from check.checking import Checking
 from check.copies import Copies, compare_copies, compare_streams
 from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
-from check.report import Compared, Conflict, SnapshotReport
+from check.report import Compared, Conflict
 from check.streams import StreamTask, hash_stream
 from check.transactions import compare_pairs
 from fleet.progress import Progress
 from snapshots.folding import Fold, fold
 from snapshots.jobs import SparkSource, run_tasks
-from snapshots.manifest import Chain
 from snapshots.sources import SegmentSource, Source, Sources, sources_of
 from storage.errors import SnapshotError
-from storage.store import ObjectStore
 from wal.markers import marker_from_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@dataclass(slots=True)
-class Checking:
-    """One snapshot's check under way."""
-
-    chain: Chain
-    store: ObjectStore
-    location: tuple[str, dict[str, Any]]
-    report: SnapshotReport
-    damaged: set[str]
-
-    @property
-    def copies(self) -> Copies:
-        """The chain's copies, numbered as in the jobs."""
-        return Copies.of(self.chain)
-
-    def problem(self, report: Mapping[str, Any]) -> None:
-        """Note what is wrong with an object; its node's copy can't be compared."""
-        details = report["details"]
-        node = details.get("node")
-        conflict = Conflict(
-            kind=str(details.get("kind", report["slug"])),
-            detail=str(report["message"]),
-            node=node,
-            object=details.get("object"),
-        )
-        if conflict.object not in {one.object for one in self.report.conflicts if one.object}:
-            self.report.conflicts.append(conflict)
-        if node:
-            self.damaged.add(node)
 
 
 def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -> None:
@@ -97,7 +64,12 @@ def _streams(
     url, options = checking.location
     tasks = [
         StreamTask(
-            Source(s.key, node, number, s.size, s.digest), s, copies.since(node), chain.position(node), url, options
+            Source(s.key, node, number, s.size, s.digest),
+            s,
+            copies.since(node),
+            chain.position(node),
+            url,
+            options,
         )
         for number, node in enumerate(copies.nodes)
         for s in chain.segments(node)
@@ -144,9 +116,7 @@ def _check_markers(checking: Checking, markers: Mapping[str, Mapping[bytes, int]
                     )
 
 
-def _partition_hashes(
-    checking: Checking, session: SparkSession, progress: Progress
-) -> tuple[Sums, Sums]:
+def _partition_hashes(checking: Checking, session: SparkSession, progress: Progress) -> tuple[Sums, Sums]:
     """Combined hashes of entries and of versions of every copy, by (node, group, partition)."""
     progress.step("fold changes")
     copies = checking.copies
@@ -174,9 +144,7 @@ def _base_hashes(
 ) -> Sums:
     copies = checking.copies
     url, options = checking.location
-    changed = {
-        number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()
-    }
+    changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
     tasks = [
         BaseHashTask(
             base,
@@ -222,4 +190,3 @@ def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
         .toArrow()
     )
     return sums_of_table(table, keys), sums_of_table(table, keys, "version_")
-

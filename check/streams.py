@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from check.hashing import Sums, combine_hashes
+from snapshots.damage import ObjectDamagedError
 from snapshots.overlay import column_of
-from snapshots.sources import SEGMENT_SCHEMA, ObjectDamagedError, Source, read_table
+from snapshots.sources import Source, read_table
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
+from wal.archive import Segment
 from wal.bytes_column import BytesColumn, from_list, xxhash64
-from wal.segment_schema import MARKER
-from wal.segments import Segment
+from wal.segment_schema import MARKER, SEGMENT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ def hash_stream(task: StreamTask) -> StreamReport:
 def _hashes(table: pa.Table) -> Any:
     """The hash of every change and event: all that it says, but for the transaction's number on its node."""
     count = len(table)
-    numbers = [np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")]
+    numbers = [
+        np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")
+    ]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
     width = len(numbers) * 8
     hashes = xxhash64(BytesColumn(fixed, np.arange(count + 1, dtype=np.int64) * width))
@@ -81,5 +84,8 @@ def _check_counts(task: StreamTask, table: pa.Table) -> None:
     if len(table) != expected:
         source = task.source
         raise ObjectDamagedError(
-            key=source.key, kind="rows", node=source.node, detail=f"it has {len(table)} rows instead of {expected}"
+            key=source.key,
+            kind="rows",
+            node=source.node,
+            detail=f"it has {len(table)} rows instead of {expected}",
         )

@@ -9,7 +9,9 @@ from storage.errors import IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectStore
 
 
-def check_structure(store: ObjectStore, name: str, increment: int | None) -> tuple[Chain | None, SnapshotReport]:
+def check_structure(
+    store: ObjectStore, name: str, increment: int | None
+) -> tuple[Chain | None, SnapshotReport]:
     """Read the chain and see that all it lists is there; the chain is None where it can't be read."""
     try:
         chain = read_chain(store, name, increment)
@@ -44,9 +46,13 @@ def _text(error: SnapshotError, name: str) -> str | None:
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> set[str]:
     """See that every object that the chain lists is there in its size; return the nodes that lack one."""
     damaged: set[str] = set()
-    nodes = {s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found}
+    nodes = {
+        s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found
+    }
     nodes |= {stored.key: stored.node for stored in chain.part.objects}
-    present = {key for part in ("base", "wal", "schema") for key in store.list(f"snapshots/{chain.name}/{part}")}
+    present = {
+        key for part in ("base", "wal", "schema") for key in store.list(f"snapshots/{chain.name}/{part}")
+    }
     for commit in chain.commits:
         for key, size in commit.object_sizes.items():
             if key not in present:

@@ -47,8 +47,10 @@ def compare_pairs(
 
     if len(nodes) < 2 or not segments:
         return PairReport(0, [])
-    prepared = read_prepared(spark, segments, store).groupBy("global_id", "node").agg(
-        F.max("included").alias("included")
+    prepared = (
+        read_prepared(spark, segments, store)
+        .groupBy("global_id", "node")
+        .agg(F.max("included").alias("included"))
     )
     pairs = shared_pairs(prepared).persist()
     hashed = F.xxhash64("global_id")
@@ -91,7 +93,7 @@ def read_prepared(
                 except (SnapshotError, pa.ArrowException, OSError):
                     continue
 
-    return spark.range(0, len(segments), 1, len(segments)).mapInArrow(read, PREPARED_ROWS)  # type: ignore[arg-type]
+    return spark.range(0, len(segments), 1, len(segments)).mapInArrow(read, PREPARED_ROWS)
 
 
 def _prepared(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from check.checking import Checking
 from check.report import CheckReport, Conflict, Skipped, SnapshotReport
-from check.run import Checking, check_contents
 from check.structure import check_listing, check_structure
 from fleet.config import Fleet
 from fleet.progress import Progress
@@ -29,14 +28,13 @@ class CheckRequest:
 
 
 def check_snapshots(
-    fleet: Fleet, request: CheckRequest, start_spark: Callable[[], SparkSource], progress: Progress
+    fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress
 ) -> CheckReport:
     """Check what is asked for. Spark is started only once there is something to read."""
     began = time.monotonic()
     store = open_store(fleet.store_url, fleet.store_options)
     read_identity(store, fleet)
     names = [request.name] if request.name else snapshot_names(store)
-    spark: SparkSource | None = None
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
@@ -50,8 +48,10 @@ def check_snapshots(
             report.compared.objects = sum(len(commit.object_sizes) for commit in chain.commits)
             report.skipped.append(Skipped("contents of the objects", "--metadata-only"))
             continue
-        spark = spark or start_spark()
+        spark.begin()
         _check_schemas(checking, store)
+        from check.run import check_contents
+
         check_contents(checking, spark, progress)
     return CheckReport(tuple(reports), time.monotonic() - began)
 

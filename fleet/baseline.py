@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import psycopg
+from typing import TYPE_CHECKING, Any
 
 from fleet.config import Node
 from storage.errors import RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
 
 STANDBY_DECODING_VERSION = 160000
 SERVER_VERSION_MIN = 150000

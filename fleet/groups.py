@@ -10,12 +10,12 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-import psycopg
-from psycopg import sql
+from typing import TYPE_CHECKING, Any
 
 from fleet.config import GroupRules
+
+if TYPE_CHECKING:
+    import psycopg
 
 # Ordinary permanent tables (leaf partitions among them) that no extension owns.
 TABLES_QUERY = """
@@ -176,11 +176,16 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
     return {shard: [numbered(table) for table in found] for shard, found in tables.items()}
 
 
+def quoted(name: str) -> str:
+    """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def qualified(group: Group) -> str:
     """The table's quoted name for SQL."""
-    return sql.Identifier(group.schema, group.table).as_string()
+    return f"{quoted(group.schema)}.{quoted(group.table)}"
 
 
 def column_list(group: Group) -> str:
     """The stored columns, quoted, in stored order, for COPY and SELECT."""
-    return ", ".join(sql.Identifier(column.name).as_string() for column in group.columns)
+    return ", ".join(quoted(column.name) for column in group.columns)

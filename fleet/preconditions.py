@@ -43,7 +43,9 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
 
 
 def _lacks(
-    connection: psycopg.Connection[Any], is_primary: bool, slots_needed: int  # noqa: FBT001
+    connection: psycopg.Connection[Any],
+    is_primary: bool,
+    slots_needed: int,  # noqa: FBT001
 ) -> Iterable[tuple[str, str]]:
     row = connection.execute(SETTINGS_QUERY).fetchone()
     wal_level, slots, senders, replication, monitor, create, _ = row or ("", 0, 0, False, False, False, 0)

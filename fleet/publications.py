@@ -72,8 +72,8 @@ def ensure_publications(
     added: list[str] = []
     for name, operations in ((keyed, "insert, update, delete, truncate"), (append_only, "insert, truncate")):
         if name not in existing:
-            statement = sql.SQL("CREATE PUBLICATION {} WITH (publish = {})")
-            connection.execute(statement.format(sql.Identifier(name), sql.Literal(operations)))
+            create = sql.SQL("CREATE PUBLICATION {} WITH (publish = {})")
+            connection.execute(create.format(sql.Identifier(name), sql.Literal(operations)))
         missing = sorted(wanted[name].keys() - present.get(name, set()))
         if missing:
             statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE ONLY {}").format(

@@ -20,19 +20,15 @@ from psycopg import sql
 from fleet.config import Node
 from fleet.connections import connect, unreachable
 from fleet.groups import Group, column_list, qualified
+from restore.ledger import LEDGER, LoadError
+from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.overlay import KeySet, column_of
-from snapshots.sources import BASE_SCHEMA, BaseSource, read_table
-from storage.errors import RefusedError, SnapshotError, report_of
+from snapshots.sources import BaseSource, read_table
+from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 
-LEDGER_SCHEMA = "cutline_restore"
-LEDGER = f"{LEDGER_SCHEMA}.ledger"
 WRITE_BYTES = 1 << 20
-
-
-class LoadError(RefusedError):
-    """A target node did not take rows; nothing of the restore stays there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +56,6 @@ class LoadReport:
 
     rows: int = 0
     problem: dict[str, Any] | None = None
-
-
-def create_ledger(connection: psycopg.Connection[Any]) -> None:
-    """Create the ledger in a database to be loaded."""
-    connection.execute(f"CREATE SCHEMA {LEDGER_SCHEMA}")
-    connection.execute(
-        f"CREATE TABLE {LEDGER} (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
-    )
 
 
 def load_base(task: BaseLoadTask) -> LoadReport:
@@ -131,10 +119,10 @@ class Loader:
 
     def _copy(self, group: Group, lines: pa.Array) -> None:
         column = column_of(lines)
-        data = memoryview(column.data)[int(column.offsets[0]) : int(column.offsets[-1])]
+        data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         statement = f"COPY {qualified(group)} ({column_list(group)}) FROM STDIN"
         cursor = self._connection.cursor()
-        with cursor.copy(sql.SQL(statement)) as copy:  # type: ignore[arg-type]  # names are quoted
+        with cursor.copy(sql.SQL(statement)) as copy:
             for start in range(0, len(data), WRITE_BYTES):
                 copy.write(data[start : start + WRITE_BYTES])
         if cursor.rowcount != len(lines):

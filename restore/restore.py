@@ -19,8 +19,7 @@ from fleet.groups import Group, matches, qualified
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
 from restore.ddl import run_section, set_sequences, without_foreign_keys
-from restore.load import LEDGER, LEDGER_SCHEMA, LoadError, create_ledger
-from restore.rows import load_rows
+from restore.ledger import LEDGER, LEDGER_SCHEMA, LoadError, create_ledger
 from restore.target import (
     Target,
     TargetUnfitError,
@@ -32,11 +31,11 @@ from restore.target import (
     target_of,
 )
 from snapshots.commits import read_chain
+from snapshots.damage import ObjectDamagedError
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Chain
 from snapshots.operations import Operation, new_operation, recorded
 from snapshots.schema import read_schema
-from snapshots.sources import ObjectDamagedError
 from snapshots.store_identity import read_identity
 from storage.digest import digest
 from storage.errors import SnapshotError, UsageError
@@ -161,10 +160,16 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
     with locked_targets(restoring.targets) as connections:
         _check(restoring, connections)
         scripts = {t.shard: _scripts(restoring, t.shard) for t in restoring.targets}
+        spark.begin()
+        # Imported once the checks have passed: a refusal must not wait for Arrow.
+        from restore.rows import load_rows
+
         with recorded(restoring.store, restoring.operation):
             try:
                 progress.step("create databases")
-                in_parallel(lambda target: _create(restoring, target, connections, scripts), restoring.targets)
+                in_parallel(
+                    lambda target: _create(restoring, target, connections, scripts), restoring.targets
+                )
                 load_rows(restoring, spark, progress)
                 progress.step("indexes and constraints")
                 with ThreadPoolExecutor(max_workers=len(restoring.targets)) as threads:
@@ -193,7 +198,9 @@ def _scripts(restoring: Restoring, shard: str) -> dict[str, str]:
             body = b""
         if digest(body) != stored.digest:
             kind = "digest" if body else "missing"
-            raise ObjectDamagedError(key=stored.key, kind=kind, node=shard, detail="its DDL is not as committed")
+            raise ObjectDamagedError(
+                key=stored.key, kind=kind, node=shard, detail="its DDL is not as committed"
+            )
         found[stored.kind] = read_schema(body)
     if restoring.request.groups:
         found["post-data"], left_out = without_foreign_keys(found["post-data"])
@@ -202,7 +209,10 @@ def _scripts(restoring: Restoring, shard: str) -> dict[str, str]:
 
 
 def _create(
-    restoring: Restoring, target: Target, connections: Mapping[str, Any], scripts: Mapping[str, dict[str, str]]
+    restoring: Restoring,
+    target: Target,
+    connections: Mapping[str, Any],
+    scripts: Mapping[str, dict[str, str]],
 ) -> None:
     create_database(target, connections[target.shard], restoring.chain.part.baseline[target.shard])
     run_section(target.loaded, "pre-data", scripts[target.shard]["pre-data"])

@@ -99,13 +99,25 @@ def locked_targets(targets: list[Target]) -> Iterator[dict[str, psycopg.Connecti
 
 
 def check_target(
-    target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, roles: tuple[str, ...], *, replace: bool
+    target: Target,
+    connection: psycopg.Connection[Any],
+    source: NodeIdentity,
+    roles: tuple[str, ...],
+    *,
+    replace: bool,
 ) -> str:
     """Raise TargetUnfitError or TargetExistsError; return what tells the server's databases from others'."""
-    recovering, version, may_create, system = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False, "")
+    recovering, version, may_create, system = connection.execute(FACTS_QUERY).fetchone() or (
+        True,
+        0,
+        False,
+        "",
+    )
     node = target.node.id
     if recovering:
-        raise TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
+        raise TargetUnfitError(
+            f"node {node} is a standby", hint="name its primary in the target's fleet.toml"
+        )
     if version // 10000 < source.server_version // 10000:
         raise TargetUnfitError(
             f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
@@ -200,7 +212,9 @@ def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
     name = sql.Identifier(old)
     connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
     try:
-        connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,)
+        )
         connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
         name = sql.Identifier(new)
     finally:

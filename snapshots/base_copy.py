@@ -108,7 +108,7 @@ def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) ->
     result = raw.exec_(copy_query(part).encode())
     if result.status != libpq.ExecStatus.COPY_OUT:
         raise _copy_error(node, part, result.error_message)
-    lines: list[bytes] = []
+    lines: list[Any] = []
     size = 0
     while True:
         length, line = raw.get_copy_data(0)
@@ -119,9 +119,9 @@ def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) ->
         if size > CHUNK_BYTES or len(lines) == CHUNK_ROWS:
             yield from_list(lines)
             lines, size = [], 0
-    result = raw.get_result()
-    if length < -1 or result is None or result.status != libpq.ExecStatus.COMMAND_OK:
-        raise _copy_error(node, part, result.error_message if result else raw.error_message)
+    ended = raw.get_result()
+    if length < -1 or ended is None or ended.status != libpq.ExecStatus.COMMAND_OK:
+        raise _copy_error(node, part, ended.error_message if ended else raw.error_message)
     while raw.get_result() is not None:
         pass
     if lines:

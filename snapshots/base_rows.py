@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from snapshots.base_copy import BASE_SCHEMA
 from snapshots.overlay import KeySet, column_of
-from snapshots.sources import BASE_SCHEMA, BaseSource, read_table
+from snapshots.sources import BaseSource, read_table
 from storage.errors import SnapshotError
 from storage.open import open_store
 
@@ -66,7 +67,7 @@ def wanted_rows(
                 yield from _wanted(opened, chosen[number], sent.value)
 
     tasks = max(len(chosen), 1)
-    return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)  # type: ignore[arg-type]
+    return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
 
 
 def _wanted(
@@ -81,6 +82,4 @@ def _wanted(
         found = batch.filter(pa.array(is_among(batch, base, keys)))
         if len(found):
             node = pa.array(np.full(len(found), base.source.number, np.int32))
-            yield pa.record_batch(
-                [node, *found.columns], names=["node", "group", "partition", "key", "row"]
-            )
+            yield pa.record_batch([node, *found.columns], names=["node", "group", "partition", "key", "row"])

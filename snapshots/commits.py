@@ -120,7 +120,9 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     except ObjectMissingError as error:
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
-            f"there is no {what}", hint="see: snapshot list", details={"snapshot": name, "increment": increment}
+            f"there is no {what}",
+            hint="see: snapshot list",
+            details={"snapshot": name, "increment": increment},
         ) from error
     if (commit.snapshot, commit.increment) != (name, increment):
         raise ManifestError(

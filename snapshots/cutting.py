@@ -23,11 +23,13 @@ from snapshots.jobs import SparkSource, raise_first, run_tasks
 from snapshots.manifest import CutRecord
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
-from wal.cut import Cut, NodeWindow, Undecided, resolve
+from wal.archive import Segment
+from wal.cut import NodeWindow, resolve
+from wal.cut_values import Cut, Undecided
 from wal.drain import DrainTask, advanced, drain
 from wal.markers import Marker, marker_from_bytes, write_markers
 from wal.segment_schema import MARKER, SEGMENT_SCHEMA
-from wal.segments import Segment, read_events
+from wal.segments import read_events
 
 
 class CutInconsistentError(SnapshotError):
@@ -139,9 +141,7 @@ def _drained(
 ) -> tuple[dict[str, tuple[Segment, ...]], int]:
     """Bring every archive up to the finish marker; a standby's up to its primary's."""
     session = spark.session()
-    tasks = [
-        advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()
-    ]
+    tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     reports = run_tasks(session, drain, tasks, progress)
     raise_first([report.problem for report in reports])
@@ -156,7 +156,9 @@ def _resolved(
         before = plan.before[task.node.shard]
         window = [one for one in (*task.known, *segments[node]) if one.range.through > before.position]
         tables = [read_events(store, one) for one in window]
-        events = pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *(table.cast(SEGMENT_SCHEMA) for table in tables)])
+        events = pa.concat_tables(
+            [SEGMENT_SCHEMA.empty_table(), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
+        )
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
@@ -174,7 +176,10 @@ def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) ->
             found[marker_from_bytes(content)] = position
         except ValueError:
             continue
-    expected = {marked.marker: marked.starts[shard], replace(marked.marker, kind="finish"): marked.finishes[shard]}
+    expected = {
+        marked.marker: marked.starts[shard],
+        replace(marked.marker, kind="finish"): marked.finishes[shard],
+    }
     for marker, position in expected.items():
         if found.get(marker) != position:
             raise _AttemptFailedError(f"node {node}: marker {marker.kind} did not come out of its WAL")

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from snapshots.base_rows import wanted_rows
 from snapshots.lineage import completed_images
 from snapshots.overlay import KeySet, overlays
-from snapshots.sources import SEGMENT_SCHEMA, SegmentSource, Sources, effective, read_table
+from snapshots.sources import SegmentSource, Sources, effective, read_table
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
-from wal.segment_schema import DELETE, INSERT, PARTIAL
+from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +106,7 @@ def read_changes(
                 yield from _changes_of(opened, segments[number])
 
     numbers = spark.range(0, len(segments), 1, len(segments))
-    return numbers.mapInArrow(read, CHANGE_ROWS)  # type: ignore[arg-type]  # pyspark's own alias
+    return numbers.mapInArrow(read, CHANGE_ROWS)
 
 
 def _changes_of(store: Any, one: SegmentSource) -> Iterator[pa.RecordBatch]:

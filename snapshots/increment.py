@@ -1,7 +1,6 @@
-"""Taking an increment: check that the chain can go on, make a cut, commit.
+"""Taking an increment: every check before anything is changed; `snapshots.incremental` does the work after that.
 
-The archive is all that is written before the commit. An attempt that dies leaves segments that the next one
-begins with, and a slot that stands where the archive ends or before.
+Nothing here needs Arrow or Spark, as in `snapshots.create`.
 """
 
 from __future__ import annotations
@@ -11,26 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.baseline import check_baseline
-from fleet.config import Fleet, Node
-from fleet.groups import Group, GroupRules, read_tables
+from fleet.config import Fleet, GroupRules, Node
+from fleet.groups import Group, read_tables
 from fleet.progress import Progress
-from fleet.publications import check_published, publication_names
+from fleet.publications import check_published
 from fleet.sessions import Sessions, locked_fleet, open_sessions
-from snapshots.commits import publish, read_chain
-from snapshots.counting import counts_of
+from snapshots.commits import read_chain
 from snapshots.create import CreateRequest
-from snapshots.cutting import Before, CutPlan, make_cut
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Chain, Commit
 from snapshots.operations import new_operation, recorded
-from snapshots.schema import read_sequences
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.errors import RefusedError
 from storage.open import open_store
 from storage.store import ObjectStore
 from wal.decoding import SchemaChangedError
-from wal.drain import DrainTask
 from wal.slots import check_slot, slot_name, slot_state
 
 
@@ -68,24 +63,11 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         check_continuable(continuing)
         number = chain.last.increment + 1
         operation = new_operation("create", request.name, number, tuple(node.id for node in nodes))
+        spark.begin()
+        from snapshots.incremental import take_increment
+
         with recorded(store, operation):
-            made = make_cut(sessions, _cut_plan(continuing, operation.id), spark, store, progress)
-            progress.step("commit")
-            commit = Commit(
-                snapshot=request.name,
-                increment=number,
-                operation=operation.id,
-                chain=chain.full.operation,
-                created_at=operation.began_at,
-                seconds=time.monotonic() - began,
-                cut=made.record,
-                segments=made.segments,
-                sequences={node: read_sequences(c) for node, c in sessions.primaries.items()},
-                counts=counts_of(nodes, made),
-                comment=request.comment,
-            )
-            publish(store, commit)
-            return commit
+            return take_increment(continuing, operation, spark, progress, began)
 
 
 def chain_nodes(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
@@ -94,7 +76,9 @@ def chain_nodes(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     only_primaries = all(identity.backup_of is None for identity in chain.nodes)
     nodes = fleet.primaries if only_primaries else fleet.nodes
     if known != {node.id for node in nodes}:
-        check_baseline(chain.part.baseline, {n: i for n, i in chain.part.baseline.items() if n in _ids(nodes)})
+        check_baseline(
+            chain.part.baseline, {n: i for n, i in chain.part.baseline.items() if n in _ids(nodes)}
+        )
     return nodes
 
 
@@ -114,26 +98,25 @@ def check_continuable(continuing: Continuing) -> None:
     chain.check_archive()
     for node, connection in sessions.primaries.items():
         names = [group.name for group in chain.groups(node)]
-        check_schema(node, chain.groups(node), {t.group.name: t.group for t in read_tables(connection, ALL_TABLES)})
+        check_schema(
+            node, chain.groups(node), {t.group.name: t.group for t in read_tables(connection, ALL_TABLES)}
+        )
         check_published(connection, node, chain.part.fleet_id, names)
     slot = slot_name(chain.full.operation)
-    for node in sessions.nodes:
-        # Segments that no commit lists yet lie between; the drain takes them into account and checks again.
-        state = slot_state(sessions.connections[node.id], slot)
-        archived = _archived(continuing, node.id)
-        check_slot(node.id, slot, state, archived)
+    for copy in sessions.nodes:
+        _check_slot(continuing, copy.id, slot)
     check_objects(continuing.store, chain)
 
 
 ALL_TABLES = GroupRules(append_only=("*",))
 
 
-def _archived(continuing: Continuing, node: str) -> int:
+def _check_slot(continuing: Continuing, node: str, slot: str) -> None:
+    state = slot_state(continuing.sessions.connections[node], slot)
     segments = continuing.chain.segments(node)
     listed = segments[-1].range.through if segments else continuing.chain.part.base[node]
-    state = slot_state(continuing.sessions.connections[node], slot_name(continuing.chain.full.operation))
-    # A slot ahead of the commits is sound if the archive is too, which only reading it can tell.
-    return max(listed, state.confirmed) if state else listed
+    # A slot ahead of the commits is sound if uncommitted segments are too; the drain reads those, and checks.
+    check_slot(node, slot, state, max(listed, state.confirmed if state else 0))
 
 
 def check_schema(node: str, groups: tuple[Group, ...], now: Mapping[str, Group]) -> None:
@@ -166,28 +149,3 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                     hint=f"run: snapshot check {chain.name}   then take a new full snapshot: snapshot create NAME",
                     details={"object": key, "increment": commit.increment},
                 )
-
-
-def _cut_plan(continuing: Continuing, operation: str) -> CutPlan:
-    chain, fleet = continuing.chain, continuing.fleet
-    tasks = {
-        node.id: DrainTask(
-            node=node,
-            slot=slot_name(chain.full.operation),
-            publications=publication_names(chain.part.fleet_id),
-            snapshot=chain.name,
-            chain=chain.full.operation,
-            operation=operation,
-            groups={group.name: group for group in chain.groups(node.id)},
-            global_id_form=fleet.global_id,
-            base=chain.part.base[node.id],
-            known=chain.segments(node.id),
-            finish=0,
-            store_url=fleet.store_url,
-            store_options=fleet.store_options,
-        )
-        for node in continuing.sessions.nodes
-    }
-    cuts = chain.last.cut.cut.nodes
-    before = {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()}
-    return CutPlan(chain.full.operation, operation, tasks, before, continuing.request.retries)

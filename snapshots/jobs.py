@@ -19,10 +19,14 @@ POLL_SECONDS = 0.3
 
 
 class SparkSource(Protocol):
-    """A Spark session that may still be starting."""
+    """A Spark session that may not have been started yet."""
+
+    def begin(self) -> None:
+        """Start it in the background, if nobody has."""
+        ...
 
     def session(self) -> SparkSession:
-        """Wait for the session and return it."""
+        """Start it if nobody has, wait for it and return it."""
         ...
 
 

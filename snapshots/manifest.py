@@ -14,8 +14,8 @@ from fleet.baseline import NodeIdentity, identity_from_json
 from fleet.groups import Group, group_from_json
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import SnapshotError
-from wal.cut import Cut, NodeCut, Undecided
-from wal.segments import Segment, check_contiguous, segment_from_json
+from wal.archive import Segment, check_contiguous, segment_from_json
+from wal.cut_values import Cut, NodeCut, Undecided
 
 FULL_SCHEMA = "cutline/snapshot/1"
 INCREMENT_SCHEMA = "cutline/increment/1"

@@ -45,8 +45,8 @@ def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[n
         still = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows]).any(axis=1)
         open_rows = open_rows[still]
         back += 1
-    complete = ~_is_unchanged(images.lines, field_starts, field_lengths).any(axis=1)
-    return _lines(images.lines, field_starts, field_lengths), complete
+    lacking = np.any(_is_unchanged(images.lines, field_starts, field_lengths), axis=1)
+    return _lines(images.lines, field_starts, field_lengths), np.logical_not(lacking)
 
 
 def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
@@ -65,8 +65,11 @@ def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
 def _is_unchanged(lines: BytesColumn, starts: Ints, lengths: Ints) -> npt.NDArray[np.bool_]:
     first, second = UNCHANGED_MARK
     last = max(len(lines.data) - 1, 0)
-    is_mark = (lengths == len(UNCHANGED_MARK)) & (lines.data[np.minimum(starts, last)] == first)
-    return is_mark & (lines.data[np.minimum(starts + 1, last)] == second)
+    is_mark: npt.NDArray[np.bool_] = (lengths == len(UNCHANGED_MARK)) & (
+        lines.data[np.minimum(starts, last)] == first
+    )
+    is_mark &= lines.data[np.minimum(starts + 1, last)] == second
+    return is_mark
 
 
 def _lines(lines: BytesColumn, starts: Ints, lengths: Ints) -> BytesColumn:

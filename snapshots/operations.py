@@ -101,6 +101,6 @@ def was_committed(store: ObjectStore, intent: dict[str, Any]) -> bool:
         return False
     try:
         key = commit_key(intent["snapshot"], int(intent["increment"]))
-        return operation_of(store, key) == intent["operation"]
+        return operation_of(store, key) == str(intent["operation"])
     except ObjectMissingError:
         return False

@@ -11,27 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.base_copy import BASE_SCHEMA
+from snapshots.damage import ObjectDamagedError
 from snapshots.manifest import Chain
 from storage.digest import digest
-from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
+from wal.archive import Segment
 from wal.segment_schema import SEGMENT_SCHEMA, TRUNCATE
-from wal.segments import Segment
 
 CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
-
-
-class ObjectDamagedError(RefusedError):
-    """A stored object is not what its commit says. `kind` is missing, size, digest or unreadable."""
-
-    def __init__(self, *, key: str, kind: str, node: str, detail: str) -> None:
-        super().__init__(
-            f"object {key} of node {node}: {detail}",
-            hint="run: snapshot check   and take a new full snapshot: snapshot create NAME",
-            details={"object": key, "kind": kind, "node": node},
-        )
-        self.kind, self.key, self.node, self.detail = kind, key, node, detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +134,13 @@ def sources_of(
         position, excluded = chain.position(node), chain.excluded(node)
         kept = [s for s in chain.segments(node) if s.changes and s.range.after < position]
         plain = [
-            SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {}) for s in kept
+            SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {})
+            for s in kept
         ]
         truncated = truncations(store, plain)
-        segments += [
-            SegmentSource(one.source, one.segment, position, excluded, truncated) for one in plain
-        ]
+        segments += [SegmentSource(one.source, one.segment, position, excluded, truncated) for one in plain]
         bases += [
-            BaseSource(
-                Source(o.key, node, number, o.size, o.digest), o.rows, frozenset(truncated), multisets
-            )
+            BaseSource(Source(o.key, node, number, o.size, o.digest), o.rows, frozenset(truncated), multisets)
             for o in chain.part.objects
             if o.kind == "base" and o.node == node
         ]
@@ -180,4 +164,3 @@ def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, 
             if row["lsn"] < one.position and row["lsn"] not in one.excluded:
                 last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
     return last
-

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import RefusedError
+from wal.cut_values import Cut, NodeCut, Undecided
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 Ints = npt.NDArray[np.int64]
@@ -24,15 +25,6 @@ Ints = npt.NDArray[np.int64]
 
 class GlobalIdReusedError(RefusedError):
     """A global id names two transactions, one of which was under way when the cut began."""
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """A transaction prepared before a cut that the cut leaves out because nobody has committed it yet."""
-
-    global_id: str
-    lsn: int
-    end_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +41,6 @@ class NodeWindow:
     finish: int
     events: pa.Table
     undecided: tuple[Undecided, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCut:
-    """One node's part of a resolved cut: the state is every change before `position` but those left out.
-
-    `undecided` are left out and may come in at a later cut; `rolled_back` (positions of their PREPAREs) never
-    will. `local_transactions` counts the commits since the cut before that were not two-phase.
-    """
-
-    start: int
-    finish: int
-    position: int
-    undecided: tuple[Undecided, ...]
-    rolled_back: tuple[int, ...]
-    local_transactions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A resolved cut; `global_transactions` came into the state with it.
-
-    `in_flight` ones were prepared and not committed everywhere when it was made; `included_early` of those
-    belong to the state, because somebody had committed them.
-    """
-
-    nodes: Mapping[str, NodeCut]
-    global_transactions: int
-    included_early: int
-    in_flight: int
 
 
 @dataclass(frozen=True, slots=True)

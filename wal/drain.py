@@ -26,19 +26,11 @@ from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
+from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, check_contiguous, segment_key
 from wal.bytes_column import from_arrow
 from wal.decoding import Decoder
 from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import (
-    OpenTransaction,
-    Segment,
-    SegmentRange,
-    archive_prefix,
-    check_contiguous,
-    create_segment,
-    read_metadata,
-    segment_key,
-)
+from wal.segments import create_segment, read_metadata
 from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
 
 FIRST_CHUNK_MESSAGES = 200_000

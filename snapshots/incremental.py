@@ -1,0 +1,71 @@
+"""The work of an increment: a cut, the WAL up to it archived, the commit.
+
+The archive is all that is written before the commit. An attempt that dies leaves segments that the next one
+begins with, and a slot that stands where the archive ends or before.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fleet.progress import Progress
+from fleet.publications import publication_names
+from snapshots.commits import publish
+from snapshots.counting import counts_of
+from snapshots.cutting import Before, CutPlan, make_cut
+from snapshots.increment import Continuing
+from snapshots.jobs import SparkSource
+from snapshots.manifest import Commit
+from snapshots.operations import Operation
+from snapshots.schema import read_sequences
+from wal.drain import DrainTask
+from wal.slots import slot_name
+
+
+def take_increment(
+    continuing: Continuing, operation: Operation, spark: SparkSource, progress: Progress, began: float
+) -> Commit:
+    """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
+    sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
+    made = make_cut(sessions, _cut_plan(continuing, operation.id), spark, store, progress)
+    progress.step("commit")
+    commit = Commit(
+        snapshot=chain.name,
+        increment=operation.increment,
+        operation=operation.id,
+        chain=chain.full.operation,
+        created_at=operation.began_at,
+        seconds=time.monotonic() - began,
+        cut=made.record,
+        segments=made.segments,
+        sequences={node: read_sequences(connection) for node, connection in sessions.primaries.items()},
+        counts=counts_of(sessions.nodes, made),
+        comment=continuing.request.comment,
+    )
+    publish(store, commit)
+    return commit
+
+
+def _cut_plan(continuing: Continuing, operation: str) -> CutPlan:
+    chain, fleet = continuing.chain, continuing.fleet
+    tasks = {
+        node.id: DrainTask(
+            node=node,
+            slot=slot_name(chain.full.operation),
+            publications=publication_names(chain.part.fleet_id),
+            snapshot=chain.name,
+            chain=chain.full.operation,
+            operation=operation,
+            groups={group.name: group for group in chain.groups(node.id)},
+            global_id_form=fleet.global_id,
+            base=chain.part.base[node.id],
+            known=chain.segments(node.id),
+            finish=0,
+            store_url=fleet.store_url,
+            store_options=fleet.store_options,
+        )
+        for node in continuing.sessions.nodes
+    }
+    cuts = chain.last.cut.cut.nodes
+    before = {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()}
+    return CutPlan(chain.full.operation, operation, tasks, before, continuing.request.retries)

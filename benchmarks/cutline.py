@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Silent
-from storage.errors import SnapshotError
 from wal.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 
 COMMAND = "from cli.main import main; main()"
 COLD_SECONDS_MAX = 600
-
-
-class NotThereYetError(SnapshotError):
-    """A part of Cutline that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,23 @@ class Cutline:
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def check(self, name: str, increment: int) -> Any:
-        """`check NAME --increment N`; raises unless what could be compared agrees."""
-        raise NotThereYetError(f"no check of {name}, increment {increment}, yet")
+        """`check NAME --increment N`; raises if it finds a conflict or read nothing.
+
+        Without standbys there is no other copy to compare with, and the check calls that inconclusive.
+        """
+        from check.verify import CheckRequest, check_snapshots
+
+        report = check_snapshots(self.fleet, CheckRequest(name, increment), lambda: self.spark, Silent())
+        if any(one.conflicts or not one.compared.rows for one in report.snapshots):
+            raise RuntimeError(f"the check says {report.to_json()}")
+        return report
 
     def restore(self, name: str, increment: int, target: Path) -> Any:
         """`restore NAME --increment N --to FILE`."""
-        raise NotThereYetError(f"no restore of {name}, increment {increment}, to {target.name} yet")
+        from restore.restore import RestoreRequest, plan_restore, restore_fleet
+
+        planned = plan_restore(self.fleet, load_fleet(target), RestoreRequest(name, increment))
+        return restore_fleet(planned, self.spark, Silent())
 
     def forget(self, commit: Commit) -> None:
         """Drop a chain's slots, so that it holds back no WAL."""

@@ -27,7 +27,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`task` beside `peer`, in seconds or bytes; without a peer the figure itself. `aim` is its upper bound."""
+    """`task` beside `peer`, in `unit`; without a peer the figure itself. `aim` is its upper bound."""
 
     task: str
     peer: str | None

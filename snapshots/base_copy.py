@@ -175,7 +175,5 @@ class _Writer:
         # The random part keeps a task that Spark repeats apart from its first attempt.
         key = f"{self.task.prefix}/part-{self.task.number:06d}-{len(self.objects):03d}-{secrets.token_hex(4)}.parquet"
         self.store.create(key, body)
-        self.objects.append(
-            StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows))
-        )
+        self.objects.append(StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows)))
         self.sink, self.writer, self.raw_bytes, self.rows = None, None, 0, {}

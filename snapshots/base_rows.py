@@ -70,9 +70,7 @@ def wanted_rows(
     return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
 
 
-def _wanted(
-    store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, KeySet]]
-) -> Iterator[pa.RecordBatch]:
+def _wanted(store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, KeySet]]) -> Iterator[pa.RecordBatch]:
     keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.dropped}
     try:
         table = read_table(store, base.source, BASE_SCHEMA)

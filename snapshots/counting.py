@@ -9,9 +9,7 @@ from snapshots.cutting import MadeCut
 from snapshots.manifest import StoredObject
 
 
-def counts_of(
-    nodes: Iterable[Node], made: MadeCut, objects: Iterable[StoredObject] = ()
-) -> Mapping[str, int]:
+def counts_of(nodes: Iterable[Node], made: MadeCut, objects: Iterable[StoredObject] = ()) -> Mapping[str, int]:
     """Rows, changes and transactions of the primaries; objects and bytes of all nodes.
 
     A transaction over several shards counts once. Changes are those archived, whatever the cut takes in.

@@ -96,9 +96,15 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
 
 def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:
     """fleet.toml's rules, narrowed by --group and --exclude-group."""
-    return replace(
-        rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude)
-    )
+    return replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
+
+
+def estimate_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
+    """Make every check of a full snapshot and return what it would copy, changing nothing."""
+    progress.step("check nodes")
+    store = open_store(fleet.store_url, fleet.store_options)
+    with open_sessions(fleet, chosen_nodes(fleet, only_primary=request.only_primary)) as sessions:
+        return plan_full(fleet, request, sessions, store)
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:

@@ -78,9 +78,7 @@ class _Markers:
     seconds: float
 
 
-def make_cut(
-    sessions: Sessions, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress
-) -> MadeCut:
+def make_cut(sessions: Sessions, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> MadeCut:
     """Make the cut, repeating it up to `plan.retries` times.
 
     Raises CutInconsistentError after that, and at once whatever no repetition would mend.
@@ -148,17 +146,13 @@ def _drained(
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 
 
-def _resolved(
-    plan: CutPlan, marked: _Markers, segments: Mapping[str, tuple[Segment, ...]], store: ObjectStore
-) -> Cut:
+def _resolved(plan: CutPlan, marked: _Markers, segments: Mapping[str, tuple[Segment, ...]], store: ObjectStore) -> Cut:
     windows: dict[str, NodeWindow] = {}
     for node, task in plan.tasks.items():
         before = plan.before[task.node.shard]
         window = [one for one in (*task.known, *segments[node]) if one.range.through > before.position]
         tables = [read_events(store, one) for one in window]
-        events = pa.concat_tables(
-            [SEGMENT_SCHEMA.empty_table(), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
-        )
+        events = pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *(table.cast(SEGMENT_SCHEMA) for table in tables)])
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 # A change that belongs to the state; `node` is its number among the job's sources. A problem met by a reader
 # is a row of group PROBLEM, its key the object and its row the report as JSON.
-CHANGE_ROWS = (
-    "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
-)
+CHANGE_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
 PROBLEM = -1
 BATCH_ROWS = 1 << 16
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
@@ -124,9 +122,7 @@ def _problem(one: SegmentSource, error: SnapshotError) -> pa.RecordBatch:
     report = json.dumps(report_of(error)).encode()
     values = [one.source.number, PROBLEM, 0, one.source.key.encode(), 0, 0, 0, report]
     types = [pa.int32(), pa.int32(), pa.int32(), pa.binary(), pa.int64(), pa.int64(), pa.int8(), pa.binary()]
-    return pa.record_batch(
-        [pa.array([value], kind) for value, kind in zip(values, types, strict=True)], names=_NAMES
-    )
+    return pa.record_batch([pa.array([value], kind) for value, kind in zip(values, types, strict=True)], names=_NAMES)
 
 
 def _fold_multisets(

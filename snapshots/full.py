@@ -75,9 +75,7 @@ def _copy_base(
 ) -> list[StoredObject]:
     """Copy all rows in a Spark job, and the DDL of every shard beside it."""
     fleet, snapshot, operation = taking.fleet, taking.request.name, taking.operation.id
-    work = {
-        node.id: (node, slots[node.id].snapshot, taking.plan.tables[node.shard]) for node in taking.plan.nodes
-    }
+    work = {node.id: (node, slots[node.id].snapshot, taking.plan.tables[node.shard]) for node in taking.plan.nodes}
     tasks = plan_copy(work, snapshot, operation, (fleet.store_url, fleet.store_options))
     primaries = [node for node in taking.plan.nodes if node.backup_of is None]
 

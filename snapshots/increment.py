@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import psycopg
 
 from fleet.baseline import check_baseline
 from fleet.config import Fleet, GroupRules, Node
@@ -70,15 +73,36 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
             return take_increment(continuing, operation, spark, progress, began)
 
 
+def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> dict[str, int]:
+    """Make every check of an increment and return the bytes of WAL that each node would have decoded."""
+    progress.step("check the chain")
+    store = open_store(fleet.store_url, fleet.store_options)
+    read_identity(store, fleet)
+    chain = read_chain(store, request.name)
+    with open_sessions(fleet, chain_nodes(fleet, chain)) as sessions:
+        check_continuable(Continuing(fleet, request, store, sessions, chain))
+        slot = slot_name(chain.full.operation)
+        return {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
+
+
+def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:
+    query = """
+        SELECT pg_wal_lsn_diff(
+            CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+            confirmed_flush_lsn)::bigint
+          FROM pg_replication_slots WHERE slot_name = %s
+        """
+    (waiting,) = connection.execute(query, (slot,)).fetchone() or (0,)
+    return max(int(waiting), 0)
+
+
 def chain_nodes(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """fleet.toml's nodes that the chain has copies of; a node that is missing there changed the baseline."""
     known = {identity.node for identity in chain.nodes}
     only_primaries = all(identity.backup_of is None for identity in chain.nodes)
     nodes = fleet.primaries if only_primaries else fleet.nodes
     if known != {node.id for node in nodes}:
-        check_baseline(
-            chain.part.baseline, {n: i for n, i in chain.part.baseline.items() if n in _ids(nodes)}
-        )
+        check_baseline(chain.part.baseline, {n: i for n, i in chain.part.baseline.items() if n in _ids(nodes)})
     return nodes
 
 
@@ -98,9 +122,7 @@ def check_continuable(continuing: Continuing) -> None:
     chain.check_archive()
     for node, connection in sessions.primaries.items():
         names = [group.name for group in chain.groups(node)]
-        check_schema(
-            node, chain.groups(node), {t.group.name: t.group for t in read_tables(connection, ALL_TABLES)}
-        )
+        check_schema(node, chain.groups(node), {t.group.name: t.group for t in read_tables(connection, ALL_TABLES)})
         check_published(connection, node, chain.part.fleet_id, names)
     slot = slot_name(chain.full.operation)
     for copy in sessions.nodes:

@@ -37,9 +37,7 @@ def initialise(fleet: Fleet, progress: Progress) -> InitReport:
     store = open_store(fleet.store_url, fleet.store_options)
     with open_sessions(fleet, fleet.nodes) as sessions:
         check_nodes(sessions)
-        tables = {
-            node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()
-        }
+        tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")
         probe_store(store)

@@ -59,16 +59,12 @@ def completed_images(
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "partition", "key").toArrow()
-    moves = changes.where(f"op = {DELETE} AND length(row) > 0").select(
-        "node", "group", "key", "row", "lsn", "seq"
-    )
+    moves = changes.where(f"op = {DELETE} AND length(row) > 0").select("node", "group", "key", "row", "lsn", "seq")
     lineage = lineage_of(wanted, moves.toArrow())
     found = spark.createDataFrame(lineage)
     keys = lineage.select(["node", "group", "key"]).group_by(["node", "group", "key"]).aggregate([])
     base = wanted_rows(spark, sources.bases, overlays(keys), store)
-    base = base.selectExpr(
-        "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row"
-    )
+    base = base.selectExpr("node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row")
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
     mine = images.join(F.broadcast(found), ["node", "group", "key"]).where((place >= low) & (place < high))
@@ -76,9 +72,7 @@ def completed_images(
     history = mine.groupBy("node", "group", "target").agg(
         F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line")))).alias("images")
     )
-    targets = latest.where(f"op = {PARTIAL}").selectExpr(
-        "node", "`group`", "partition", "key AS target", "lsn"
-    )
+    targets = latest.where(f"op = {PARTIAL}").selectExpr("node", "`group`", "partition", "key AS target", "lsn")
     joined = targets.join(history, ["node", "group", "target"], "left").selectExpr(
         "node", "`group`", "partition", "target", "lsn", "images.line AS lines"
     )
@@ -129,9 +123,7 @@ def _completed(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> 
         merged, complete = merge(Images(lines, offsets), counts[place])
         if not complete.all():
             key = rows.column("target")[int(np.flatnonzero(~complete)[0])].as_py()
-            raise HistoryMissingError(
-                f"group {place[1]}, key {key!r}: its unchanged values are stored nowhere"
-            )
+            raise HistoryMissingError(f"group {place[1]}, key {key!r}: its unchanged values are stored nowhere")
         names = ["node", "group", "partition", "key", "lsn", "row"]
         columns = [rows.column(name) for name in ("node", "group", "partition", "target", "lsn")]
         yield pa.record_batch([*columns, merged.to_arrow()], names=names)

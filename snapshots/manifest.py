@@ -226,12 +226,10 @@ def commit_from_json(key: str, document: dict[str, Any]) -> Commit:
             counts={str(name): int(count) for name, count in document["counts"].items()},
             cut=_cut_from_json(document["cut"]),
             sequences={
-                shard: tuple(Sequence(**entry) for entry in found)
-                for shard, found in document["sequences"].items()
+                shard: tuple(Sequence(**entry) for entry in found) for shard, found in document["sequences"].items()
             },
             segments={
-                node: tuple(segment_from_json(entry) for entry in found)
-                for node, found in document["segments"].items()
+                node: tuple(segment_from_json(entry) for entry in found) for node, found in document["segments"].items()
             },
             full=_full_from_json(document) if document["schema"] == FULL_SCHEMA else None,
         )
@@ -248,10 +246,7 @@ def _full_from_json(document: dict[str, Any]) -> FullPart:
         fleet_id=document["fleet"],
         global_id_form=document["global_id"],
         baseline={entry["node"]: identity_from_json(entry) for entry in document["baseline"]},
-        groups={
-            shard: tuple(group_from_json(entry) for entry in found)
-            for shard, found in document["groups"].items()
-        },
+        groups={shard: tuple(group_from_json(entry) for entry in found) for shard, found in document["groups"].items()},
         base={node: lsn_from_text(text) for node, text in document["base"].items()},
         objects=tuple(
             StoredObject(**(entry | {"rows": {int(group): count for group, count in entry["rows"].items()}}))

@@ -65,9 +65,7 @@ def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
 def _is_unchanged(lines: BytesColumn, starts: Ints, lengths: Ints) -> npt.NDArray[np.bool_]:
     first, second = UNCHANGED_MARK
     last = max(len(lines.data) - 1, 0)
-    is_mark: npt.NDArray[np.bool_] = (lengths == len(UNCHANGED_MARK)) & (
-        lines.data[np.minimum(starts, last)] == first
-    )
+    is_mark: npt.NDArray[np.bool_] = (lengths == len(UNCHANGED_MARK)) & (lines.data[np.minimum(starts, last)] == first)
     is_mark &= lines.data[np.minimum(starts + 1, last)] == second
     return is_mark
 

@@ -48,9 +48,7 @@ def key_set(keys: BytesColumn) -> KeySet:
     hashes = xxhash64(keys)
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
-    starts = (
-        np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(ordered) else ordered
-    )
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(ordered) else ordered
     runs = np.diff(np.concatenate([starts, [len(ordered)]]).astype(np.int64))
     return KeySet(ordered, taken(keys, order), int(runs.max(initial=0)))
 

@@ -118,9 +118,7 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
     return np.asarray(table[column].to_numpy())
 
 
-def sources_of(
-    chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: Collection[str] = ()
-) -> Sources:
+def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: Collection[str] = ()) -> Sources:
     """What the state of `nodes` at the chain's last commit is folded from; `skip` keeps its number, but is not read.
 
     Reads only the segments that hold a TRUNCATE.
@@ -133,10 +131,7 @@ def sources_of(
             continue
         position, excluded = chain.position(node), chain.excluded(node)
         kept = [s for s in chain.segments(node) if s.changes and s.range.after < position]
-        plain = [
-            SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {})
-            for s in kept
-        ]
+        plain = [SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {}) for s in kept]
         truncated = truncations(store, plain)
         segments += [SegmentSource(one.source, one.segment, position, excluded, truncated) for one in plain]
         bases += [
@@ -145,9 +140,7 @@ def sources_of(
             if o.kind == "base" and o.node == node
         ]
     counts = {
-        (number, group.number): len(group.columns)
-        for number, node in enumerate(nodes)
-        for group in chain.groups(node)
+        (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
     }
     return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
 

@@ -47,12 +47,13 @@ def create_segment(
 def segment_bytes(held: SegmentRange, changes: pa.Table, events: pa.Table, counts: dict[str, int]) -> bytes:
     """The Parquet file of a segment: row groups of changes, then row groups of events."""
     document = {"format": FORMAT, **held.to_json(), **counts}
-    schema = SEGMENT_SCHEMA.with_metadata({METADATA_KEY: json.dumps(document).encode()})
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, **parquet_options(SEGMENT_SCHEMA)) as writer:
+    with pq.ParquetWriter(sink, SEGMENT_SCHEMA, **parquet_options(SEGMENT_SCHEMA)) as writer:
+        # The schema's own metadata would be left out with the Arrow schema.
+        writer.add_key_value_metadata({METADATA_KEY: json.dumps(document).encode()})
         for table in (changes, events):
             if len(table):
-                writer.write_table(table.cast(schema), row_group_size=ROWS_PER_ROW_GROUP)
+                writer.write_table(table.cast(SEGMENT_SCHEMA), row_group_size=ROWS_PER_ROW_GROUP)
     body: bytes = sink.getvalue().to_pybytes()
     return body
 

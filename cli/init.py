@@ -1,0 +1,43 @@
+"""`snapshot init`."""
+
+from __future__ import annotations
+
+import typer
+
+from cli.context import command_context
+from cli.output import emit, progress
+from snapshots.initialise import InitReport, initialise
+
+SCHEMA = "cutline/init/1"
+
+
+def init(context: typer.Context) -> None:
+    """Check every node and the store, and prepare both. Safe to repeat."""
+    fleet = command_context(context).load_fleet()
+    with progress(context) as shown:
+        report = initialise(fleet, shown)
+    document = {
+        "schema": SCHEMA,
+        "fleet": report.store.fleet_id,
+        "name": report.store.name,
+        "store_created": report.store_created,
+        "nodes": [identity.to_json() for identity in report.nodes],
+        "groups": report.groups,
+        "append_only": report.append_only,
+        "published": report.published,
+    }
+    emit(context, document, lines_of(report))
+
+
+def lines_of(report: InitReport) -> list[str]:
+    """What a person is told."""
+    lines = [
+        f"fleet {report.store.name} ({report.store.fleet_id}): {len(report.nodes)} nodes are fit for snapshots",
+        "the store keeps its promises" + (", and is now this fleet's" if report.store_created else ""),
+    ]
+    for node, tables in report.groups.items():
+        new = report.published[node]
+        lines.append(f"{node}: {len(tables)} tables are followed" + (f", new: {', '.join(new)}" if new else ""))
+        if report.append_only[node]:
+            lines.append(f"{node}: inserts and truncates only: {', '.join(report.append_only[node])}")
+    return [*lines, "next: snapshot create NAME"]

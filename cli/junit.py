@@ -1,0 +1,41 @@
+"""A check as a JUnit report: a suite per snapshot, a failure per conflict, a skipped case per thing skipped."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+from check.report import CheckReport, SnapshotReport
+
+
+def junit_of(report: CheckReport) -> str:
+    """The report as XML."""
+    suites = ElementTree.Element("testsuites", name="snapshot check", time=f"{report.seconds:.3f}")
+    for one in report.snapshots:
+        suites.append(_suite(one))
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(one: SnapshotReport) -> ElementTree.Element:
+    name = f"{one.name} at increment {one.increment}"
+    failed, skipped = len(one.conflicts), len(one.skipped)
+    # A snapshot without conflicts is one passed case; one where nothing was compared must not look like it.
+    nothing = not failed and not skipped and not one.compared.objects
+    suite = ElementTree.Element(
+        "testsuite",
+        name=name,
+        tests=str(max(failed + skipped, 1)),
+        failures=str(failed),
+        skipped=str(skipped + int(nothing)),
+    )
+    for conflict in one.conflicts:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"{conflict.kind}: {conflict.detail}")
+        ElementTree.SubElement(case, "failure", message=conflict.detail, type=conflict.kind)
+    for left in one.skipped:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=left.what)
+        ElementTree.SubElement(case, "skipped", message=left.why)
+    if not failed and not skipped:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name="everything compared")
+        if nothing:
+            ElementTree.SubElement(case, "skipped", message="nothing was there to compare")
+    return suite

@@ -1,0 +1,99 @@
+"""`snapshot list`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli.context import command_context
+from cli.format import age_text, count_text, size_text
+from cli.output import emit
+from snapshots.catalog import Entry, list_store
+from snapshots.manifest import Chain, Commit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "cutline/list/1"
+
+
+def list_snapshots(context: typer.Context) -> None:
+    """Show the snapshots in the store with their increments."""
+    options = command_context(context)
+    entries = list_store(options.load_fleet())
+    document = {"schema": SCHEMA, "snapshots": [entry_document(entry) for entry in entries]}
+    emit(context, document, [] if options.json else lines_of(entries, datetime.now(UTC)))
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """One snapshot's JSON. `base` is the operation that took the full snapshot."""
+    chain = entry.chain
+    if chain is None:
+        return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
+    return {
+        "name": entry.name,
+        "created_at": chain.full.created_at,
+        "state": entry.state,
+        "problem": entry.problem,
+        "base": chain.full.chain,
+        "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
+        "baseline_nodes": [identity.node for identity in chain.nodes],
+        "groups": sorted({group.name for found in chain.part.groups.values() for group in found}),
+        "type": "full",
+        "bytes": chain_bytes(chain),
+        "comment": chain.full.comment,
+        "increments": [increment_document(commit) for commit in chain.increments],
+    }
+
+
+def increment_document(commit: Commit) -> dict[str, Any]:
+    """One increment's JSON."""
+    return {
+        "number": commit.increment,
+        "created_at": commit.created_at,
+        "bytes": commit.counts["bytes"],
+        "changes": commit.counts["changes"],
+        "transactions": commit.counts["transactions"],
+        "seconds": round(commit.seconds, 3),
+        "cut": commit.cut.id,
+        "comment": commit.comment,
+    }
+
+
+def chain_bytes(chain: Chain) -> int:
+    """All that the chain's objects take."""
+    return sum(commit.counts["bytes"] for commit in chain.commits)
+
+
+def lines_of(entries: list[Entry], now: datetime) -> list[str | RenderableType]:
+    """What a person is told."""
+    if not entries:
+        return ["the store has no snapshot; take one: snapshot create NAME"]
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("snapshot", "increment", "created", "state", "changes", "transactions", "size", "comment"):
+        table.add_column(
+            title, justify="right" if title in ("increment", "changes", "transactions", "size") else "left"
+        )
+    for entry in entries:
+        if entry.chain is None:
+            table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
+            continue
+        for commit in entry.chain.commits:
+            then = datetime.fromisoformat(commit.created_at)
+            table.add_row(
+                entry.name if commit.increment == 0 else "",
+                str(commit.increment) if commit.increment else "full",
+                f"{commit.created_at[:19].replace('T', ' ')} ({age_text(then, now=now)})",
+                entry.state if commit.increment == 0 else "",
+                count_text(commit.counts["changes"]),
+                count_text(commit.counts["transactions"]),
+                size_text(commit.counts["bytes"]),
+                commit.comment,
+            )
+        if entry.problem:
+            table.add_row("", "", "", entry.problem)
+    return [table]

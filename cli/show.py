@@ -1,0 +1,110 @@
+"""`snapshot show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli.arguments import SnapshotName
+from cli.context import command_context
+from cli.format import count_text, seconds_text, size_text
+from cli.list import chain_bytes, entry_document
+from cli.output import emit
+from fleet.lsn import lsn_to_text
+from snapshots.catalog import Entry, show_snapshot
+from snapshots.manifest import Chain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "cutline/show/1"
+
+
+def show(context: typer.Context, name: SnapshotName) -> None:
+    """Show one snapshot in full: nodes, groups, increments and their cuts."""
+    options = command_context(context)
+    chain = show_snapshot(options.load_fleet(), name)
+    emit(context, document_of(chain), [] if options.json else lines_of(chain))
+
+
+def document_of(chain: Chain) -> dict[str, Any]:
+    """The command's JSON: what list says of it, and the rest of its commits."""
+    return {
+        "schema": SCHEMA,
+        **entry_document(Entry(chain.name, chain)),
+        "fleet": chain.part.fleet_id,
+        "baseline": [identity.to_json() for identity in chain.nodes],
+        "group_definitions": {
+            shard: [group.to_json() for group in found] for shard, found in chain.part.groups.items()
+        },
+        "base_positions": {node: lsn_to_text(position) for node, position in chain.part.base.items()},
+        "cuts": [commit.cut.to_json() for commit in chain.commits],
+        "counts": [dict(commit.counts) for commit in chain.commits],
+    }
+
+
+def lines_of(chain: Chain) -> list[str | RenderableType]:
+    """What a person is told."""
+    from rich.table import Table
+
+    full, part = chain.full, chain.part
+    lines: list[str | RenderableType] = [
+        f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
+        f"{size_text(chain_bytes(chain))}" + (f" — {full.comment}" if full.comment else ""),
+        "",
+    ]
+    nodes = Table("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base", box=None, pad_edge=False)
+    for identity in chain.nodes:
+        version = f"{identity.server_version // 10000}.{identity.server_version % 10000}"
+        base = lsn_to_text(part.base[identity.node])
+        nodes.add_row(
+            identity.node, identity.backup_of or "", version, identity.system_identifier, str(identity.timeline),
+            identity.database, base,
+        )  # fmt: skip
+    groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
+    for shard, found in part.groups.items():
+        rows: dict[int, int] = {}
+        for stored in part.objects:
+            for number, count in stored.rows.items() if stored.node == shard else ():
+                rows[number] = rows.get(number, 0) + count
+        for group in found:
+            key = ", ".join(column.name for column in group.columns[: group.key_width])
+            groups.add_row(
+                shard, group.name, group.identity, key or "none", str(group.partitions),
+                count_text(rows.get(group.number, 0)),
+            )  # fmt: skip
+    return [*lines, nodes, "", groups, "", _cuts(chain)]
+
+
+def _cuts(chain: Chain) -> RenderableType:
+    from rich.table import Table
+
+    titles = (
+        "increment",
+        "created",
+        "took",
+        "cut",
+        "changes",
+        "transactions",
+        "global",
+        "in flight",
+        "size",
+        "positions",
+    )
+    cuts = Table(*titles, box=None, pad_edge=False)
+    for commit in chain.commits:
+        positions = " ".join(f"{node} {lsn_to_text(cut.position)}" for node, cut in commit.cut.cut.nodes.items())
+        cuts.add_row(
+            str(commit.increment) if commit.increment else "full",
+            commit.created_at[:19].replace("T", " "),
+            seconds_text(commit.seconds),
+            f"{commit.cut.seconds * 1000:.1f} ms",
+            count_text(commit.counts["changes"]),
+            count_text(commit.counts["transactions"]),
+            count_text(commit.cut.cut.global_transactions),
+            str(commit.cut.cut.in_flight),
+            size_text(commit.counts["bytes"]),
+            positions,
+        )
+    return cuts

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fleet.config import GroupRules
+from storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg
@@ -40,6 +41,10 @@ SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attrelid, a.attnum
 """
+
+
+class SchemaChangedError(RefusedError):
+    """A table is no longer as it was at the full snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import psycopg
 
 from fleet.baseline import check_baseline
 from fleet.config import Fleet, GroupRules, Node
-from fleet.groups import Group, read_tables
+from fleet.groups import Group, SchemaChangedError, read_tables
 from fleet.progress import Progress
 from fleet.publications import check_published
 from fleet.sessions import Sessions, locked_fleet, open_sessions
@@ -28,7 +28,6 @@ from snapshots.store_identity import read_identity
 from storage.errors import RefusedError
 from storage.open import open_store
 from storage.store import ObjectStore
-from wal.decoding import SchemaChangedError
 from wal.slots import check_slot, slot_name, slot_state
 
 

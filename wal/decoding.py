@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleet.groups import Group
-from storage.errors import RefusedError
+from fleet.groups import Group, SchemaChangedError
 from wal import pgoutput
 from wal.bytes_column import BytesColumn
 from wal.changes import ChangeColumns, changes_of_relation
@@ -23,10 +22,6 @@ from wal.events import events_of
 from wal.pgoutput import DecodingError, Messages, Relation, messages_of, read_relation
 from wal.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 from wal.transactions import ROW_KINDS, Open, Transactions
-
-
-class SchemaChangedError(RefusedError):
-    """A table is no longer as it was at the full snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

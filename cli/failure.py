@@ -24,9 +24,7 @@ from storage.errors import SnapshotError
 ERROR_SCHEMA = "cutline/error/1"
 
 # typer keeps the classes of its parser to itself, and has moved them between versions; this one is public.
-_USAGE_MISTAKE: type[Exception] = next(
-    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
-)
+_USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 WIDTH_OF_A_PIPE = 1000
 
 
-def emit(
-    context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()
-) -> None:
+def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
     """Write a command's result: `document` with `--json`, else `lines`.
 
     A text is written as it is, without markup; anything else is drawn by rich. Times in `document` become

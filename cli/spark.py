@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -94,6 +95,8 @@ class SparkStart:
         JVM that writes its class archive (once on a machine) is given `archive_seconds_max`, then left alone.
         """
         self._is_unwanted.set()
+        if not graceful:
+            _keep_text(sys.exc_info()[1])
         self._await_jvm(and_session=graceful)
         session, self._session = self._session, None
         if session is not None and graceful:
@@ -113,9 +116,8 @@ class SparkStart:
         return self
 
     def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        _keep_text(value)
         self.stop(graceful=error is None)
 
     def _start(self) -> None:

@@ -98,11 +98,7 @@ def test_functions_have_few_parameters(path: Path) -> None:
 def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether typer makes a command of it: then it takes the context first."""
     first = next(iter(function.args.args), None)
-    return (
-        first is not None
-        and first.annotation is not None
-        and "typer.Context" in ast.unparse(first.annotation)
-    )
+    return first is not None and first.annotation is not None and "typer.Context" in ast.unparse(first.annotation)
 
 
 @pytest.mark.parametrize("path", SOURCES)
@@ -111,9 +107,7 @@ def test_nothing_below_cli_prints_or_exits(path: Path) -> None:
         pytest.skip("cli is the package that prints and exits")
     for node in ast.walk(tree_of(path)):
         called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        assert called not in {"print", "exit", "quit", "sys.exit", "os._exit"}, (
-            f"line {node.lineno}: {called}"
-        )
+        assert called not in {"print", "exit", "quit", "sys.exit", "os._exit"}, f"line {node.lineno}: {called}"
         assert called not in {"sys.stdout.write", "sys.stderr.write"}, f"line {node.lineno}: {called}"
         raised = ast.unparse(node.exc) if isinstance(node, ast.Raise) and node.exc else ""
         assert not raised.startswith("SystemExit"), f"line {node.lineno}: {raised}"

@@ -44,6 +44,14 @@ print(json.dumps({"tasks": tasks, "executors": executors, "java": java}))
 """
 
 
+@pytest.fixture(autouse=True)
+def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep what a killed process leaves, and the logs of failed starts, among the files of the test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+
 def run_job(master: str, **environment: str) -> tuple[dict[str, Any], int, Path]:
     """Run JOB at `master`; what it told, the JVM's process and its temporary folder. stderr must be empty."""
     done = subprocess.run(

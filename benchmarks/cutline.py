@@ -101,8 +101,7 @@ def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:
         timeout=COLD_SECONDS_MAX,
         check=False,
         cwd=fleet_toml.parent,
-        env=os.environ
-        | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
     )
     if completed.returncode:
         said = (completed.stdout + completed.stderr).strip()[-2000:]

@@ -119,9 +119,7 @@ def _transactions_in_pieces(bench: Bench, cutline: Cutline) -> None:
     for number in range(1, SPLIT + 1):
         bench.say(f"{piece} transactions and increment {number} of {SPLIT}")
         bench.results.attempt("transactions", lambda: bench.shard.run_transactions(piece))
-        bench.results.measure(
-            "increment of a tenth", lambda: cutline.create_incremental(TEN), cutline_side.size_bytes
-        )
+        bench.results.measure("increment of a tenth", lambda: cutline.create_incremental(TEN), cutline_side.size_bytes)
 
 
 def restore_part(bench: Bench, cutline: Cutline) -> None:

@@ -37,9 +37,7 @@ class Peers:
     def restore(self, dump: Path, database: str) -> str:
         """pg_restore of a dump into a new database."""
         dsn = self.shard.create_database(database)
-        run_tool(
-            "pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump), seconds_max=SECONDS_MAX
-        )
+        run_tool("pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump), seconds_max=SECONDS_MAX)
         return dsn
 
     def follow(self) -> None:
@@ -72,9 +70,7 @@ class Peers:
         self.backups += 1
         target = self._emptied(f"backup-{self.backups}")
         how = ["--checkpoint=fast", "--wal-method=none", *more]
-        run_tool(
-            "pg_basebackup", f"--dbname={self.shard.dsn}", f"--pgdata={target}", *how, seconds_max=SECONDS_MAX
-        )
+        run_tool("pg_basebackup", f"--dbname={self.shard.dsn}", f"--pgdata={target}", *how, seconds_max=SECONDS_MAX)
         return target
 
     def _emptied(self, name: str) -> Path:

@@ -15,9 +15,7 @@ from benchmarks.results import SCHEMA, Comparison, Results, Verdict
 MEBIBYTE = 2**20
 
 
-def document(
-    results: Results, environment: Mapping[str, object], options: Mapping[str, object]
-) -> dict[str, Any]:
+def document(results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
     """The JSON document `cutline/bench/1`: durations in seconds, sizes in bytes, every single run."""
     return {
         "schema": SCHEMA,
@@ -40,9 +38,7 @@ def document(
     }
 
 
-def show(
-    console: Console, results: Results, environment: Mapping[str, object], options: Mapping[str, object]
-) -> None:
+def show(console: Console, results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> None:
     """Print the environment, the measurements, the comparisons with their aims, and the failures."""
     console.print(_one_line(environment), style="dim")
     console.print(_one_line(options), style="dim")

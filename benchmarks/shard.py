@@ -56,9 +56,7 @@ class Shard:
 
     def ask(self, statement: str, database: str | None = None) -> tuple[Any, ...]:
         """Execute one statement and return its first row; () if it gives none."""
-        with psycopg.connect(
-            self.primary.dsn(database) if database else self.dsn, autocommit=True
-        ) as connection:
+        with psycopg.connect(self.primary.dsn(database) if database else self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchone() or () if cursor.description else ()
 

@@ -54,9 +54,7 @@ def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # no
         return _open_fsspec(url, protocol, thaw(options))
     except (ImportError, TypeError, ValueError, KeyError) as error:
         # The text of a TypeError names the option, but may quote its value.
-        problem = (
-            str(error) if isinstance(error, ImportError) else f"refused by fsspec ({type(error).__name__})"
-        )
+        problem = str(error) if isinstance(error, ImportError) else f"refused by fsspec ({type(error).__name__})"
         raise StoreUrlError(url=redact_url(url), problem=problem) from error
 
 

@@ -73,14 +73,10 @@ def probe_create_once(store: ObjectStore, key: str) -> None:
         store.create(key, SECOND)
     except ObjectExistsError:
         if store.read(key) != FIRST:
-            raise StoreUnfitError(
-                url=store.url, lack="a refused conditional put changed the object"
-            ) from None
+            raise StoreUnfitError(url=store.url, lack="a refused conditional put changed the object") from None
         return
     # What is there now doesn't matter, and may be unreadable: the first body's checksum with the second body.
-    raise StoreUnfitError(
-        url=store.url, lack="a second conditional put was accepted, though the object existed"
-    )
+    raise StoreUnfitError(url=store.url, lack="a second conditional put was accepted, though the object existed")
 
 
 def probe_race(store: ObjectStore, key: str) -> None:

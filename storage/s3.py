@@ -153,9 +153,7 @@ class S3Dialect:
         """Send one conditional put and return its outcome, the reason in words, and what was raised."""
         try:
             # And from twice the chunk size on.
-            self.writer.pipe_file(
-                path, body, mode="create", chunksize=PUT_BYTES_MAX, Metadata={PUT_ID: put_id}
-            )
+            self.writer.pipe_file(path, body, mode="create", chunksize=PUT_BYTES_MAX, Metadata={PUT_ID: put_id})
         except Exception as error:  # noqa: BLE001  # each kind becomes an outcome, the unknown ones UNKNOWN
             return outcome_of(error), self.explain(error).reason, error
         return PutOutcome.STORED, "", None

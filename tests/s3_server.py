@@ -19,8 +19,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from storage.fsspec_store import FsspecStore
+from storage.store import ObjectStore
 
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 10
@@ -44,9 +47,7 @@ class S3Server:
         """Create a bucket on moto's server and return its URL for open_store."""
         request = urllib.request.Request(f"{self.endpoint_url}/{name}", method="PUT")
         # The server checks no signature, but wants to be told who asks.
-        request.add_header(
-            "Authorization", f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/x"
-        )
+        request.add_header("Authorization", f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/x")
         with urllib.request.urlopen(request, timeout=START_SECONDS_MAX):
             return f"s3://{name}"
 
@@ -77,6 +78,12 @@ def overwriting_s3_server(directory: Path) -> Iterator[S3Server]:
     ]
     with running_server(command, port) as process:
         yield S3Server(f"http://127.0.0.1:{port}", process)
+
+
+def in_folder(store: ObjectStore, root: str) -> ObjectStore:
+    """Return `store` in another folder. Opening one anew for each test would take longer than the tests."""
+    assert isinstance(store, FsspecStore)
+    return replace(store, root=root)
 
 
 def rclone() -> str:

@@ -14,7 +14,7 @@ import pytest
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
 from tests.object_store_contract import ObjectStoreContract
-from tests.s3_server import S3Server, s3_server
+from tests.s3_server import S3Server, in_folder, s3_server
 
 LARGE_BYTES = 110 * 2**20  # s3fs itself would send this in parts
 EXECUTORS_SECONDS_MAX = 120
@@ -59,10 +59,15 @@ def server() -> Iterator[S3Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def opened(server: S3Server) -> ObjectStore:
+    return open_store(server.bucket("contract"), server.options)
+
+
 class TestS3Store(ObjectStoreContract):
     @pytest.fixture
-    def store(self, server: S3Server) -> ObjectStore:
-        return open_store(server.bucket(f"test-{uuid.uuid4().hex}") + "/a/folder", server.options)
+    def store(self, opened: ObjectStore) -> ObjectStore:
+        return in_folder(opened, f"contract/{uuid.uuid4().hex}/folder")
 
 
 def test_a_large_object_is_one_conditional_put_too(server: S3Server) -> None:
@@ -91,8 +96,7 @@ def test_executors_open_a_store_by_url_and_options(server: S3Server, tmp_path: P
         timeout=EXECUTORS_SECONDS_MAX,
         check=False,
         cwd=tmp_path,
-        env=os.environ
-        | {"PYTHONPATH": str(root), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable},
+        env=os.environ | {"PYTHONPATH": str(root), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable},
     )
     assert completed.returncode == 0, completed.stderr[-4000:]
     answers = [json.loads(line) for line in completed.stdout.splitlines()]

@@ -20,11 +20,11 @@ from storage.store import (
     StoreUnreachableError,
 )
 from tests.s3_proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
-from tests.s3_server import SECRET_KEY, S3Server, s3_server
+from tests.s3_server import SECRET_KEY, S3Server, in_folder, s3_server
 
 WAIT_SECONDS_MAX = 20
-LARGE_BYTES = 65 * 2**20
-IMPATIENT = {"config_kwargs": {"read_timeout": 1, "connect_timeout": 1}}
+LARGE_BYTES = 8 * 2**20
+IMPATIENT = {"config_kwargs": {"read_timeout": 0.3, "connect_timeout": 0.3}}
 CONFLICT = Fault(arrives=False, status=409, code="ConditionalRequestConflict")
 SLOW_DOWN = Fault(arrives=False, status=503, code="SlowDown")
 FORBIDDEN = Fault(arrives=False, status=403, code="AccessDenied")
@@ -48,12 +48,20 @@ class Line:
     direct: ObjectStore
 
 
-@pytest.fixture
-def line(server: S3Server) -> Iterator[Line]:
-    url = server.bucket(f"test-{uuid.uuid4().hex}") + "/folder"
+@pytest.fixture(scope="module")
+def opened(server: S3Server) -> Iterator[Line]:
+    url = server.bucket("lines")
     with s3_proxy(server.endpoint_url) as proxy:
         through = open_store(url, server.options | {"endpoint_url": proxy.endpoint_url})
         yield Line(proxy, through, open_store(url, server.options))
+
+
+@pytest.fixture
+def line(opened: Line) -> Line:
+    opened.proxy.faults.clear()
+    opened.proxy.puts = 0
+    folder = f"lines/{uuid.uuid4().hex}"
+    return Line(opened.proxy, in_folder(opened.through, folder), in_folder(opened.direct, folder))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +105,7 @@ def test_a_refusal_after_a_lost_answer_leaves_it_open_too(line: Line) -> None:
     assert line.direct.read("object") == b"ours"
 
 
-@pytest.mark.parametrize(
-    ("fault", "puts"), [(FORBIDDEN, 1), (SLOW_DOWN, PUT_ATTEMPTS), (CONFLICT, PUT_ATTEMPTS)]
-)
+@pytest.mark.parametrize(("fault", "puts"), [(FORBIDDEN, 1), (SLOW_DOWN, PUT_ATTEMPTS), (CONFLICT, PUT_ATTEMPTS)])
 def test_a_definite_no_means_that_nothing_was_stored(line: Line, fault: Fault, puts: int) -> None:
     line.proxy.faults += [fault] * PUT_ATTEMPTS
     with pytest.raises(StoreUnreachableError, match=f"{fault.status} {fault.code}"):

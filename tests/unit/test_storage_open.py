@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.fsspec_store import FsspecStore
@@ -19,11 +19,10 @@ from storage.store import redact_url
 
 SECRET = "s3cr3t"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
-)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), VALUES))
 def test_thaw_undoes_freeze(options: dict[str, Any]) -> None:
     frozen = freeze(options)
@@ -32,9 +31,7 @@ def test_thaw_undoes_freeze(options: dict[str, Any]) -> None:
     assert thaw(pickle.loads(pickle.dumps(frozen))) == options
 
 
-@pytest.mark.parametrize(
-    "url", ["/var/backups", "file:///var/backups", "local:///var/backups", "/var/backups/"]
-)
+@pytest.mark.parametrize("url", ["/var/backups", "file:///var/backups", "local:///var/backups", "/var/backups/"])
 def test_a_folder_may_be_named_in_several_ways(url: str) -> None:
     store = open_store(url, {})
     assert isinstance(store, LocalStore)
@@ -48,9 +45,7 @@ def test_a_tilde_is_the_home_folder() -> None:
     assert store.root == Path.home() / "backups"
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://bucket", "s3://bucket/", "s3a://bucket", "s3://arn:aws:s3:x:1:accesspoint"]
-)
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a://bucket", "s3://arn:aws:s3:x:1:accesspoint"])
 def test_a_bucket_is_a_store(url: str) -> None:
     store = open_store(url, {"endpoint_url": "http://127.0.0.1:9"})
     assert isinstance(store, FsspecStore)
@@ -102,9 +97,7 @@ def test_an_option_that_is_not_known_is_refused_without_its_value() -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, "s3/cr3t", "s3?cr3t", "s3#cr3t", "s3@cr3t", "s3:cr3t"])
-@pytest.mark.parametrize(
-    "url", ["s3://key:{}@bucket/folder", "no-such://key:{}@host/folder", "s3://key:{}@[x"]
-)
+@pytest.mark.parametrize("url", ["s3://key:{}@bucket/folder", "no-such://key:{}@host/folder", "s3://key:{}@[x"])
 def test_credentials_in_a_url_are_in_no_message(url: str, secret: str) -> None:
     with pytest.raises(StoreUrlError) as raised:
         open_store(url.format(secret), {})

@@ -165,9 +165,7 @@ class World:
         cut = MadeCut()
         self.cuts.append(cut)
         for node in range(len(self.nodes)):
-            self.plan(
-                now + self.random.random() * self.delay * 0.25, partial(self.mark, cut, cut.starts, node)
-            )
+            self.plan(now + self.random.random() * self.delay * 0.25, partial(self.mark, cut, cut.starts, node))
 
     def mark(self, cut: MadeCut, written: dict[int, int], node: int, now: float) -> None:
         _, written[node] = self.append(node, MARKER, None)

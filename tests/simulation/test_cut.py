@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from tests.simulation.fleet_model import MadeCut, World
-from wal.cut import Cut, NodeWindow, Undecided, resolve
+from wal.cut import NodeWindow, resolve
+from wal.cut_values import Cut, Undecided
 from wal.segment_schema import SEGMENT_SCHEMA
 
 SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)

@@ -1,0 +1,236 @@
+"""Decoding of hand-made messages: which changes and events they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.groups import Column, Group
+from tests import pgoutput_messages as made
+from wal.bytes_column import from_list
+from wal.decoding import Decoded, Decoder, SchemaChangedError
+from wal.pgoutput import DecodingError
+from wal.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
+
+# The key is b then a in stored order; c and d follow. In WAL the columns are c, a, d, b.
+KEYED = Group(
+    3, "public", "keyed", "index", 2,
+    (Column("a", "int", 23, -1, 1), Column("b", "text", 25, -1, 3),
+     Column("c", "text", 25, -1, 0), Column("d", "text", 25, -1, 2)), 4,
+)  # fmt: skip
+FULL = Group(5, "s", "full", "full", 0, (Column("x", "text", 25, -1, 0), Column("y", "text", 25, -1, 1)), 2)
+KEYED_OID, FULL_OID, OTHER_OID = 16_400, 16_401, 16_402
+KEYED_COLUMNS = [(False, "c", 25, -1), (True, "a", 23, -1), (False, "d", 25, -1), (True, "b", 25, -1)]
+RELATIONS = [
+    made.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS),
+    made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1), (True, "y", 25, -1)]),
+    made.relation(OTHER_OID, "public", "other", "d", [(True, "id", 23, -1)]),
+]
+
+
+def decoder() -> Decoder:
+    return Decoder("n1", {"public.keyed": KEYED, "s.full": FULL}, "exact")
+
+
+def decode(*messages: bytes) -> Decoded:
+    return decoder().feed(from_list([*RELATIONS, *messages]))
+
+
+def changes(decoded: Decoded) -> list[tuple[Any, ...]]:
+    """(seq, op, group, key, row) in order."""
+    assert decoded.changes.schema == SEGMENT_SCHEMA
+    rows = [(row["seq"], chr(row["op"]), row["group"], row["key"], row["row"]) for row in decoded.changes.to_pylist()]
+    return sorted(rows)
+
+
+def in_transaction(*messages: bytes) -> list[tuple[Any, ...]]:
+    return changes(decode(made.begin(100, 7), *messages, made.commit(100, 150)))
+
+
+def test_rows_are_stored_with_their_key_first() -> None:
+    found = in_transaction(
+        made.insert(KEYED_OID, [b"c\tc", b"1", None, b"b\\b"]),
+        made.update(KEYED_OID, [b"c2", b"1", b"d", b"bb"]),
+        made.delete(KEYED_OID, key=[None, b"1", None, b"bb"]),
+    )
+    assert found == [
+        (0, "U", 3, b"1\tb\\\\b", b"1\tb\\\\b\tc\\tc\t\\N\n"),
+        (2, "U", 3, b"1\tbb", b"1\tbb\tc2\td\n"),
+        (4, "D", 3, b"1\tbb", b""),
+    ]
+
+
+def test_an_unchanged_value_is_marked() -> None:
+    found = in_transaction(made.update(KEYED_OID, [(), b"1", b"d", b"b"]))
+    assert found == [(0, "u", 3, b"1\tb", b"1\tb\t\\u\td\n")]
+
+
+def test_a_moved_key_is_a_removal_and_a_new_row() -> None:
+    found = in_transaction(
+        made.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
+        # What the update left unchanged is found under the old key: the removal names the new one.
+        made.update(KEYED_OID, [b"c", b"3", (), b"b"], key=[None, b"2", None, b"b"]),
+    )
+    assert found == [
+        (0, "D", 3, b"1\tb", b""),
+        (1, "U", 3, b"2\tb", b"2\tb\tc\td\n"),
+        (2, "D", 3, b"2\tb", b"3\tb"),
+        (3, "u", 3, b"3\tb", b"3\tb\tc\t\\u\n"),
+    ]
+
+
+def test_a_key_sent_only_because_it_is_toasted_did_not_move() -> None:
+    wide = b"w" * 5000
+    found = in_transaction(made.update(KEYED_OID, [b"c", b"1", b"d", ()], key=[None, b"1", None, wide]))
+    assert found == [(1, "U", 3, b"1\t" + wide, b"1\t" + wide + b"\tc\td\n")]
+
+
+def test_a_group_without_a_key_is_a_multiset_of_lines() -> None:
+    found = in_transaction(
+        made.insert(FULL_OID, [b"x", None]),
+        made.update(FULL_OID, [(), b"y"], old=[b"x", None]),
+        made.delete(FULL_OID, old=[b"x", b"y"]),
+    )
+    assert found == [
+        (0, "I", 5, b"", b"x\t\\N\n"),
+        (2, "D", 5, b"", b"x\t\\N\n"),
+        (3, "I", 5, b"", b"x\ty\n"),
+        (4, "D", 5, b"", b"x\ty\n"),
+    ]
+
+
+def test_partitions_are_of_the_key_or_of_the_line() -> None:
+    decoded = decode(
+        made.begin(100, 7),
+        made.insert(KEYED_OID, [b"c", b"1", b"d", b"b"]),
+        made.insert(FULL_OID, [b"x", b"y"]),
+        made.truncate(KEYED_OID, OTHER_OID, FULL_OID),
+        made.commit(100, 150),
+    )
+    rows = decoded.changes.sort_by([("seq", "ascending"), ("group", "ascending")]).to_pylist()
+    expected = [xxhash.xxh64_intdigest(b"1\tb", 42) % 4, xxhash.xxh64_intdigest(b"x\ty\n", 42) % 2]
+    assert [row["partition"] for row in rows] == [*expected, EVERY_PARTITION, EVERY_PARTITION]
+    assert [(chr(row["op"]), row["group"], row["seq"]) for row in rows[2:]] == [("T", 3, 4), ("T", 5, 4)]
+    assert decoded.ignored == 1
+
+
+def test_rows_of_other_tables_are_counted_and_keep_their_number() -> None:
+    decoded = decode(
+        made.begin(100, 7),
+        made.insert(OTHER_OID, [b"1"]),
+        made.insert(FULL_OID, [b"x", b"y"]),
+        made.commit(100, 150),
+    )
+    assert decoded.ignored == 1
+    assert [row[0] for row in changes(decoded)] == [2]
+
+
+def test_every_event_says_where_its_record_begins_and_ends() -> None:
+    decoded = decode(
+        made.begin(100, 7), made.origin(5, "elsewhere"), made.type_(99, "s", "mood"), made.commit(100, 150),
+        made.begin_prepare(200, 260, 8, "g1"), made.insert(FULL_OID, [b"x", b"y"]),
+        made.prepare(200, 260, 8, "g1"),
+        made.message(300, "cutline", b"content"), made.message(310, "cutlines", b"content"),
+        made.message(320, "cut", b""), made.message(330, "cutline", b""),
+        made.commit_prepared(340, 380, 8, "g1"), made.rollback_prepared(280, 420, 9, "g0"),
+        made.message(430, "others", b"cutline"),
+    )  # fmt: skip
+    rows = decoded.events.to_pylist()
+    found = [(chr(r["op"]), r["lsn"], r["end_lsn"], r["xid"], r["global_id"], r["row"], r["group"]) for r in rows]
+    assert found == [
+        ("C", 100, 150, 7, None, b"", NO_GROUP),
+        ("P", 200, 260, 8, "g1", b"", NO_GROUP),
+        ("M", 300, 300, 0, None, b"content", NO_GROUP),
+        ("M", 330, 330, 0, None, b"", NO_GROUP),
+        ("K", 340, 380, 8, "g1", b"", NO_GROUP),
+        ("R", 280, 420, 9, "g0", b"", NO_GROUP),
+    ]
+    assert decoded.events.schema == SEGMENT_SCHEMA
+    assert decoded.through == 430
+    (row,) = decoded.changes.to_pylist()
+    assert (row["lsn"], row["xid"], row["global_id"]) == (200, 8, "g1")
+
+
+WHOLE = [
+    *RELATIONS,
+    made.begin(100, 7), made.insert(FULL_OID, [b"1", None]), made.insert(OTHER_OID, [b"1"]),
+    made.truncate(FULL_OID), made.insert(FULL_OID, [b"2", None]), made.commit(100, 150),
+    made.message(160, "others", b"x"),
+    made.begin_prepare(200, 260, 8, "g1"),
+    made.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
+    made.message(190, "others", b"x", transactional=True),
+    made.delete(KEYED_OID, key=[None, b"2", None, b"b"]), made.prepare(200, 260, 8, "g1"),
+    made.message(300, "cutline", b"content"), made.commit_prepared(340, 380, 8, "g1"),
+    made.begin(400, 9), made.insert(FULL_OID, [b"3", None]), made.commit(400, 450),
+]  # fmt: skip
+
+
+@given(st.sets(st.integers(1, len(WHOLE) - 1)))
+def test_it_does_not_matter_where_batches_begin(cuts: set[int]) -> None:
+    expected = decoder().feed(from_list(WHOLE))
+    one = decoder()
+    parts = []
+    for low, high in zip([0, *sorted(cuts)], [*sorted(cuts), len(WHOLE)], strict=True):
+        parts.append(one.feed(from_list(WHOLE[low:high])))
+    order = [("lsn", "ascending"), ("seq", "ascending")]
+    together = pa.concat_tables([part.changes for part in parts])
+    assert together.sort_by(order).to_pylist() == expected.changes.sort_by(order).to_pylist()
+    events = pa.concat_tables([part.events for part in parts])
+    assert events.to_pylist() == expected.events.to_pylist()
+    assert max(part.through for part in parts) == expected.through == 450
+    assert sum(part.ignored for part in parts) == expected.ignored == 1
+    assert parts[-1].open is None
+
+
+def test_a_transaction_left_open_is_named_with_the_rows_it_sent() -> None:
+    one = decoder()
+    rows = [made.insert(FULL_OID, [b"1", None])] * 3
+    first = one.feed(from_list([*RELATIONS, made.begin_prepare(200, 260, 8, "g1"), *rows]))
+    assert first.open is not None
+    assert (first.open.lsn, first.open.xid, first.open.global_id, first.open.sent) == (200, 8, "g1", 3)
+    assert first.through == 0
+    second = one.feed(from_list(rows))
+    assert second.open is not None
+    assert second.open.sent == 6
+    assert [row[0] for row in changes(second)] == [6, 8, 10]
+    assert one.feed(from_list([])).open == second.open
+    assert one.feed(from_list([made.prepare(200, 260, 8, "g1")])).open is None
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        made.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS[:3]),
+        made.relation(KEYED_OID, "public", "keyed", "i", [*KEYED_COLUMNS, (False, "e", 25, -1)]),
+        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 1043, -1), *KEYED_COLUMNS[1:]]),
+        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 25, 14), *KEYED_COLUMNS[1:]]),
+        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "z", 25, -1), *KEYED_COLUMNS[1:]]),
+        made.relation(KEYED_OID, "public", "keyed", "i", [(True, "c", 25, -1), *KEYED_COLUMNS[1:]]),
+        made.relation(KEYED_OID, "public", "keyed", "f", KEYED_COLUMNS),
+        made.relation(FULL_OID, "s", "full", "d", [(True, "x", 25, -1), (True, "y", 25, -1)]),
+    ],
+)
+def test_a_table_that_is_not_as_it_was_is_named(relation: bytes) -> None:
+    with pytest.raises(SchemaChangedError, match=r"node n1: table (public\.keyed|s\.full)"):
+        decoder().feed(from_list([made.begin(1, 2), relation]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        made.insert(999, [b"1"]),
+        made.truncate(999),
+        made.insert(KEYED_OID, [b"1"]),
+        made.update(FULL_OID, [b"1", b"2"]),
+        made.update(FULL_OID, [b"1", ()], old=[b"1", ()]),
+        made.insert(FULL_OID, [b"1", ()]),
+    ],
+)
+def test_what_the_protocol_does_not_say_is_refused(message: bytes) -> None:
+    with pytest.raises(DecodingError):
+        in_transaction(message)

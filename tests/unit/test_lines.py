@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal.bytes_column import BytesColumn, from_list
+from wal.lines import Values, concatenated, equal, escape, key_lines, keys_of, lines_of, with_constants
+
+# None is NULL, an empty tuple stands for an unchanged TOASTed value.
+Value = bytes | None | tuple[()]
+VALUE = st.one_of(
+    st.none(),
+    st.just(()),
+    st.binary(max_size=12),
+    st.text(alphabet="a\b\t\n\v\f\r\\Nu.", max_size=8).map(str.encode),
+)
+# PostgreSQL manual, COPY, "Text Format": the characters that are written with a backslash.
+ESCAPED = {
+    0x08: b"\\b",
+    0x09: b"\\t",
+    0x0A: b"\\n",
+    0x0B: b"\\v",
+    0x0C: b"\\f",
+    0x0D: b"\\r",
+    0x5C: b"\\\\",
+}
+
+
+def escaped(value: bytes) -> bytes:
+    return b"".join(ESCAPED.get(byte, bytes([byte])) for byte in value)
+
+
+def printed(value: Value) -> bytes:
+    if value is None:
+        return b"\\N"
+    return escaped(value) if isinstance(value, bytes) else b"\\u"
+
+
+def line(row: list[Value]) -> bytes:
+    return b"\t".join(printed(value) for value in row) + b"\n"
+
+
+def columns_of(rows: list[list[Value]], width: int) -> tuple[bytes, list[Values]]:
+    """The rows' values one after the other with rubbish between them, and where they lie, by column."""
+    data = b""
+    columns = []
+    for place in range(width):
+        kinds, starts, lengths = [], [], []
+        for row in rows:
+            value = row[place]
+            data += b"\\\t\n"
+            kinds.append(ord("n") if value is None else ord("t") if isinstance(value, bytes) else ord("u"))
+            # Where there is no text, place and length mean nothing.
+            starts.append(len(data) if isinstance(value, bytes) else 2)
+            lengths.append(len(value) if isinstance(value, bytes) else 0)
+            data += value if isinstance(value, bytes) else b""
+        columns.append(
+            Values(np.array(kinds, np.uint8), np.array(starts, np.int64), np.array(lengths, np.int64))
+        )
+    return data, columns
+
+
+def values_of(column: BytesColumn) -> list[bytes]:
+    return column.to_arrow().to_pylist()
+
+
+TABLES = st.integers(0, 4).flatmap(
+    lambda width: st.tuples(
+        st.just(width), st.lists(st.lists(VALUE, min_size=width, max_size=width), max_size=6)
+    )
+)
+
+
+@given(TABLES, st.data())
+def test_lines_are_copys_and_keys_are_their_beginnings(
+    table: tuple[int, list[list[Value]]], data: st.DataObject
+) -> None:
+    width, rows = table
+    raw, columns = columns_of(rows, width)
+    source = with_constants(np.frombuffer(raw, np.uint8))
+    lines = lines_of(source, len(raw), columns, len(rows))
+    assert values_of(lines) == [line(row) for row in rows]
+    key_width = data.draw(st.integers(0, width))
+    keys = [line(row[:key_width]).removesuffix(b"\n") for row in rows]
+    assert values_of(keys_of(lines, key_width, width)) == keys
+    if key_width:
+        assert values_of(key_lines(source, len(raw), columns[:key_width], len(rows))) == keys
+
+
+@given(st.lists(st.binary(max_size=20), max_size=10))
+def test_every_byte_is_escaped_as_the_manual_says(values: list[bytes]) -> None:
+    values.append(bytes(range(256)))
+    assert values_of(escape(from_list(values))) == [escaped(value) for value in values]
+
+
+def test_a_text_that_looks_like_a_mark_is_not_one() -> None:
+    rows: list[list[Value]] = [[b"\\N", None], [b"\\u", ()], [b"\\.", b""]]
+    raw, columns = columns_of(rows, 2)
+    lines = lines_of(with_constants(np.frombuffer(raw, np.uint8)), len(raw), columns, 3)
+    assert values_of(lines) == [b"\\\\N\t\\N\n", b"\\\\u\t\\u\n", b"\\\\.\t\n"]
+
+
+def test_unchanged_values_are_filled_from_the_other_row() -> None:
+    _, (new, old) = columns_of([[(), b"old"], [b"new", b"older"], [None, b"oldest"], [(), ()]], 2)
+    filled = new.filled(old)
+    assert bytes(filled.kinds) == b"ttnu"
+    assert filled.starts[0] == old.starts[0]
+    assert filled.lengths.tolist()[:2] == [3, 3]
+    assert filled.starts[1] == new.starts[1]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=20))
+def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes]]) -> None:
+    pairs += [(left, left) for left, _ in pairs]
+    left, right = from_list([one for one, _ in pairs]), from_list([other for _, other in pairs])
+    assert equal(left, right).tolist() == [one == other for one, other in pairs]
+
+
+@given(st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=4), st.integers(0, 3))
+def test_columns_are_concatenated_without_what_lies_before_their_values(
+    parts: list[list[bytes]], skip: int
+) -> None:
+    columns = []
+    for values in parts:
+        whole = from_list([b"rubbish", *values])
+        columns.append(BytesColumn(whole.data, whole.offsets[1:]))
+    assert values_of(concatenated(columns)) == [value for values in parts for value in values]

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from itertools import count
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wal.segments as module
+from storage.memory import InMemoryStore
+from storage.open import open_store
+from storage.store import ObjectExistsError, ObjectStore
+from wal.archive import (
+    ArchiveError,
+    OpenTransaction,
+    Segment,
+    SegmentRange,
+    archive_prefix,
+    check_contiguous,
+    range_from_json,
+    segment_from_json,
+    segment_key,
+)
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import create_segment, read_events, read_metadata
+
+NAMES = count()
+PLACES = st.integers(0, 2**63 - 1)
+RANGES = st.builds(
+    SegmentRange,
+    node=st.text(min_size=1),
+    operation=st.text(min_size=1),
+    after=PLACES,
+    through=PLACES,
+    open=st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40)),
+)
+COUNTS = st.integers(0, 2**40)
+SEGMENTS = st.builds(
+    Segment, st.text(), st.integers(1, 10**12), RANGES, COUNTS, st.text(), COUNTS, COUNTS, COUNTS, COUNTS
+)
+ROWS = st.builds(
+    dict,
+    lsn=PLACES, end_lsn=PLACES, seq=PLACES, xid=st.integers(0, 2**32), global_id=st.none() | st.text(),
+    op=st.sampled_from([ord(letter) for letter in "IUuDT"]), group=st.integers(0, 2**31 - 1),
+    partition=st.integers(-1, 1023), key=st.binary(), row=st.binary(),
+)  # fmt: skip
+EVENTS = ROWS.map(lambda row: row | {"op": ord("C")})
+HELD = SegmentRange("n1", "op", 100, 200)
+
+
+def memory() -> ObjectStore:
+    return InMemoryStore(f"memory://segments-{next(NAMES)}")
+
+
+def table(rows: list[dict[str, object]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA)
+
+
+def event(lsn: int, op: str = "C") -> dict[str, object]:
+    return {
+        "lsn": lsn, "end_lsn": lsn, "seq": 0, "xid": 1, "global_id": None, "op": ord(op), "group": 0,
+        "partition": -1, "key": b"", "row": b"x" * 100,
+    }  # fmt: skip
+
+
+@given(RANGES)
+def test_a_range_comes_back_from_its_json(held: SegmentRange) -> None:
+    assert range_from_json(json.loads(json.dumps(held.to_json()))) == held
+
+
+@given(SEGMENTS)
+def test_a_segment_comes_back_from_a_commit(segment: Segment) -> None:
+    assert segment_from_json(json.loads(json.dumps(segment.to_json()))) == segment
+
+
+@given(RANGES, st.lists(ROWS, max_size=8), st.lists(EVENTS, max_size=4))
+def test_a_segment_comes_back_from_the_store(
+    held: SegmentRange, changes: list[dict[str, object]], events: list[dict[str, object]]
+) -> None:
+    store = memory()
+    created = create_segment(store, "wal", 7, held, (table(changes), table(events)))
+    assert created.range == held
+    assert (created.changes, created.events) == (len(changes), len(events))
+    assert created.partials == sum(row["op"] == ord("u") for row in changes)
+    assert created.truncates == sum(row["op"] == ord("T") for row in changes)
+    assert created.key == segment_key("wal", 7) == "wal/00000000000000000007.parquet"
+    assert read_metadata(store, created.key, 7) == created
+    assert read_events(store, created).to_pylist() == events
+    assert pq.read_table(pa.BufferReader(store.read(created.key))).to_pylist() == changes + events
+
+
+@pytest.mark.parametrize("whole_max", [0, 1 << 30])
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (4, 4), (10, 3), (9, 9)])
+def test_events_are_read_alone_from_row_groups_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], whole_max: int
+) -> None:
+    monkeypatch.setattr(module, "ROWS_PER_ROW_GROUP", 4)
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
+    changes = table([event(number, "U") for number in range(sizes[0])])
+    events = table([event(number) for number in range(sizes[1])])
+    store = memory()
+    segment = create_segment(store, "wal", 1, HELD, (changes, events))
+    assert read_events(store, segment).to_pylist() == events.to_pylist()
+    file = pq.ParquetFile(pa.BufferReader(store.read(segment.key)))
+    for number in range(file.num_row_groups):
+        ops = set(file.read_row_group(number)["op"].to_pylist())
+        assert ops in ({ord("U")}, {ord("C")})
+
+
+class CountingStore(InMemoryStore):
+    """A store that knows how many bytes were read from it."""
+
+    read_bytes = 0
+
+    def read(self, key: str) -> bytes:
+        body = super().read(key)
+        type(self).read_bytes += len(body)
+        return body
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        body = InMemoryStore.read(self, key)[start : start + length]
+        type(self).read_bytes += len(body)
+        return body
+
+
+def test_reading_the_events_of_a_large_segment_reads_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 1000)
+    # Keys that do not compress; Arrow reads the last 64 KiB for the footer.
+    rows = [event(number, "U") | {"key": sha256(b"%d" % number).digest()} for number in range(20_000)]
+    store = CountingStore("memory://counting")
+    segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)])))
+    CountingStore.read_bytes = 0
+    assert read_events(store, segment)["lsn"].to_pylist() == [5]
+    assert CountingStore.read_bytes < segment.size / 4
+
+
+def test_a_segments_number_is_taken_once() -> None:
+    store = open_store("memory://segments-once", {})
+    tables = (table([]), table([]))
+    create_segment(store, "wal", 1, HELD, tables)
+    with pytest.raises(ObjectExistsError):
+        create_segment(store, "wal", 1, replace(HELD, operation="other"), tables)
+    assert read_metadata(store, segment_key("wal", 1), 1).range.operation == "op"
+
+
+def archive(*ranges: tuple[int, int], node: str = "n1") -> list[Segment]:
+    return [
+        Segment(f"k{number}", number, SegmentRange(node, "op", after, through), 1, "", 0, 0, 0, 0)
+        for number, (after, through) in enumerate(ranges, start=1)
+    ]
+
+
+def test_an_archive_without_a_hole_is_contiguous() -> None:
+    check_contiguous("n1", 100, [])
+    # A transaction over several segments: their range stays empty until its end.
+    check_contiguous("n1", 100, archive((100, 200), (200, 200), (200, 300)))
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        archive((101, 200)),
+        archive((100, 200), (201, 300)),
+        archive((100, 200), (199, 300)),
+        archive((100, 200), (200, 300), (300, 400))[::2],
+        archive((100, 200), (200, 300))[1:],
+        archive((100, 200), node="n2"),
+        archive((100, 200)) * 2,
+    ],
+)
+def test_a_hole_is_found(segments: list[Segment]) -> None:
+    with pytest.raises(ArchiveError, match="node n1: the archive has a hole"):
+        check_contiguous("n1", 100, segments)
+
+
+def test_damage_is_named_by_object() -> None:
+    store = memory()
+    whole = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)])))
+    body = store.read(whole.key)
+    foreign = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1]}), foreign)
+    flipped = bytearray(body)
+    for place in range(-60, -8):
+        flipped[place] ^= 0x55
+    damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], bytes(flipped), foreign.getvalue().to_pybytes()]
+    damaged.append(body.replace(b"cutline/segment/1", b"cutline/segment/9"))
+    for number, bad in enumerate(damaged, start=10):
+        key = segment_key("bad", number)
+        store.create(key, bad)
+        with pytest.raises(ArchiveError, match=key):
+            read_metadata(store, key, number)
+    for number in (10, 12):
+        with pytest.raises(ArchiveError, match="bad"):
+            read_events(store, replace(whole, key=segment_key("bad", number)))
+
+
+def test_a_nodes_archive_has_a_folder_of_its_own_in_every_chain() -> None:
+    assert archive_prefix("nightly", "n1", "c1") == "snapshots/nightly/wal/n1/c1"

@@ -21,6 +21,8 @@ from fleet.progress import Silent
 from wal.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from cli.spark import SparkStart
     from snapshots.manifest import Commit
 
@@ -29,11 +31,25 @@ COLD_SECONDS_MAX = 600
 
 
 @dataclass(frozen=True, slots=True)
+class WarmSpark:
+    """The SparkSource of a session that is there already."""
+
+    started: SparkStart
+
+    def begin(self) -> None:
+        """See SparkSource: it has begun long ago."""
+
+    def session(self) -> SparkSession:
+        """See SparkSource."""
+        return self.started.session()
+
+
+@dataclass(frozen=True, slots=True)
 class Cutline:
     """The commands on one fleet, in one warm session."""
 
     fleet: Fleet
-    spark: SparkStart
+    spark: WarmSpark
 
     def create(self, name: str) -> Commit:
         """`create NAME`."""
@@ -55,7 +71,7 @@ class Cutline:
         """
         from check.verify import CheckRequest, check_snapshots
 
-        report = check_snapshots(self.fleet, CheckRequest(name, increment), lambda: self.spark, Silent())
+        report = check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
         if any(one.conflicts or not one.compared.rows for one in report.snapshots):
             raise RuntimeError(f"the check says {report.to_json()}")
         return report
@@ -83,7 +99,7 @@ def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
     with start_spark(fleet, "benchmark") as spark:
         initialise(fleet, Silent())
         spark.session()
-        yield Cutline(fleet, spark)
+        yield Cutline(fleet, WarmSpark(spark))
 
 
 def size_bytes(commit: Commit) -> int:

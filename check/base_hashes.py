@@ -81,9 +81,7 @@ def _hash(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, KeySe
     return combine_hashes(np.stack([node, group[holds], partition[holds]], axis=1), hashes)
 
 
-def _check_partitions(
-    task: BaseHashTask, group: Any, partition: Any, keys: BytesColumn, rows: BytesColumn
-) -> None:
+def _check_partitions(task: BaseHashTask, group: Any, partition: Any, keys: BytesColumn, rows: BytesColumn) -> None:
     """Every row must be in the partition of its key, or the copies would not be compared alike."""
     for number in np.unique(group):
         at = group == number

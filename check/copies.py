@@ -57,9 +57,7 @@ class Copies:
         return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]
 
 
-def compare_copies(
-    copies: Copies, hashes: Sums, versions: Sums, damaged: set[str], report: SnapshotReport
-) -> None:
+def compare_copies(copies: Copies, hashes: Sums, versions: Sums, damaged: set[str], report: SnapshotReport) -> None:
     """Compare entries and versions of every partition; note conflicts, and what could not be compared."""
     entries, writers = _by_node(copies, hashes), _by_node(copies, versions)
     for primary, backup in copies.pairs:

@@ -21,17 +21,14 @@ HALF = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """For every row of `keys` (n × columns, no two alike) the combined hash of its entries (n × 4)."""
+    """For every row of `keys` (n by columns, no two alike) the combined hash of its entries (n by 4)."""
 
     keys: Ints
     values: Ints
 
     def as_dict(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The combined hash by key; bounded by the partitions of all copies."""
-        return {
-            tuple(key): tuple(value)
-            for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)
-        }
+        return {tuple(key): tuple(value) for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)}
 
 
 def entry_hashes(keys: BytesColumn, rows: BytesColumn) -> npt.NDArray[np.uint64]:

@@ -47,18 +47,14 @@ def _segment_sources(checking: Checking, nodes: tuple[str, ...]) -> tuple[Segmen
     """All segments of whole copies, those with events alone too."""
     chain = checking.chain
     return tuple(
-        SegmentSource(
-            Source(s.key, node, number, s.size, s.digest), s, chain.position(node), chain.excluded(node), {}
-        )
+        SegmentSource(Source(s.key, node, number, s.size, s.digest), s, chain.position(node), chain.excluded(node), {})
         for number, node in enumerate(nodes)
         if node not in checking.damaged
         for s in chain.segments(node)
     )
 
 
-def _streams(
-    checking: Checking, session: SparkSession, progress: Progress
-) -> tuple[Sums, dict[str, dict[bytes, int]]]:
+def _streams(checking: Checking, session: SparkSession, progress: Progress) -> tuple[Sums, dict[str, dict[bytes, int]]]:
     """Combined hashes of every node's stream by (node, group), and the markers that came out of it."""
     chain, copies = checking.chain, checking.copies
     url, options = checking.location
@@ -139,9 +135,7 @@ def _partition_hashes(checking: Checking, session: SparkSession, progress: Progr
         folded.release()
 
 
-def _base_hashes(
-    checking: Checking, session: SparkSession, sources: Sources, folded: Fold, progress: Progress
-) -> Sums:
+def _base_hashes(checking: Checking, session: SparkSession, sources: Sources, folded: Fold, progress: Progress) -> Sums:
     copies = checking.copies
     url, options = checking.location
     changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}

@@ -66,9 +66,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
 def _hashes(table: pa.Table) -> Any:
     """The hash of every change and event: all that it says, but for the transaction's number on its node."""
     count = len(table)
-    numbers = [
-        np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")
-    ]
+    numbers = [np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
     width = len(numbers) * 8
     hashes = xxhash64(BytesColumn(fixed, np.arange(count + 1, dtype=np.int64) * width))

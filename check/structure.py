@@ -10,7 +10,7 @@ from storage.store import ObjectStore
 
 
 def check_structure(
-    store: ObjectStore, name: str, increment: int | None
+    store: ObjectStore, fleet_id: str, name: str, increment: int | None
 ) -> tuple[Chain | None, SnapshotReport]:
     """Read the chain and see that all it lists is there; the chain is None where it can't be read."""
     try:
@@ -20,6 +20,9 @@ def check_structure(
     except SnapshotError as error:
         return None, _unreadable(store, name, increment, error)
     report = SnapshotReport(name, chain.last.increment)
+    if chain.part.fleet_id != fleet_id:
+        detail = f"the store is of fleet {fleet_id}, the snapshot of {chain.part.fleet_id}"
+        report.conflicts.append(Conflict("fleet", detail, object="fleet.json"))
     try:
         chain.check_archive()
     except SnapshotError as error:
@@ -46,13 +49,9 @@ def _text(error: SnapshotError, name: str) -> str | None:
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> set[str]:
     """See that every object that the chain lists is there in its size; return the nodes that lack one."""
     damaged: set[str] = set()
-    nodes = {
-        s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found
-    }
+    nodes = {s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found}
     nodes |= {stored.key: stored.node for stored in chain.part.objects}
-    present = {
-        key for part in ("base", "wal", "schema") for key in store.list(f"snapshots/{chain.name}/{part}")
-    }
+    present = {key for part in ("base", "wal", "schema") for key in store.list(f"snapshots/{chain.name}/{part}")}
     for commit in chain.commits:
         for key, size in commit.object_sizes.items():
             if key not in present:

@@ -48,9 +48,7 @@ def compare_pairs(
     if len(nodes) < 2 or not segments:
         return PairReport(0, [])
     prepared = (
-        read_prepared(spark, segments, store)
-        .groupBy("global_id", "node")
-        .agg(F.max("included").alias("included"))
+        read_prepared(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
     )
     pairs = shared_pairs(prepared).persist()
     hashed = F.xxhash64("global_id")

@@ -27,18 +27,16 @@ class CheckRequest:
     metadata_only: bool = False
 
 
-def check_snapshots(
-    fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress
-) -> CheckReport:
+def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
     """Check what is asked for. Spark is started only once there is something to read."""
     began = time.monotonic()
     store = open_store(fleet.store_url, fleet.store_options)
-    read_identity(store, fleet)
+    fleet_id = read_identity(store, fleet).fleet_id
     names = [request.name] if request.name else snapshot_names(store)
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
-        chain, report = check_structure(store, name, request.increment)
+        chain, report = check_structure(store, fleet_id, name, request.increment)
         reports.append(report)
         if chain is None:
             continue

@@ -27,9 +27,7 @@ WATCH_SECONDS = 0.25
 EXAMPLES_MAX = 20
 
 FleetFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the embedded fleet.")]
-Shards = Annotated[
-    int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet [default: {NEW_FLEET_SHARDS}]")
-]
+Shards = Annotated[int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet [default: {NEW_FLEET_SHARDS}]")]
 Backups = Annotated[
     int | None,
     typer.Option(min=0, max=8, help=f"Standbys of every shard of a new fleet [default: {NEW_FLEET_BACKUPS}]"),
@@ -40,9 +38,7 @@ Delete = Annotated[bool, typer.Option("--delete", help="Delete the servers' data
 
 
 @demo_app.command()
-def up(
-    context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None
-) -> None:
+def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None) -> None:
     """Start real primaries and standbys in DIR, or start again those that are there."""
     began = time.monotonic()
     existing = open_fleet(directory) if is_fleet(directory) else None
@@ -94,9 +90,7 @@ def load(
     seconds = time.monotonic() - began
     invariants = read_invariants(dsns)
     if interrupt is None or not command_context(context).json:
-        emit(
-            context, _load_document(workload, seconds, invariants), _load_lines(workload, seconds, invariants)
-        )
+        emit(context, _load_document(workload, seconds, invariants), _load_lines(workload, seconds, invariants))
     if interrupt is not None:
         raise interrupt
     if not invariants.hold:

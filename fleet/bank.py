@@ -34,9 +34,7 @@ CREATE TABLE transfer (
 );
 """
 
-TOTALS_QUERY = (
-    "SELECT (SELECT coalesce(sum(balance), 0)::bigint FROM account), (SELECT count(*) FROM transfer)"
-)
+TOTALS_QUERY = "SELECT (SELECT coalesce(sum(balance), 0)::bigint FROM account), (SELECT count(*) FROM transfer)"
 
 # Transfers that should be on another shard than this one, or on another one too.
 FOREIGN_TRANSFERS_QUERY = """
@@ -81,11 +79,7 @@ class BankInvariants:
     @property
     def hold(self) -> bool:
         """Whether this is a consistent state of all shards together."""
-        return (
-            self.total_balance == self.expected_total
-            and not self.half_present
-            and not self.unexplained_accounts
-        )
+        return self.total_balance == self.expected_total and not self.half_present and not self.unexplained_accounts
 
 
 def shard_of(account: int) -> int:

@@ -173,9 +173,7 @@ def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
     prepared = {gid for session in sessions for gid in read_prepared_gids(session)}
     for gid in prepared:
         transfer = [gid.removeprefix(GID_PREFIX)]
-        found = [
-            session.execute("SELECT FROM transfer WHERE id = %s", transfer).rowcount for session in sessions
-        ]
+        found = [session.execute("SELECT FROM transfer WHERE id = %s", transfer).rowcount for session in sessions]
         statement = COMMIT_PREPARED if any(found) else ROLLBACK_PREPARED
         for session in sessions:
             if gid in read_prepared_gids(session):

@@ -124,9 +124,7 @@ def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdenti
             _changed(node, "presence", "absent", "in fleet.toml")
         before, after = was[node].to_json(), now[node].to_json()
         for name, value in before.items():
-            if after[name] != value and not (
-                name == "server_version" and value // 10000 == after[name] // 10000
-            ):
+            if after[name] != value and not (name == "server_version" and value // 10000 == after[name] // 10000):
                 _changed(node, name.replace("_", " "), value, after[name])
 
 

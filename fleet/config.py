@@ -17,7 +17,7 @@ from storage.errors import UsageError
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-MAX_RETAINED_WAL_DEFAULT = 16 * 1024**3
+RETAINED_WAL_BYTES_MAX = 16 * 1024**3
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -58,6 +58,7 @@ class Fleet:
     store_options: Mapping[str, Any]
     nodes: tuple[Node, ...]
     global_id: str
+    retained_wal_bytes_max: int
     groups: GroupRules
     spark_master: str
     spark_settings: Mapping[str, str]
@@ -94,9 +95,11 @@ def load_fleet(path: Path) -> Fleet:
 
 
 def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
-    _known("", document, {"name", "store", "store_options", "cut", "groups", "spark", "node"})
+    _known("", document, {"name", "store", "store_options", "cut", "wal", "groups", "spark", "node"})
     cut = document.get("cut", {})
     _known("cut.", cut, {"global_id"})
+    wal = document.get("wal", {})
+    _known("wal.", wal, {"retained_bytes_max"})
     groups = document.get("groups", {})
     _known("groups.", groups, {"include", "exclude", "append_only"})
     spark = {str(key): value for key, value in document.get("spark", {}).items()}
@@ -109,6 +112,7 @@ def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
         store_options=_expand_all("store_options", document.get("store_options", {})),
         nodes=nodes,
         global_id=_global_id(cut.get("global_id", "exact")),
+        retained_wal_bytes_max=_bytes("wal.retained_bytes_max", wal.get("retained_bytes_max", RETAINED_WAL_BYTES_MAX)),
         groups=GroupRules(
             include=_patterns("groups.include", groups.get("include", ["*"])),
             exclude=_patterns("groups.exclude", groups.get("exclude", [])),
@@ -161,6 +165,12 @@ def _known(where: str, table: Any, keys: set[str]) -> None:
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{key} must be a text")
+    return value
+
+
+def _bytes(key: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise TypeError(f"{key} must be a number of bytes above 0")
     return value
 
 

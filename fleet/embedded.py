@@ -142,7 +142,7 @@ def start_fleet(
     no database of that name, which is what a restore expects where it creates the database itself.
     `settings` are PostgreSQL's own, for new servers only. Of an existing fleet only the servers that are down
     are started, on new ports where theirs are taken. On an error or an interrupt, what this call started is
-    stopped, and what it made is deleted. Raises FolderTakenError, FleetBusyError, ServerFailedError.
+    stopped, and what it made is deleted. Raises FolderTakenError, EmbeddedFleetBusyError, ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = checked_directory(directory)
@@ -213,9 +213,7 @@ def _new_fleet(
     return fleet
 
 
-def _make_shard(
-    fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool
-) -> None:
+def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
     """Make and start the servers of one shard, with the bank if `schema`, else without its database."""
     programs = fleet._programs()
     create_primary(programs, primary, settings)

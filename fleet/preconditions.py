@@ -33,7 +33,9 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
     for node in sessions.nodes:
         connection = sessions.connections[node.id]
         is_primary = node.backup_of is None
-        problems += [(node.id, *found) for found in _lacks(connection, is_primary, slots_needed)]
+        problems += [
+            (node.id, *found) for found in _lacks(connection, is_primary=is_primary, slots_needed=slots_needed)
+        ]
     if problems:
         raise NodeUnfitError(
             "; ".join(f"node {node}: {problem}" for node, problem, _ in problems),
@@ -42,11 +44,7 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
         )
 
 
-def _lacks(
-    connection: psycopg.Connection[Any],
-    is_primary: bool,
-    slots_needed: int,  # noqa: FBT001
-) -> Iterable[tuple[str, str]]:
+def _lacks(connection: psycopg.Connection[Any], *, is_primary: bool, slots_needed: int) -> Iterable[tuple[str, str]]:
     row = connection.execute(SETTINGS_QUERY).fetchone()
     wal_level, slots, senders, replication, monitor, create, _ = row or ("", 0, 0, False, False, False, 0)
     role = connection.info.user

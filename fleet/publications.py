@@ -48,9 +48,7 @@ def check_admissible(tables: dict[str, list[Table]]) -> None:
             hint=f"give them one, or list them in fleet.toml under groups.exclude or groups.append_only:\n{remedies}",
             details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
         )
-    unreadable = [
-        f"{table.group.name} on {node}" for node, f in tables.items() for table in f if not table.readable
-    ]
+    unreadable = [f"{table.group.name} on {node}" for node, f in tables.items() for table in f if not table.readable]
     if unreadable:
         raise TableNotAdmissibleError(
             f"the role may not read {', '.join(unreadable)}",
@@ -58,9 +56,7 @@ def check_admissible(tables: dict[str, list[Table]]) -> None:
         )
 
 
-def ensure_publications(
-    connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]
-) -> list[str]:
+def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
     """Create both publications and add what they lack; return the tables added. Safe to repeat."""
     keyed, append_only = publication_names(fleet_id)
     wanted: dict[str, dict[str, str]] = {keyed: {}, append_only: {}}
@@ -85,9 +81,7 @@ def ensure_publications(
     return added
 
 
-def check_published(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, groups: Iterable[str]
-) -> None:
+def check_published(connection: psycopg.Connection[Any], node: str, fleet_id: str, groups: Iterable[str]) -> None:
     """Raise PublicationChangedError if a group's changes are not (or no longer) published on `node`."""
     published = set().union(*_published(connection, fleet_id).values())
     missing = sorted(set(groups) - published)

@@ -63,7 +63,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = stack.enter_context(future.result())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
                 problem = problem or error
         if problem:
             raise problem

@@ -28,6 +28,7 @@ from restore.target import (
     drop_loading,
     locked_targets,
     publish_all,
+    release_slots,
     target_of,
 )
 from snapshots.commits import read_chain
@@ -110,7 +111,8 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
             f"{target.path} has no primary {', '.join(missing)}, which snapshot {request.name} has",
             hint="restore matches nodes by id: give the target's primaries the ids of the snapshot's",
         )
-    targets = [target_of(shard, known[shard], operation.id) for shard in shards]
+    backups = {shard: tuple(node for node in target.nodes if node.backup_of == shard) for shard in shards}
+    targets = [target_of(shard, known[shard], backups[shard], operation.id) for shard in shards]
     report = RestoreReport(
         request.name, chain.last.increment, operation.id, [NodeReport(t.node.id, t.database) for t in targets]
     )
@@ -167,15 +169,15 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
         with recorded(restoring.store, restoring.operation):
             try:
                 progress.step("create databases")
-                in_parallel(
-                    lambda target: _create(restoring, target, connections, scripts), restoring.targets
-                )
+                in_parallel(lambda target: _create(restoring, target, connections, scripts), restoring.targets)
                 load_rows(restoring, spark, progress)
                 progress.step("indexes and constraints")
                 with ThreadPoolExecutor(max_workers=len(restoring.targets)) as threads:
                     list(threads.map(lambda target: _finish(restoring, target, scripts), restoring.targets))
                 progress.step("publish")
                 restoring.report.aside = publish_all(restoring.targets, connections)
+                if restoring.report.aside:
+                    release_slots(restoring.targets)
             except BaseException:
                 with suppress(SnapshotError):
                     drop_loading(restoring.targets)
@@ -198,9 +200,7 @@ def _scripts(restoring: Restoring, shard: str) -> dict[str, str]:
             body = b""
         if digest(body) != stored.digest:
             kind = "digest" if body else "missing"
-            raise ObjectDamagedError(
-                key=stored.key, kind=kind, node=shard, detail="its DDL is not as committed"
-            )
+            raise ObjectDamagedError(key=stored.key, kind=kind, node=shard, detail="its DDL is not as committed")
         found[stored.kind] = read_schema(body)
     if restoring.request.groups:
         found["post-data"], left_out = without_foreign_keys(found["post-data"])

@@ -69,9 +69,7 @@ def _load_bases(
         sent.unpersist()
 
 
-def _load_images(
-    session: SparkSession, images: Any, targets: dict[int, LoadTarget], progress: Progress
-) -> None:
+def _load_images(session: SparkSession, images: Any, targets: dict[int, LoadTarget], progress: Progress) -> None:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 

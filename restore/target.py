@@ -7,7 +7,7 @@ invariant 6). A publication that can't be carried through on every node is undon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from fleet.baseline import NodeIdentity
 from fleet.config import Node
 from fleet.connections import connect, database_name, with_database
 from fleet.sessions import FleetBusyError, in_parallel, lock_key
-from storage.errors import RefusedError, UsageError
+from storage.errors import RefusedError, SnapshotError, UsageError
 
 MAINTENANCE_DATABASE = "postgres"
 NAME_BYTES_MAX = 63
@@ -49,6 +49,7 @@ class Target:
     database: str
     loading: str
     aside: str
+    backups: tuple[Node, ...] = ()
 
     @property
     def maintenance(self) -> Node:
@@ -61,7 +62,7 @@ class Target:
         return with_database(self.node, self.loading)
 
 
-def target_of(shard: str, node: Node, operation: str) -> Target:
+def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str) -> Target:
     """The target of one shard for one operation."""
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
@@ -75,7 +76,7 @@ def target_of(shard: str, node: Node, operation: str) -> Target:
         room = NAME_BYTES_MAX - len(middle) - len(suffix)
         return f"{database.encode()[:room].decode(errors='ignore')}{middle}{suffix}"
 
-    return Target(shard, node, database, named(LOADING), named(ASIDE))
+    return Target(shard, node, database, named(LOADING), named(ASIDE), backups)
 
 
 @contextmanager
@@ -115,9 +116,7 @@ def check_target(
     )
     node = target.node.id
     if recovering:
-        raise TargetUnfitError(
-            f"node {node} is a standby", hint="name its primary in the target's fleet.toml"
-        )
+        raise TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
     if version // 10000 < source.server_version // 10000:
         raise TargetUnfitError(
             f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
@@ -207,14 +206,24 @@ def publish_all(targets: list[Target], connections: Mapping[str, psycopg.Connect
     return aside
 
 
+def release_slots(targets: list[Target]) -> None:
+    """Drop Cutline's slots in databases that were put aside: no chain goes on there, and they would keep WAL."""
+    query = (
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE slot_name LIKE 'cutline\\_%%' AND database = %s AND NOT active"
+    )
+    for target in targets:
+        for node in (target.node, *target.backups):
+            with suppress(psycopg.Error, SnapshotError), connect(with_database(node, MAINTENANCE_DATABASE)) as found:
+                found.execute(query, (target.aside,))
+
+
 def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
     """Rename a database, ending the sessions in it; nobody can connect anew meanwhile."""
     name = sql.Identifier(old)
     connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
     try:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,)
-        )
+        connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,))
         connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
         name = sql.Identifier(new)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from fleet.config import Node
@@ -30,7 +31,7 @@ def plan_ranges(tables: list[Table]) -> list[tuple[PageRange, ...]]:
         pages = -(-table.size_bytes // PAGE_BYTES)
         if pages > TASK_PAGES:
             bounds = [*range(0, pages - TASK_PAGES // 2, TASK_PAGES), None]
-            for low, high in zip(bounds, bounds[1:], strict=False):
+            for low, high in pairwise(bounds):
                 planned.append((PageRange(table.group, low or 0, high),))
             continue
         if together and pages_together + pages > TASK_PAGES:

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from snapshots.manifest import Chain, Commit, ManifestError, commit_from_json, commit_to_json
+from storage.digest import digest
 from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
 
@@ -54,7 +55,7 @@ def publish(store: ObjectStore, commit: Commit) -> None:
     Raises SnapshotExistsError if another operation did, CommitIndeterminateError if nobody can tell.
     """
     key = commit_key(commit.snapshot, commit.increment)
-    body = json.dumps(commit_to_json(commit), indent=1).encode()
+    body = sealed(commit_to_json(commit))
     try:
         store.create(key, body)
     except ObjectExistsError as error:
@@ -103,8 +104,13 @@ def _taken(commit: Commit) -> SnapshotExistsError:
 
 def read_json(store: ObjectStore, key: str) -> dict[str, Any]:
     """Read a JSON object; raise ManifestError if it is none."""
+    return parsed(key, store.read(key))
+
+
+def parsed(key: str, body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`; raise ManifestError if there is none."""
     try:
-        document = json.loads(store.read(key))
+        document = json.loads(body)
         if not isinstance(document, dict):
             raise TypeError("not an object")
     except (ValueError, TypeError) as error:
@@ -112,11 +118,30 @@ def read_json(store: ObjectStore, key: str) -> dict[str, Any]:
     return document
 
 
+def sealed(document: dict[str, Any]) -> bytes:
+    """The bytes of a commit file: its document in one fixed form, with the digest of that form in it."""
+    content = {name: value for name, value in document.items() if name != "digest"}
+    return json.dumps(content | {"digest": digest(json.dumps(content, indent=1).encode())}, indent=1).encode()
+
+
+def read_sealed(store: ObjectStore, key: str) -> dict[str, Any]:
+    """Read a commit file; raise ManifestError unless every byte of it is as it was sealed."""
+    body = store.read(key)
+    document = parsed(key, body)
+    if sealed(document) != body:
+        raise ManifestError(
+            f"object {key}: its bytes are not those that were committed",
+            hint="restore the object from a copy; without it the snapshot can't be trusted",
+            details={"object": key},
+        )
+    return document
+
+
 def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     """Read one commit; raise SnapshotMissingError or ManifestError."""
     key = commit_key(name, increment)
     try:
-        commit = commit_from_json(key, read_json(store, key))
+        commit = commit_from_json(key, read_sealed(store, key))
     except ObjectMissingError as error:
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(

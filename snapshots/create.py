@@ -20,6 +20,7 @@ from snapshots.commits import SnapshotExistsError, check_name, commit_key
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation, new_operation, recorded
+from snapshots.retained import give_up_chains
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.open import open_store
@@ -49,6 +50,7 @@ class FullPlan:
     nodes: tuple[Node, ...]
     tables: Mapping[str, list[Table]]
     fleet_id: str
+    rules: GroupRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     for node, connection in sessions.primaries.items():
         names = [table.group.name for table in tables[node]]
         check_published(connection, node, identity.fleet_id, names)
-    return FullPlan(sessions.nodes, tables, identity.fleet_id)
+    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules)
 
 
 def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:
@@ -117,6 +119,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         plan = plan_full(fleet, request, sessions, store)
         with locked_fleet(sessions, fleet.name):
             settle_operations(store, fleet, progress)
+            give_up_chains(sessions, None, fleet.retained_wal_bytes_max, progress)
             operation = new_operation("create", request.name, 0, tuple(node.id for node in nodes))
             operation = replace(operation, slot=slot_name(operation.id))
             taking = Taking(fleet, request, store, operation, sessions, plan)

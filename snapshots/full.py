@@ -63,7 +63,7 @@ def _exported_slots(taking: Taking, progress: Progress) -> Iterator[dict[str, Ex
             try:
                 slots[node] = future.result()
                 stack.callback(slots[node].connection.close)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
                 problem = problem or error
         if problem:
             raise problem
@@ -129,6 +129,7 @@ def _commit(
         base=base,
         objects=tuple(objects),
         roles={node: read_roles(connection) for node, connection in sessions.primaries.items()},
+        rules=plan.rules,
     )
     return Commit(
         snapshot=taking.request.name,

@@ -6,15 +6,14 @@ Nothing here needs Arrow or Spark, as in `snapshots.create`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from fleet.baseline import check_baseline
-from fleet.config import Fleet, GroupRules, Node
-from fleet.groups import Group, SchemaChangedError, read_tables
+from fleet.config import Fleet, Node
+from fleet.groups import Group, SchemaChangedError, Table, read_tables
 from fleet.progress import Progress
 from fleet.publications import check_published
 from fleet.sessions import Sessions, locked_fleet, open_sessions
@@ -23,6 +22,7 @@ from snapshots.create import CreateRequest
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Chain, Commit
 from snapshots.operations import new_operation, recorded
+from snapshots.retained import give_up_chains
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.errors import RefusedError
@@ -62,6 +62,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         # Read under the lock: nobody adds an increment to it now.
         chain = read_chain(store, request.name)
         continuing = Continuing(fleet, request, store, sessions, chain)
+        give_up_chains(sessions, slot_name(chain.full.operation), fleet.retained_wal_bytes_max, progress)
         check_continuable(continuing)
         number = chain.last.increment + 1
         operation = new_operation("create", request.name, number, tuple(node.id for node in nodes))
@@ -121,15 +122,12 @@ def check_continuable(continuing: Continuing) -> None:
     chain.check_archive()
     for node, connection in sessions.primaries.items():
         names = [group.name for group in chain.groups(node)]
-        check_schema(node, chain.groups(node), {t.group.name: t.group for t in read_tables(connection, ALL_TABLES)})
+        check_schema(node, chain.groups(node), read_tables(connection, chain.part.rules))
         check_published(connection, node, chain.part.fleet_id, names)
     slot = slot_name(chain.full.operation)
     for copy in sessions.nodes:
         _check_slot(continuing, copy.id, slot)
     check_objects(continuing.store, chain)
-
-
-ALL_TABLES = GroupRules(append_only=("*",))
 
 
 def _check_slot(continuing: Continuing, node: str, slot: str) -> None:
@@ -140,21 +138,24 @@ def _check_slot(continuing: Continuing, node: str, slot: str) -> None:
     check_slot(node, slot, state, max(listed, state.confirmed if state else 0))
 
 
-def check_schema(node: str, groups: tuple[Group, ...], now: Mapping[str, Group]) -> None:
-    """Raise SchemaChangedError naming the first group that is not as it was at the full snapshot."""
-    for group in groups:
-        found = now.get(group.name)
-        if found is None or _defined(found) != _defined(group):
-            what = "is gone" if found is None else "is not as it was at the full snapshot"
-            raise SchemaChangedError(
-                f"node {node}: table {group.name} {what}",
-                hint="take a new full snapshot: snapshot create NAME",
-                details={"node": node, "group": group.name},
-            )
-
-
-def _defined(group: Group) -> dict[str, object]:
-    return group.definition()
+def check_schema(node: str, groups: tuple[Group, ...], tables: list[Table]) -> None:
+    """Raise SchemaChangedError naming the first table that is new, gone, or not as it was at the full snapshot."""
+    now = {table.group.name: table.group for table in tables}
+    was = {group.name: group for group in groups}
+    for name in sorted(was.keys() | now.keys()):
+        if name not in was:
+            what = "is new since the full snapshot"
+        elif name not in now:
+            what = "is gone since the full snapshot"
+        elif was[name].definition() != now[name].definition():
+            what = "is not as it was at the full snapshot"
+        else:
+            continue
+        raise SchemaChangedError(
+            f"node {node}: table {name} {what}",
+            hint="take a new full snapshot: snapshot create NAME",
+            details={"node": node, "group": name},
+        )
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:

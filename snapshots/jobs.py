@@ -65,6 +65,10 @@ def job_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except BaseException:
+        # What the tasks hold on the nodes (sessions, slots) must be free before anybody cleans up there.
+        spark.sparkContext.cancelAllJobs()
+        raise
     finally:
         done.set()
         thread.join()

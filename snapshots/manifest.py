@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fleet.baseline import NodeIdentity, identity_from_json
+from fleet.config import GroupRules
 from fleet.groups import Group, group_from_json
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import SnapshotError
@@ -102,7 +103,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class FullPart:
-    """What only a full snapshot's commit says. Groups by shard; positions and roles by node."""
+    """What only a full snapshot's commit says. Groups by shard; positions and roles by node.
+
+    `rules` chose the groups.
+    """
 
     fleet_id: str
     global_id_form: str
@@ -111,6 +115,7 @@ class FullPart:
     base: Mapping[str, int]
     objects: tuple[StoredObject, ...]
     roles: Mapping[str, tuple[str, ...]]
+    rules: GroupRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,7 @@ def commit_to_json(commit: Commit) -> dict[str, Any]:
             "base": {node: lsn_to_text(position) for node, position in part.base.items()},
             "objects": [stored.to_json() for stored in part.objects],
             "roles": {node: list(found) for node, found in part.roles.items()},
+            "rules": asdict(part.rules),
         }
     return document
 
@@ -253,6 +259,7 @@ def _full_from_json(document: dict[str, Any]) -> FullPart:
             for entry in document["objects"]
         ),
         roles={node: tuple(found) for node, found in document["roles"].items()},
+        rules=GroupRules(**{name: tuple(patterns) for name, patterns in document["rules"].items()}),
     )
 
 

@@ -43,7 +43,7 @@ class SchemaDumpError(RefusedError):
 def dump_section(node: Node, section: str, exported: str) -> str:
     """The DDL of `section` as plain SQL, as the exported snapshot shows it.
 
-    psql's \\restrict guards, which no server understands, are left out.
+    The guards that psql's restrict mode needs, and no server understands, are left out.
     """
     guard = secrets.token_hex(16)
     # pg_dump refuses what its own session settings need; ours only matter for values.

@@ -18,7 +18,7 @@ from fleet.baseline import read_identity
 from fleet.config import Fleet, load_fleet
 from fleet.connections import connect
 from fleet.embedded import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
-from fleet.embedded_folder import FleetBusyError, FolderTakenError, locked
+from fleet.embedded_folder import EmbeddedFleetBusyError, FolderTakenError, locked
 from fleet.embedded_server import EmbeddedNode, running_pid
 from fleet.postgres_wheel import ProgramFailedError
 from storage.errors import RefusedError
@@ -95,7 +95,7 @@ def test_another_shape_is_refused(shared_fleet: EmbeddedFleet) -> None:
 
 
 def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> None:
-    with locked(shared_fleet.directory), pytest.raises(FleetBusyError):
+    with locked(shared_fleet.directory), pytest.raises(EmbeddedFleetBusyError):
         stop_fleet(shared_fleet.directory)
     assert len(shared_fleet.running()) == len(shared_fleet.nodes)
 

@@ -66,6 +66,8 @@ class BusyError(SnapshotError):
 class ReportedError(SnapshotError):
     """An error that another process met and reported; it has that error's message, hint, code and slug."""
 
+    _slug: str = "reported"
+
     def __init__(self, report: dict[str, Any]) -> None:
         super().__init__(report["message"], hint=report["hint"], details=report["details"])
         self.exit_code = int(report["exit_code"])

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from check.hashing import Sums, combine_hashes, entry_hashes
+from check.hashing import Sums, combine_hashes
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.damage import ObjectDamagedError
@@ -74,20 +75,28 @@ def _hash(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, KeySe
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     keys, rows = from_arrow(batch.column("key")), from_arrow(batch.column("row"))
-    _check_partitions(task, group, partition, keys, rows)
-    holds = rows_that_hold(batch, task.base, changed)
-    hashes = entry_hashes(keys, rows)[holds]
+    key_hashes = xxhash64(keys)
+    _check_partitions(task, (group, partition), key_hashes, rows)
+    # The hash of an entry binds its key and its row; Spark's xxhash64(key, row) is the same number.
+    hashes = xxhash64(rows, key_hashes)
     node = np.full(len(hashes), task.base.source.number, np.int64)
-    return combine_hashes(np.stack([node, group[holds], partition[holds]], axis=1), hashes)
+    places = np.stack([node, group, partition], axis=1)
+    if changed or task.base.dropped:
+        holds = rows_that_hold(batch, task.base, changed, key_hashes)
+        places, hashes = places[holds], hashes[holds]
+    return combine_hashes(places, hashes)
 
 
-def _check_partitions(task: BaseHashTask, group: Any, partition: Any, keys: BytesColumn, rows: BytesColumn) -> None:
+def _check_partitions(
+    task: BaseHashTask, places: tuple[Any, Any], key_hashes: npt.NDArray[np.uint64], rows: BytesColumn
+) -> None:
     """Every row must be in the partition of its key, or the copies would not be compared alike."""
+    group, partition = places
     for number in np.unique(group):
         at = group == number
         count = task.partitions[int(number)]
-        names = rows if int(number) in task.base.multisets else keys
-        if np.any((xxhash64(names)[at] & np.uint64(count - 1)).astype(np.int64) != partition[at]):
+        hashes = xxhash64(rows) if int(number) in task.base.multisets else key_hashes
+        if np.any((hashes[at] & np.uint64(count - 1)).astype(np.int64) != partition[at]):
             source = task.base.source
             raise ObjectDamagedError(
                 key=source.key, kind="partition", node=source.node, detail="a row is in a wrong partition"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from wal.bytes_column import BytesColumn, Ints, xxhash64
+from wal.bytes_column import Ints
 
 HASH_COLUMNS = ("count", "xor", "low", "high")
 HALF = np.uint64(0xFFFFFFFF)
@@ -31,11 +31,6 @@ class Sums:
         return {tuple(key): tuple(value) for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)}
 
 
-def entry_hashes(keys: BytesColumn, rows: BytesColumn) -> npt.NDArray[np.uint64]:
-    """The hash of every entry; Spark's xxhash64(key, row) is the same number."""
-    return xxhash64(rows, xxhash64(keys))
-
-
 def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
     """Combine the entries that have the same key."""
     columns = [
@@ -51,14 +46,29 @@ def combine(keys: Ints, values: Ints) -> Sums:
     """Combine combined hashes that have the same key."""
     if len(keys) == 0:
         return Sums(keys, values)
-    order = np.lexsort(keys.T[::-1])
-    keys, values = keys[order], values[order]
-    starts = np.flatnonzero(np.concatenate([[True], np.any(keys[1:] != keys[:-1], axis=1)]))
+    codes = _codes(keys)
+    # numpy sorts 16-bit numbers by radix, which a batch of one group's partitions always fits.
+    order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
+    codes, values = codes[order], values[order]
+    starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+    keys = keys[order[starts]]
     reduced = [
         (np.bitwise_xor if name == "xor" else np.add).reduceat(values[:, column], starts)
         for column, name in enumerate(HASH_COLUMNS)
     ]
-    return Sums(keys[starts], np.stack(reduced, axis=1))
+    return Sums(keys, np.stack(reduced, axis=1))
+
+
+def _codes(keys: Ints) -> Ints:
+    """One number for every row of `keys`, equal where and only where the rows are."""
+    codes = np.zeros(len(keys), np.int64)
+    for column in keys.T:
+        low, high = int(column.min()), int(column.max())
+        if high > low:
+            codes = codes * (high - low + 1) + (column - low)
+            if codes.max() > 1 << 31:
+                codes = np.unique(codes, return_inverse=True)[1]
+    return codes
 
 
 def combine_all(parts: list[Sums], width: int) -> Sums:

@@ -14,6 +14,7 @@ from snapshots.overlay import KeySet, column_of
 from snapshots.sources import BaseSource, read_table
 from storage.errors import SnapshotError
 from storage.open import open_store
+from wal.bytes_column import xxhash64
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,24 +23,33 @@ WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary"
 BATCH_ROWS = 1 << 16
 
 
-def is_among(batch: Any, base: BaseSource, keys: Mapping[int, KeySet]) -> npt.NDArray[np.bool_]:
+def is_among(
+    batch: Any, base: BaseSource, keys: Mapping[int, KeySet], key_hashes: npt.NDArray[np.uint64] | None = None
+) -> npt.NDArray[np.bool_]:
     """Which rows of `batch` (BASE_SCHEMA) have one of `keys`, given by group.
 
-    A row of a group without a key is known by its line.
+    A row of a group without a key is known by its line. `key_hashes` of all rows spare hashing them again.
     """
     group = np.asarray(batch.column("group").to_numpy())
     found = np.zeros(len(group), np.bool_)
     for number, known in keys.items():
         at = np.flatnonzero(group == number)
-        if len(at):
-            names = batch.column("row" if number in base.multisets else "key")
-            found[at] = known.contains(column_of(names.take(pa.array(at))))
+        if len(at) == 0:
+            continue
+        if number in base.multisets:
+            found[at] = known.contains(column_of(batch.column("row").take(pa.array(at))))
+            continue
+        names = batch.column("key")
+        hashes = key_hashes if key_hashes is not None else xxhash64(column_of(names))
+        found[at] = known.contains(column_of(names if len(at) == len(group) else names.take(pa.array(at))), hashes[at])
     return found
 
 
-def rows_that_hold(batch: Any, base: BaseSource, changed: Mapping[int, KeySet]) -> npt.NDArray[np.bool_]:
+def rows_that_hold(
+    batch: Any, base: BaseSource, changed: Mapping[int, KeySet], key_hashes: npt.NDArray[np.uint64] | None = None
+) -> npt.NDArray[np.bool_]:
     """Which base rows of `batch` are still part of the state: unchanged, and not truncated."""
-    holds = ~is_among(batch, base, changed)
+    holds = ~is_among(batch, base, changed, key_hashes)
     if base.dropped:
         holds &= ~np.isin(np.asarray(batch.column("group").to_numpy()), list(base.dropped))
     return holds

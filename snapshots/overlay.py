@@ -24,9 +24,10 @@ class KeySet:
     keys: BytesColumn
     run_max: int
 
-    def find(self, keys: BytesColumn) -> Ints:
-        """For every key its place in this set, -1 where it is not in it."""
-        hashes = xxhash64(keys)
+    def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
+        """For every key its place in this set, -1 where it is not in it; `hashes` are those of the keys."""
+        if hashes is None:
+            hashes = xxhash64(keys)
         place = np.searchsorted(self.hashes, hashes)
         found = np.full(len(keys), -1, np.int64)
         for step in range(self.run_max):
@@ -38,9 +39,9 @@ class KeySet:
             found[rows[same]] = here[rows[same]]
         return found
 
-    def contains(self, keys: BytesColumn) -> Flags:
+    def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
         """Which of `keys` are in this set."""
-        return self.find(keys) >= 0
+        return self.find(keys, hashes) >= 0
 
 
 def key_set(keys: BytesColumn) -> KeySet:

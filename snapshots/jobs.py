@@ -39,13 +39,16 @@ def run_tasks(
     """
     if not tasks:
         return []
-    with job_progress(spark, progress):
-        return list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+    with job_progress(spark, progress) as seen:
+        reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+    # What ended after the last look at the job.
+    progress.advance(len(tasks) - sum(seen.values()))
+    return reports
 
 
 @contextmanager
-def job_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
-    """Tell `progress` of every task that ends in the jobs of this block."""
+def job_progress(spark: SparkSession, progress: Progress) -> Iterator[dict[int, int]]:
+    """Tell `progress` of the tasks that end in the jobs of this block; yields their number by stage."""
     done = threading.Event()
     tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
@@ -64,7 +67,7 @@ def job_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
     thread = threading.Thread(target=poll, name="job progress", daemon=True)
     thread.start()
     try:
-        yield
+        yield seen
     except BaseException:
         # What the tasks hold on the nodes (sessions, slots) must be free before anybody cleans up there.
         spark.sparkContext.cancelAllJobs()

@@ -1,0 +1,217 @@
+"""Decoding against what PostgreSQL itself says: base and decoded changes, folded, are its own COPY at the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import pytest
+
+import wal.drain
+from fleet.connections import connect
+from tests.integration.random_tables import Traffic, create_tables
+from tests.integration.wal_follower import Follower
+from tests.integration.wal_place import Place, groups_of, one_table, place, small_chunks
+from wal.markers import Marker, marker_from_bytes, write_marker
+from wal.slots import drop_slot
+
+__all__ = ["place"]  # the fixture
+
+SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+
+
+@pytest.mark.parametrize("round_", range(2))
+def test_base_and_changes_folded_are_postgresqls_own_copy(place: Place, round_: int) -> None:
+    seed = SEED + round_
+    print(f"CUTLINE_SEED={seed}")  # noqa: T201  # shown when the test fails
+    source = random.Random(seed)
+    traffic = Traffic(place.connection, create_tables(place.connection, source), source)
+    traffic.run(80)
+    traffic.finish()
+    groups = groups_of(place)
+    assert set(groups) > {"public.types", 'od d.Ta"ble', "public.low", "public.no_columns"}
+    followers = [place.follow(groups), place.follow(groups, standby=True)]
+    before = traffic.done
+    traffic.done = type(before)()
+    traffic.run(150)
+    # In the middle, while transactions are prepared.
+    for follower in followers:
+        follower.drained(place.finish())
+    traffic.run(150)
+    traffic.finish()
+    finish = place.finish()
+    now = place.lines(groups)
+    assert sum(map(len, now.values())) > 20
+    for follower in followers:
+        follower.drained(finish)
+        state = follower.state()
+        for name in groups:
+            assert state[name] == now[name], name
+    assert {chr(row["op"]) for row in followers[0].changes()} == set("IUuDT")
+    check_events(followers[0], traffic)
+    late = max(follower.task.base for follower in followers)
+    of_both = [[row for row in one.changes() if row["lsn"] >= late] for one in followers]
+    assert of_both[0] == of_both[1]
+
+
+def check_events(follower: Follower, traffic: Traffic) -> None:
+    """Every commit, PREPARE, COMMIT PREPARED and ROLLBACK PREPARED once, where it was executed."""
+    events = follower.events()
+    prepare_ends = {row["end_lsn"]: row["global_id"] for row in events if chr(row["op"]) == "P"}
+    done = traffic.done
+    for op, expected in (
+        ("C", done.commits), ("P", done.prepares), ("K", done.commits_prepared), ("R", done.rollbacks_prepared),
+    ):  # fmt: skip
+        found = [row for row in events if chr(row["op"]) == op]
+        names = [row["xid"] if op == "C" else row["global_id"] for row in found]
+        if op == "C":
+            assert sorted(names) == sorted(expected)
+        else:
+            # Of a prepared transaction that changed nothing at all PostgreSQL sends nothing.
+            assert done.changed & set(expected) <= set(names) <= set(expected), op
+            assert sorted(names) == sorted(set(expected) & set(prepare_ends.values())), op
+        for name, row in zip(names, found, strict=True):
+            low, high = expected[name]
+            assert low < row["end_lsn"] <= high
+            if op == "R":
+                assert prepare_ends[row["lsn"]] == name
+            else:
+                assert low <= row["lsn"] < row["end_lsn"]
+
+
+def test_every_copy_line_is_escaped_as_postgresql_escapes_it(place: Place) -> None:
+    groups = one_table(place)
+    follower = place.follow(groups)
+    texts = [chr(code) for code in range(1, 128)] + [f"a{chr(code)}b\\{chr(code)}" for code in range(1, 128)]
+    with place.connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO t VALUES (%s, %s)", list(enumerate([*texts, "", "\\N", "\\u", "ü€𝄞"])))
+    follower.drained(place.finish())
+    assert sorted(change["row"] for change in follower.changes()) == place.lines(groups)["public.t"]
+
+
+def test_markers_come_out_where_they_were_written(place: Place) -> None:
+    follower = place.follow(one_table(place))
+    markers = [Marker("chain ü", str(number), "start") for number in range(3)]
+    written = {}
+    for marker in markers:
+        place.connection.execute("INSERT INTO t VALUES (%s)", [len(written)])
+        written[marker] = write_marker(place.connection, marker)
+    place.connection.execute("SELECT pg_logical_emit_message(true, 'cutline', 'no json')")
+    follower.drained(place.finish())
+    found = [row for row in follower.events() if chr(row["op"]) == "M"]
+    assert len(found) == 5
+    assert {marker_from_bytes(row["row"]): row["lsn"] for row in found[:3]} == written
+    commits = [row["end_lsn"] for row in follower.events() if chr(row["op"]) == "C"]
+    for end, position in zip(commits, written.values(), strict=False):
+        assert end < position
+
+
+def test_append_only_tables_may_still_be_updated(place: Place) -> None:
+    place.connection.execute("CREATE TABLE append_only (v integer)")
+    groups = groups_of(place)
+    follower = place.follow(groups)
+    place.connection.execute("INSERT INTO append_only VALUES (1), (2)")
+    place.connection.execute("UPDATE append_only SET v = 3 WHERE v = 2")
+    place.connection.execute("DELETE FROM append_only WHERE v = 3")
+    follower.drained(place.finish())
+    assert follower.state() == {"public.append_only": [b"1\n", b"2\n"]}
+
+
+def test_what_was_prepared_while_the_slot_was_made_comes_with_its_commit(place: Place) -> None:
+    """PostgreSQL decodes a PREPARE that lies before the slot's position only at its COMMIT PREPARED."""
+    groups = one_table(place)
+    with connect(place.primary) as first, connect(place.primary) as second:
+        first.execute("BEGIN; SELECT pg_current_xact_id()")
+        followers: list[Follower] = []
+        thread = threading.Thread(target=lambda: followers.append(place.follow(groups)))
+        thread.start()
+        wait_for_lock(place, 1)
+        second.execute("BEGIN; SELECT pg_current_xact_id()")
+        first.execute("COMMIT")
+        wait_for_lock(place, 1)
+        place.connection.execute("BEGIN; INSERT INTO t VALUES (1, 'one'); PREPARE TRANSACTION 'between'")
+        second.execute("COMMIT")
+        thread.join(60)
+    (follower,) = followers
+    place.connection.execute("INSERT INTO t VALUES (2, 'two')")
+    place.connection.execute("COMMIT PREPARED 'between'")
+    follower.drained(place.finish())
+    assert follower.changes()[0]["lsn"] < follower.task.base, "it was not prepared before the slot's position"
+    assert follower.state() == place.lines(groups)
+
+
+def wait_for_lock(place: Place, waiting: int) -> None:
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+    deadline = time.monotonic() + 20
+    while (place.connection.execute(query).fetchone() or (0,))[0] != waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+
+
+def test_a_changed_table_is_named(place: Place) -> None:
+    follower = place.follow(one_table(place))
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    place.connection.execute("ALTER TABLE t ADD COLUMN late integer")
+    before = follower.drained(place.finish())
+    place.connection.execute("INSERT INTO t VALUES (2)")
+    report = follower.drain(place.finish())
+    assert report.problem is not None
+    assert report.problem["slug"] == "schema-changed"
+    assert report.problem["details"]["group"] == "public.t"
+    # Nothing of it was stored, and the slot stays where the archive ends.
+    assert len(follower.rows()) == sum(one.changes + one.events for one in before.segments)
+    assert confirmed(place, follower) == before.segments[-1].range.through
+
+
+def confirmed(place: Place, follower: Follower) -> int:
+    state = wal.drain.slot_state(place.connection, follower.task.slot)
+    assert state is not None
+    return state.confirmed
+
+
+def test_a_slot_that_somebody_else_moves_is_refused(place: Place) -> None:
+    groups = one_table(place)
+    follower = place.follow(groups)
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    query = "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())"
+    place.connection.execute(query, [follower.task.slot])
+    report = follower.drain(place.finish())
+    assert report.problem is not None
+    assert report.problem["slug"] == "slot-lost"
+    assert follower.rows() == []
+
+
+def test_a_slot_that_is_gone_or_busy_is_named(place: Place) -> None:
+    groups = one_table(place)
+    follower = place.follow(groups)
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    assert drop_slot(place.primary, follower.task.slot)
+    report = follower.drain(place.finish())
+    assert report.problem is not None
+    assert report.problem["slug"] == "slot-lost"
+
+
+@pytest.mark.parametrize("where", ["primary", "standby"])
+def test_others_messages_alone_make_progress(place: Place, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    small_chunks(monkeypatch, 10)
+    follower = place.follow(one_table(place), standby=where == "standby")
+    place.connection.execute(
+        "SELECT pg_logical_emit_message(n % 2 = 0, 'others', 'x', true) FROM generate_series(1, 65) n"
+    )
+    report = follower.drained(place.finish())
+    assert len(report.segments) >= 4
+    assert follower.changes() == []
+    assert confirmed_on(follower) == report.segments[-1].range.through
+    # What such segments say of themselves is enough to go on.
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    assert len(follower.drained(place.finish()).segments) > len(report.segments)
+
+
+def confirmed_on(follower: Follower) -> int:
+    with connect(follower.task.node) as connection:
+        state = wal.drain.slot_state(connection, follower.task.slot)
+        assert state is not None
+        return state.confirmed

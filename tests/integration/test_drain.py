@@ -1,0 +1,217 @@
+"""Draining that dies anywhere goes on without a hole, and holds every change exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import wal.drain
+from storage.open import open_store
+from storage.store import ObjectStore
+from tests.integration.wal_follower import Follower
+from tests.integration.wal_place import Place, groups_of, one_table, place, small_chunks
+from wal.drain import advance_slot
+
+__all__ = ["place"]  # the fixture
+
+ROWS = """
+INSERT INTO t SELECT n, repeat(md5(n::text), 3) FROM generate_series({low}, {high}) n
+"""
+
+
+class CrashError(BaseException):
+    """The process dies here."""
+
+
+class CrashingStore:
+    """A store whose n-th create dies: before it, or after it."""
+
+    def __init__(self, store: ObjectStore, die: Callable[[str], None]) -> None:
+        self._store, self._die = store, die
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, key: str, body: bytes) -> None:
+        self._die("before a segment")
+        self._store.create(key, body)
+        self._die("after a segment")
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Let the drain die at the n-th point around its writes; never, without a number."""
+    left: list[int | None] = [None]
+
+    def die(point: str) -> None:
+        if left[0] is not None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise CrashError(point)
+
+    def advance(connection: Any, name: str, through: int) -> None:
+        die("before an advance")
+        advance_slot(connection, name, through)
+        die("after an advance")
+
+    def set_point(number: int | None) -> None:
+        left[0] = number
+
+    def opened(url: str, options: Any) -> Any:
+        return CrashingStore(open_store(url, options), die)
+
+    monkeypatch.setattr(wal.drain, "open_store", opened)
+    monkeypatch.setattr(wal.drain, "advance_slot", advance)
+    return set_point
+
+
+def same_archive(follower: Follower, undisturbed: Follower) -> None:
+    """Both hold the same changes and events, each once; the one has no hole."""
+    for kind in (Follower.changes, Follower.events):
+        found = [row for row in kind(follower) if row["end_lsn"] > undisturbed.task.base]
+        expected = kind(undisturbed)
+        assert [row["lsn"] for row in found] == [row["lsn"] for row in expected]
+        assert found == expected
+    places = [(row["lsn"], row["seq"], row["group"]) for row in follower.changes()]
+    assert len(places) == len(set(places))
+
+
+def some_traffic(place: Place) -> None:
+    for number in range(6):
+        place.connection.execute(ROWS.format(low=number * 10, high=number * 10 + 7).encode())
+        place.connection.execute("BEGIN")
+        place.connection.execute("UPDATE t SET v = 'x' WHERE id = %s", [number * 10])
+        place.connection.execute(f"PREPARE TRANSACTION 'g{number}'".encode())
+        if number % 3:
+            place.connection.execute(f"COMMIT PREPARED 'g{number}'".encode())
+    place.connection.execute("ROLLBACK PREPARED 'g0'")
+    place.connection.execute("COMMIT PREPARED 'g3'")
+
+
+def test_a_chunk_smaller_than_the_transactions_gives_several_segments(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_chunks(monkeypatch, 10)
+    groups = one_table(place)
+    follower = place.follow(groups)
+    some_traffic(place)
+    report = follower.drained(place.finish())
+    assert len(report.segments) > 4
+    throughs = [segment.range.through for segment in report.segments]
+    assert throughs == sorted(set(throughs))
+    monkeypatch.undo()
+    assert [segment.number for segment in report.segments] == list(range(1, len(throughs) + 1))
+
+
+def test_a_drain_that_dies_at_any_write_is_continued(
+    place: Place, dying: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = one_table(place)
+    undisturbed = place.follow(groups)
+    once, always = place.follow(groups), place.follow(groups)
+    some_traffic(place)
+    finish = place.finish()
+    dying(None)
+    undisturbed.drained(finish)
+    small_chunks(monkeypatch, 10)
+    # It dies at every point that it gets to, each time one further on.
+    crashes = die_until_done(always, finish, dying, range(1, 100))
+    assert crashes > 5
+    same_archive(always, undisturbed)
+    # And a drain that dies at its first point over and over still never does harm.
+    die_until_done(once, finish, dying, [1, 1, 2, 2, 4, 1, 3, 100])
+    same_archive(once, undisturbed)
+
+
+def die_until_done(follower: Follower, finish: int, dying: Callable[[int | None], None], points: Any) -> int:
+    crashes = 0
+    for point in points:
+        dying(point)
+        try:
+            follower.drained(finish)
+            break
+        except CrashError:
+            crashes += 1
+    dying(None)
+    follower.drained(finish)
+    return crashes
+
+
+def test_a_transaction_larger_than_a_segment_is_continued_within(
+    place: Place, dying: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = one_table(place, "CREATE TABLE other (v text)", "ALTER TABLE other REPLICA IDENTITY FULL")
+    undisturbed, follower = place.follow(groups), place.follow(groups)
+    place.connection.execute("INSERT INTO t VALUES (-1, 'before')")
+    place.connection.execute("BEGIN")
+    for low, high in ((1, 25), (26, 50)):
+        # Small on the server, wide when decoded: several batches of some 16 MB.
+        rows = f"INSERT INTO t SELECT n, repeat(md5(n::text), 30000) FROM generate_series({low}, {high}) n"
+        place.connection.execute(rows.encode())
+        place.connection.execute("INSERT INTO other VALUES ('between')")
+        place.connection.execute("UPDATE t SET id = -id * 100 WHERE id % 7 = 0")
+    place.connection.execute("PREPARE TRANSACTION 'giant'")
+    place.connection.execute("INSERT INTO t VALUES (-2, 'after')")
+    finish = place.finish()
+    dying(None)
+    assert len(undisturbed.drained(finish).segments) == 1
+    monkeypatch.setattr(wal.drain, "SEGMENT_BYTES_MAX", 1 << 20)
+    # After its first segment and after its second, in the middle of the transaction.
+    dying(2)
+    with pytest.raises(CrashError):
+        follower.drain(finish)
+    assert len(follower.changes()) < len(undisturbed.changes())
+    dying(5)
+    with pytest.raises(CrashError):
+        follower.drain(finish)
+    dying(None)
+    report = follower.drained(finish)
+    opened = [segment.range.open for segment in report.segments]
+    assert len([one for one in opened if one]) >= 2
+    assert opened[-1] is None
+    same_archive(follower, undisturbed)
+    place.connection.execute("COMMIT PREPARED 'giant'")
+    finish = place.finish()
+    follower.drained(finish)
+    assert follower.state() == place.lines(groups)
+
+
+def test_a_slot_moved_between_segment_and_advance_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = place.follow(one_table(place))
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    finish = place.finish()
+    place.connection.execute("INSERT INTO t VALUES (2)")
+
+    def overtaken(connection: Any, name: str, through: int) -> None:
+        connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [name])
+        advance_slot(connection, name, through)
+
+    monkeypatch.setattr(wal.drain, "advance_slot", overtaken)
+    report = follower.drain(finish)
+    assert report.problem is not None
+    assert report.problem["slug"] == "slot-lost"
+
+
+def test_two_drains_of_one_archive_do_not_overwrite_each_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = groups_of(place) or one_table(place)
+    follower = place.follow(groups)
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    finish = place.finish()
+    rival = Follower(follower.task, follower.base)
+
+    class Overtaken(CrashingStore):
+        def create(self, key: str, body: bytes) -> None:
+            monkeypatch.setattr(wal.drain, "open_store", open_store)
+            rival.drained(finish)
+            self._store.create(key, body)
+
+    def opened(url: str, options: Any) -> Any:
+        return Overtaken(open_store(url, options), lambda point: None)
+
+    monkeypatch.setattr(wal.drain, "open_store", opened)
+    report = follower.drain(finish)
+    assert report.problem is not None
+    assert report.problem["slug"] == "drain-busy"
+    assert len(follower.changes()) == 1

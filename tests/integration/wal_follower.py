@@ -1,0 +1,147 @@
+"""A slot, the copy taken in its exported snapshot, and its archive folded naively, for tests of decoding.
+
+Folding here is a Python loop over rows on purpose: it shares no line with the code that folds snapshots.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fleet.config import GroupRules, Node
+from fleet.connections import connect
+from fleet.groups import Group, column_list, number_groups, qualified, read_tables
+from fleet.publications import ensure_publications, publication_names
+from storage.open import open_store
+from wal.archive import check_contiguous
+from wal.drain import DrainReport, DrainTask, drain
+from wal.slots import create_exported_slot
+
+FLEET = "test"
+RULES = GroupRules(append_only=("*.append_only",))
+
+
+def prepare_groups(connection: psycopg.Connection[Any]) -> dict[str, Group]:
+    """The groups of all tables there are, published."""
+    tables = number_groups({"s": read_tables(connection, RULES)}, 100)["s"]
+    ensure_publications(connection, FLEET, tables)
+    return {table.group.name: table.group for table in tables if table.is_admissible}
+
+
+def copy_lines(connection: psycopg.Connection[Any], group: Group) -> list[bytes]:
+    """What PostgreSQL's own COPY prints for the group now."""
+    query = f"COPY (SELECT {column_list(group)} FROM ONLY {qualified(group)}) TO STDOUT"
+    with connection.cursor().copy(query.encode()) as copy:
+        return list(io.BytesIO(b"".join(bytes(part) for part in copy)))
+
+
+@dataclass(slots=True)
+class Follower:
+    """One slot's archive of one node: `base` are the lines by group in the slot's exported snapshot."""
+
+    task: DrainTask
+    base: dict[str, list[bytes]]
+    reports: list[DrainReport] = field(default_factory=list)
+
+    def drain(self, finish: int) -> DrainReport:
+        """Drain up to `finish`, with all that earlier drains stored left to be found in the store."""
+        self.task = replace(self.task, finish=finish)
+        report = drain(self.task)
+        self.reports.append(report)
+        return report
+
+    def drained(self, finish: int) -> DrainReport:
+        """Drain without a problem."""
+        report = self.drain(finish)
+        assert report.problem is None, report.problem
+        check_contiguous(self.task.node.id, self.task.base, report.segments)
+        assert report.segments[-1].range.through == finish
+        return report
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything in the archive, changes and events."""
+        store = open_store(self.task.store_url, {})
+        tables = [pq.read_table(pa.BufferReader(store.read(key))) for key in store.list("")]
+        return [row for table in tables for row in table.to_pylist()]
+
+    def changes(self) -> list[dict[str, Any]]:
+        """The archived changes in their order."""
+        found = [row for row in self.rows() if chr(row["op"]) in "IUuDT"]
+        return sorted(found, key=lambda row: (row["lsn"], row["seq"], row["group"]))
+
+    def events(self) -> list[dict[str, Any]]:
+        """The archived events in their order."""
+        return [row for row in self.rows() if chr(row["op"]) in "CPKRM"]
+
+    def state(self) -> dict[str, list[bytes]]:
+        """The base with every change of a committed transaction laid over it: sorted lines by group."""
+        prepared = {row["lsn"]: row for row in self.events() if chr(row["op"]) == "P"}
+        undone = {row["lsn"] for row in self.events() if chr(row["op"]) == "R"}
+        left_out = {lsn for lsn, row in prepared.items() if row["end_lsn"] in undone}
+        folds = {group.number: Fold(group, self.base[name]) for name, group in self.task.groups.items()}
+        for change in self.changes():
+            if change["lsn"] not in left_out:
+                folds[change["group"]].apply(change)
+        return {name: folds[group.number].lines() for name, group in self.task.groups.items()}
+
+
+class Fold:
+    """One group's rows: a multiset of lines, by key where there is one."""
+
+    def __init__(self, group: Group, base: list[bytes]) -> None:
+        self.group = group
+        self.bag = Counter(base if group.is_multiset else ())
+        self.rows = {} if group.is_multiset else {self.key(line): line for line in base}
+        self.moved: dict[bytes, bytes] = {}
+
+    def key(self, line: bytes) -> bytes:
+        return b"\t".join(line[:-1].split(b"\t")[: self.group.key_width])
+
+    def apply(self, change: dict[str, Any]) -> None:
+        op, key, row = chr(change["op"]), change["key"], change["row"]
+        if op == "T":
+            self.bag.clear()
+            self.rows.clear()
+        elif self.group.is_multiset:
+            assert key == b""
+            self.bag[row] += 1 if op == "I" else -1
+            assert self.bag[row] >= 0
+        elif op == "D":
+            gone = self.rows.pop(key)
+            if row:
+                self.moved[row] = gone
+        else:
+            assert self.key(row) == key
+            self.rows[key] = row if op == "U" else self.filled(key, row)
+
+    def filled(self, key: bytes, row: bytes) -> bytes:
+        before = self.moved.pop(key, None) or self.rows[key]
+        values = zip(row[:-1].split(b"\t"), before[:-1].split(b"\t"), strict=True)
+        return b"\t".join(old if new == b"\\u" else new for new, old in values) + b"\n"
+
+    def lines(self) -> list[bytes]:
+        return sorted(self.bag.elements()) if self.group.is_multiset else sorted(self.rows.values())
+
+
+def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store_url: str) -> Follower:
+    """Make a slot on `node` and copy the groups in its exported snapshot."""
+    exported = create_exported_slot(node, primary, slot, 60)
+    try:
+        with connect(node) as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{exported.snapshot}'".encode())
+            base = {name: copy_lines(connection, group) for name, group in groups.items()}
+    finally:
+        exported.connection.close()
+    task = DrainTask(
+        node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
+        operation="op", groups=groups, global_id_form="exact", base=exported.position, known=(),
+        finish=0, store_url=store_url, store_options={},
+    )  # fmt: skip
+    return Follower(task, base)

@@ -1,4 +1,7 @@
-"""One Spark session for all tests of this folder, built by the place that builds every session."""
+"""One Spark session for all tests of a run, built by the place that builds every session.
+
+A process has one at a time, and the tests of several folders need it.
+"""
 
 from __future__ import annotations
 

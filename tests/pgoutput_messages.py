@@ -65,9 +65,7 @@ def type_(oid: int, schema: str, name: str) -> bytes:
     return struct.pack(">ci", b"Y", oid) + text(schema) + text(name)
 
 
-def relation(
-    oid: int, schema: str, table: str, identity: str, columns: Sequence[tuple[bool, str, int, int]]
-) -> bytes:
+def relation(oid: int, schema: str, table: str, identity: str, columns: Sequence[tuple[bool, str, int, int]]) -> bytes:
     """Byte1('R'), Int32 oid, String namespace, String name, Int8 replica identity, Int16 columns; each
     Int8 flags (1: part of the key), String name, Int32 type oid, Int32 type modifier."""
     head = struct.pack(">ci", b"R", oid) + text(schema) + text(table)

@@ -98,9 +98,7 @@ def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa
         ends = np.concatenate([np.array([e.end_lsn for e in carried], np.int64), _ints(prepared, "end_lsn")])
         found[node] = _Events(
             prepared=numbers[place:middle],
-            prepared_lsn=np.concatenate(
-                [np.array([e.lsn for e in carried], np.int64), _ints(prepared, "lsn")]
-            ),
+            prepared_lsn=np.concatenate([np.array([e.lsn for e in carried], np.int64), _ints(prepared, "lsn")]),
             prepared_end=ends,
             undone=np.isin(ends, _ints(_of(window, ROLLBACK_PREPARED), "lsn")),
             committed=numbers[middle:end],
@@ -111,9 +109,7 @@ def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa
     return found, codes.dictionary
 
 
-def _check_unique(
-    windows: Mapping[str, NodeWindow], events: Mapping[str, _Events], names: pa.Array[Any]
-) -> None:
+def _check_unique(windows: Mapping[str, NodeWindow], events: Mapping[str, _Events], names: pa.Array[Any]) -> None:
     """Refuse a gid that is prepared anew after a commit, unless all its uses were over before the cut.
 
     Branches of one transaction (XA, Citus) share a global id too, but all of them are prepared before the

@@ -3,6 +3,9 @@
 A Decoder is fed a node's messages in order and remembers only the transaction that a batch left open. What
 is not a change of a group's rows or an event of a transaction is dropped, and counted. It never guesses: a
 table that is not as the snapshot has it is a SchemaChangedError.
+
+Of a prepared transaction that was rolled back by the time it is decoded, PostgreSQL may leave out any of the
+changes; of one that changed nothing, everything. Nothing may rely on either.
 """
 
 from __future__ import annotations

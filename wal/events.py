@@ -41,9 +41,7 @@ def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.COMMIT_LOCAL)
     at = messages.starts[numbers]
     xid = transactions.xid[transactions.of_message[numbers]]
-    return _event_table(
-        COMMIT, messages.u64(at + 2), messages.u64(at + 10), xid, pa.nulls(len(at), pa.string())
-    )
+    return _event_table(COMMIT, messages.u64(at + 2), messages.u64(at + 10), xid, pa.nulls(len(at), pa.string()))
 
 
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
@@ -81,9 +79,7 @@ def _markers(messages: Messages) -> list[pa.Table]:
         message = messages.bytes_at(int(number))
         end = np.array([int.from_bytes(message[2:10], "big")])
         content = pa.array([message[10 + len(wanted) + 4 :]], pa.binary())
-        tables.append(
-            _event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content)
-        )
+        tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
     return tables
 
 

@@ -70,9 +70,7 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
     expected = rows * max(len(columns), 1) + marks
     if int(np.count_nonzero(_IS_SPECIAL[lines.data])) == expected:
         return lines
-    values = gather(
-        source, _interleaved([c.starts for c in columns]), _interleaved([_texts(c) for c in columns])
-    )
+    values = gather(source, _interleaved([c.starts for c in columns]), _interleaved([_texts(c) for c in columns]))
     escaped = escape(values)
     width = len(columns)
     again = [

@@ -64,7 +64,5 @@ def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> int:
 def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
     """Write `marker` on all primaries at once; return their positions once all are written."""
     with ThreadPoolExecutor(max_workers=len(connections)) as threads:
-        written = {
-            node: threads.submit(write_marker, connection, marker) for node, connection in connections.items()
-        }
+        written = {node: threads.submit(write_marker, connection, marker) for node, connection in connections.items()}
         return {node: future.result() for node, future in written.items()}

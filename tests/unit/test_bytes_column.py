@@ -29,10 +29,7 @@ VALUES = st.lists(
 
 
 def values_of(column: BytesColumn) -> list[bytes]:
-    return [
-        column.data[low:high].tobytes()
-        for low, high in zip(column.offsets[:-1], column.offsets[1:], strict=True)
-    ]
+    return [column.data[low:high].tobytes() for low, high in zip(column.offsets[:-1], column.offsets[1:], strict=True)]
 
 
 @given(VALUES)
@@ -46,17 +43,13 @@ def test_a_column_holds_its_values_through_arrow_and_back(values: list[bytes]) -
 
 
 @given(VALUES, st.integers(0, 20), st.integers(0, 20))
-def test_a_slice_of_an_arrow_array_is_a_column_of_its_values(
-    values: list[bytes], start: int, size: int
-) -> None:
+def test_a_slice_of_an_arrow_array_is_a_column_of_its_values(values: list[bytes], start: int, size: int) -> None:
     part = pa.array(values, pa.binary()).slice(min(start, len(values)), size)
     assert values_of(from_arrow(part)) == part.to_pylist()
 
 
 @given(VALUES, st.data(), st.sampled_from([1, 7, 64, 1 << 20]))
-def test_gather_copies_ranges_whatever_its_blocks(
-    values: list[bytes], data: st.DataObject, block: int
-) -> None:
+def test_gather_copies_ranges_whatever_its_blocks(values: list[bytes], data: st.DataObject, block: int) -> None:
     column = from_list(values)
     rows = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=30)) if values else []
     with pytest.MonkeyPatch.context() as patch:

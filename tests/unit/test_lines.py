@@ -55,9 +55,7 @@ def columns_of(rows: list[list[Value]], width: int) -> tuple[bytes, list[Values]
             starts.append(len(data) if isinstance(value, bytes) else 2)
             lengths.append(len(value) if isinstance(value, bytes) else 0)
             data += value if isinstance(value, bytes) else b""
-        columns.append(
-            Values(np.array(kinds, np.uint8), np.array(starts, np.int64), np.array(lengths, np.int64))
-        )
+        columns.append(Values(np.array(kinds, np.uint8), np.array(starts, np.int64), np.array(lengths, np.int64)))
     return data, columns
 
 
@@ -66,9 +64,7 @@ def values_of(column: BytesColumn) -> list[bytes]:
 
 
 TABLES = st.integers(0, 4).flatmap(
-    lambda width: st.tuples(
-        st.just(width), st.lists(st.lists(VALUE, min_size=width, max_size=width), max_size=6)
-    )
+    lambda width: st.tuples(st.just(width), st.lists(st.lists(VALUE, min_size=width, max_size=width), max_size=6))
 )
 
 
@@ -118,9 +114,7 @@ def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=4), st.integers(0, 3))
-def test_columns_are_concatenated_without_what_lies_before_their_values(
-    parts: list[list[bytes]], skip: int
-) -> None:
+def test_columns_are_concatenated_without_what_lies_before_their_values(parts: list[list[bytes]], skip: int) -> None:
     columns = []
     for values in parts:
         whole = from_list([b"rubbish", *values])

@@ -60,15 +60,16 @@ def _streams(checking: Checking, session: SparkSession, progress: Progress) -> t
     url, options = checking.location
     tasks = [
         StreamTask(
-            Source(s.key, node, number, s.size, s.digest),
-            s,
+            Source(one.key, node, number, one.size, one.digest),
+            one,
             copies.since(node),
             chain.position(node),
+            chain.excluded(node),
             url,
             options,
         )
         for number, node in enumerate(copies.nodes)
-        for s in chain.segments(node)
+        for one in chain.segments(node)
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     reports = run_tasks(session, hash_stream, tasks, progress)

@@ -21,17 +21,22 @@ from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 from wal.archive import Segment
 from wal.bytes_column import BytesColumn, from_list, xxhash64
-from wal.segment_schema import MARKER, SEGMENT_SCHEMA
+from wal.segment_schema import MARKER, ROLLBACK_PREPARED, SEGMENT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A segment to hash: its changes and events from `since` up to, not including, `position`."""
+    """A segment to hash: its changes and events from `since` up to, not including, `position`.
+
+    But for those of the transactions at `excluded`: of one that is rolled back by the time it is decoded
+    PostgreSQL may leave out any part.
+    """
 
     source: Source
     segment: Segment
     since: int
     position: int
+    excluded: frozenset[int]
     store_url: str
     store_options: Mapping[str, Any]
 
@@ -56,7 +61,10 @@ def hash_stream(task: StreamTask) -> StreamReport:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
     markers = table.filter(pa.array(op == MARKER)).select(["row", "lsn"])  # two per cut
-    chosen = table.filter(pa.array((lsn >= task.since) & (lsn < task.position)))
+    lasts = (lsn >= task.since) & (lsn < task.position) & (op != ROLLBACK_PREPARED)
+    if task.excluded:
+        lasts &= ~np.isin(lsn, np.fromiter(task.excluded, np.int64))
+    chosen = table.filter(pa.array(lasts))
     group = np.asarray(chosen["group"].to_numpy(), np.int64)
     keys = np.stack([np.full(len(chosen), task.source.number, np.int64), group], axis=1)
     found = zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True)

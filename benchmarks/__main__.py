@@ -6,6 +6,8 @@ Exits with 1 if a step failed, 0 otherwise: a missed aim is a figure, not a fail
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +54,18 @@ def main(
     options = {"rows": rows, "transactions": transactions, "backups": backups, "parts": sorted(parts)}
     facts = environment()
     results = Results()
+    # Ended from outside, it stops its servers and shows what it has, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
         progress.print(f"[dim]starting a server with {rows} rows[/dim]")
         with running_shard(Path(folder), rows=rows, backups=backups) as shard:
-            measure(shard, results, transactions, parts, lambda text: progress.print(f"[dim]{text}[/dim]"))
-    show(console, results, facts, options)
-    if json_file:
-        json_file.write_text(json.dumps(document(results, facts, options), indent=2) + "\n")
+            try:
+                measure(shard, results, transactions, parts, lambda text: progress.print(f"[dim]{text}[/dim]"))
+            finally:
+                show(console, results, facts, options)
+                if json_file:
+                    figures = json.dumps(document(results, facts, options), indent=2)
+                    json_file.write_text(f"{figures}\n")
     raise typer.Exit(1 if results.failures else 0)
 
 

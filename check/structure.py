@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from check.report import Conflict, SnapshotReport
-from snapshots.commits import read_chain
+from snapshots.commits import SnapshotMissingError, commit_key, increment_numbers, read_chain, snapshot_names
 from snapshots.manifest import Chain
-from storage.errors import IndeterminateError, SnapshotError, UnreachableError
+from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
 
+def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Every snapshot that exists, and those that are recorded and of which something is left."""
+    left = [name for name in recorded if store.list_children(f"snapshots/{name}")]
+    return sorted({*snapshot_names(store), *left})
+
+
 def check_structure(
-    store: ObjectStore, fleet_id: str, name: str, increment: int | None
+    store: ObjectStore, fleet_id: str, name: str, increment: int | None, recorded: Mapping[str, int]
 ) -> tuple[Chain | None, SnapshotReport]:
-    """Read the chain and see that all it lists is there; the chain is None where it can't be read."""
+    """Read the chain and see that it is whole; the chain is None where it can't be read.
+
+    `recorded` are the increments that operations say they have committed: a commit file that is gone leaves no
+    other trace where it was the last.
+    """
     try:
         chain = read_chain(store, name, increment)
-    except (UnreachableError, IndeterminateError):
+    except (UnreachableError, IndeterminateError, UsageError):
         raise
     except SnapshotError as error:
-        return None, _unreadable(store, name, increment, error)
+        if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
+            raise
+        report = SnapshotReport(name, increment or 0)
+        report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
+        return None, report
     report = SnapshotReport(name, chain.last.increment)
+    if increment is None:
+        report.conflicts += _lost(chain, recorded)
     if chain.part.fleet_id != fleet_id:
         detail = f"the store is of fleet {fleet_id}, the snapshot of {chain.part.fleet_id}"
         report.conflicts.append(Conflict("fleet", detail, object="fleet.json"))
@@ -32,13 +50,26 @@ def check_structure(
     return chain, report
 
 
-def _unreadable(store: ObjectStore, name: str, increment: int | None, error: SnapshotError) -> SnapshotReport:
-    if not store.exists(f"snapshots/{name}/snapshot.json") and not store.list(f"snapshots/{name}/increments"):
-        raise error
-    report = SnapshotReport(name, increment or 0)
-    found = _text(error, "object")
-    report.conflicts.append(Conflict("commit", error.message, object=found))
-    return report
+def _lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
+    # Ids sort by time: operations before the full snapshot's were of another chain of that name.
+    numbers = {number for operation, number in recorded.items() if operation > chain.full.operation}
+    return [
+        Conflict(
+            "missing",
+            f"increment {number} was committed, and its commit file is gone",
+            object=commit_key(chain.name, number),
+        )
+        for number in sorted(numbers)
+        if number > chain.last.increment
+    ]
+
+
+def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, recorded: Mapping[str, int]) -> bool:
+    """Whether the commit that is missing was there once: later ones are, or an operation says so."""
+    number = int(str(missing.details["increment"]))
+    if number < max(increment_numbers(store, name), default=-1):
+        return True
+    return number in recorded.values() and bool(store.list_children(f"snapshots/{name}"))
 
 
 def _text(error: SnapshotError, name: str) -> str | None:

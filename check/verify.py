@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from check.checking import Checking
 from check.report import CheckReport, Conflict, Skipped, SnapshotReport
-from check.structure import check_listing, check_structure
+from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.commits import snapshot_names
 from snapshots.jobs import SparkSource
+from snapshots.operations import recorded_commits
 from snapshots.store_identity import read_identity
 from storage.digest import digest
 from storage.open import open_store
@@ -32,11 +32,12 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     began = time.monotonic()
     store = open_store(fleet.store_url, fleet.store_options)
     fleet_id = read_identity(store, fleet).fleet_id
-    names = [request.name] if request.name else snapshot_names(store)
+    recorded = recorded_commits(store)
+    names = [request.name] if request.name else names_to_check(store, recorded)
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
-        chain, report = check_structure(store, fleet_id, name, request.increment)
+        chain, report = check_structure(store, fleet_id, name, request.increment, recorded.get(name, {}))
         reports.append(report)
         if chain is None:
             continue

@@ -147,7 +147,7 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
         raise SnapshotMissingError(
             f"there is no {what}",
             hint="see: snapshot list",
-            details={"snapshot": name, "increment": increment},
+            details={"snapshot": name, "increment": increment, "object": key},
         ) from error
     if (commit.snapshot, commit.increment) != (name, increment):
         raise ManifestError(

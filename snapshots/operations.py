@@ -95,6 +95,25 @@ def pending(store: ObjectStore) -> list[dict[str, Any]]:
     return found
 
 
+def recorded_commits(store: ObjectStore) -> dict[str, dict[str, int]]:
+    """By snapshot, the increments (0: the full snapshot) that were committed, by operation id.
+
+    A commit whose process died before it could say so is missing until the next command settles it.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for operation_id in store.list_children("operations"):
+        try:
+            intent = read_json(store, f"operations/{operation_id}/intent.json")
+            if intent["kind"] != "create":
+                continue
+            outcome = read_json(store, f"operations/{operation_id}/outcome.json")
+        except ObjectMissingError:
+            continue
+        if outcome["state"] == "done":
+            found.setdefault(str(intent["snapshot"]), {})[operation_id] = int(intent["increment"])
+    return found
+
+
 def was_committed(store: ObjectStore, intent: dict[str, Any]) -> bool:
     """Whether the create that `intent` began is the one that its commit file names."""
     if intent["kind"] != "create":

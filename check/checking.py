@@ -9,6 +9,7 @@ from typing import Any
 from check.copies import Copies
 from check.report import Conflict, SnapshotReport
 from snapshots.manifest import Chain
+from storage.errors import ReportedError, UnreachableError
 from storage.store import ObjectStore
 
 
@@ -28,7 +29,12 @@ class Checking:
         return Copies.of(self.chain)
 
     def problem(self, report: Mapping[str, Any]) -> None:
-        """Note what is wrong with an object; its node's copy can't be compared."""
+        """Note what is wrong with an object; its node's copy can't be compared.
+
+        Raises ReportedError where the store did not answer: that says nothing of what is in it.
+        """
+        if report["exit_code"] == UnreachableError.exit_code:
+            raise ReportedError(dict(report))
         details = report["details"]
         node = details.get("node")
         conflict = Conflict(

@@ -16,10 +16,11 @@ from check.report import Compared, Conflict
 from check.streams import StreamTask, hash_stream
 from check.transactions import compare_pairs
 from fleet.progress import Progress
+from snapshots.damage import ObjectDamagedError
 from snapshots.folding import Fold, fold
 from snapshots.jobs import SparkSource, run_tasks
-from snapshots.sources import SegmentSource, Source, Sources, sources_of
-from storage.errors import SnapshotError
+from snapshots.sources import PROBLEM, SegmentSource, Source, Sources, base_sources, sources_of
+from storage.errors import report_of
 from wal.markers import marker_from_bytes
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ def _partition_hashes(checking: Checking, session: SparkSession, progress: Progr
     whole = tuple(copies.nodes)
     try:
         sources = sources_of(checking.chain, whole, checking.store, skip=checking.damaged)
-    except SnapshotError as error:
-        checking.problem({"message": error.message, "details": error.details, "slug": error.slug})
+    except ObjectDamagedError as error:
+        checking.problem(report_of(error))
         sources = Sources(whole, (), (), frozenset(), {})
     folded = fold(session, sources, checking.location)
     try:
@@ -131,6 +132,7 @@ def _partition_hashes(checking: Checking, session: SparkSession, progress: Progr
         if folded.images is None:
             return base, combine_all([], 3)
         images, versions = _image_hashes(folded, copies)
+        _note_incomplete(checking, images)
         return combine_all([base, images], 3), versions
     finally:
         folded.release()
@@ -140,6 +142,14 @@ def _base_hashes(checking: Checking, session: SparkSession, sources: Sources, fo
     copies = checking.copies
     url, options = checking.location
     changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+    # Of a copy that can't be compared every object is still read, and named if it is damaged.
+    read = {base.source.number for base in sources.bases}
+    unfolded = [
+        base
+        for number, node in enumerate(copies.nodes)
+        if number not in read
+        for base in base_sources(checking.chain, number, node)
+    ]
     tasks = [
         BaseHashTask(
             base,
@@ -148,7 +158,7 @@ def _base_hashes(checking: Checking, session: SparkSession, sources: Sources, fo
             url,
             options,
         )
-        for base in sources.bases
+        for base in (*sources.bases, *unfolded)
     ]
     progress.step("read base copies", total=len(tasks), unit="objects")
     parts: list[Sums] = []
@@ -161,6 +171,17 @@ def _base_hashes(checking: Checking, session: SparkSession, sources: Sources, fo
     for sent in changed.values():
         sent.unpersist()
     return combine_all(parts, 3)
+
+
+def _note_incomplete(checking: Checking, images: Sums) -> None:
+    """Rows whose unchanged values are stored nowhere, though every object of their copy is whole."""
+    for (number, group, place), (count, *_) in images.as_dict().items():
+        node = checking.copies.nodes[number]
+        if group == PROBLEM and node not in checking.damaged:
+            name = checking.copies.group_name(node, place)
+            detail = f"{count} rows lack values that their last update left unchanged"
+            checking.report.conflicts.append(Conflict("history", detail, node=node, group=name))
+            checking.damaged.add(node)
 
 
 def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:

@@ -62,8 +62,9 @@ class Column:
 class Group:
     """One table of one shard, as stored: `columns` in stored order, the first `key_width` are the key.
 
-    `number` stands for `name` in every object of a chain and is the same on all shards. `partitions` is a
-    power of two. `identity` is default, index, full or append_only; the last two have no key.
+    `number` stands for `name` in every object of a chain and is the same on all shards where it has a key, and on
+    all where it has none. `partitions` is a power of two. `identity` is default, index, full or append_only; the
+    last two have no key.
     """
 
     number: int
@@ -161,19 +162,22 @@ def included(name: str, rules: GroupRules) -> bool:
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
     """Number the groups of all shards by name, and give each the partitions its largest copy needs.
 
-    A partition is to hold about `partition_rows` rows; 1 to 1,024 partitions, a power of two.
+    A partition is to hold about `partition_rows` rows; 1 to 1,024 partitions, a power of two. A table that has a
+    key on one shard and none on another has two numbers: the jobs fold the two kinds of groups by number.
     """
     largest: dict[str, int] = {}
     for found in tables.values():
         for table in found:
             rows = max(table.rows_estimate, table.size_bytes // 256)
             largest[table.group.name] = max(largest.get(table.group.name, 0), rows)
-    numbers = {name: number for number, name in enumerate(sorted(largest), start=1)}
+    kinds = {(table.group.name, table.group.is_multiset) for found in tables.values() for table in found}
+    numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}
 
     def numbered(table: Table) -> Table:
         wanted = -(-largest[table.group.name] // partition_rows)
         partitions = min(1024, 1 << max(0, wanted - 1).bit_length())
-        group = replace(table.group, number=numbers[table.group.name], partitions=partitions)
+        number = numbers[table.group.name, table.group.is_multiset]
+        group = replace(table.group, number=number, partitions=partitions)
         return replace(table, group=group)
 
     return {shard: [numbered(table) for table in found] for shard, found in tables.items()}

@@ -24,7 +24,7 @@ from restore.ledger import LEDGER, LoadError
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.overlay import KeySet, column_of
-from snapshots.sources import BaseSource, read_table
+from snapshots.sources import PROBLEM, BaseSource, read_table
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 
@@ -148,6 +148,7 @@ def load_images(
         with ExitStack() as stack:
             loaders: dict[int, Loader] = {}
             for batch in batches:
+                _check_whole(batch, targets)
                 node = np.asarray(batch.column("node").to_numpy())
                 for number in np.unique(node):
                     if int(number) not in loaders:
@@ -162,6 +163,18 @@ def load_images(
     except psycopg.Error as error:
         report = LoadReport(problem=report_of(load_error(next(iter(targets.values())).node, error)))
     yield report_batch(report)
+
+
+def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> None:
+    lacking = np.flatnonzero(np.asarray(batch.column("group").to_numpy()) == PROBLEM)
+    if len(lacking):
+        node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
+        key = batch.column("key")[int(lacking[0])].as_py()
+        raise LoadError(
+            f"node {node}: values of the row with key {key!r} that its last update left unchanged are stored nowhere",
+            hint="run: snapshot check   to see what is missing",
+            details={"node": node},
+        )
 
 
 def _opened(stack: ExitStack, target: LoadTarget, task: str) -> Loader:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from snapshots.base_rows import wanted_rows
 from snapshots.lineage import completed_images
 from snapshots.overlay import KeySet, overlays
-from snapshots.sources import SegmentSource, Sources, effective, read_table
+from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, read_table
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # A change that belongs to the state; `node` is its number among the job's sources. A problem met by a reader
-# is a row of group PROBLEM, its key the object and its row the report as JSON.
+# is a row of group PROBLEM (snapshots.sources), its key the object and its row the report as JSON.
 CHANGE_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
-PROBLEM = -1
 BATCH_ROWS = 1 << 16
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
@@ -39,6 +38,7 @@ _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
 class Fold:
     """The folded changes of some copies. `images`: IMAGE_COLUMNS of every row that changes have made.
 
+    A row whose unchanged values are stored nowhere is of group PROBLEM there, its `partition` the group.
     `changed` holds by node number and group the keys (of a group without a key: the lines) whose base rows do
     not hold any more. `problems` are the reports of objects that could not be read; without them it is whole.
     """

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from snapshots.base_rows import wanted_rows
 from snapshots.merging import Images, merge
 from snapshots.overlay import column_of, overlays
-from snapshots.sources import Sources
-from storage.errors import SnapshotError
+from snapshots.sources import PROBLEM, Sources
 from wal.segment_schema import DELETE, PARTIAL, UPSERT
 
 if TYPE_CHECKING:
@@ -42,12 +41,6 @@ _Place = tuple[int, int]
 _Row = tuple[int, int, bytes]
 
 
-class HistoryMissingError(SnapshotError):
-    """A row's unchanged values are in no image that is stored: the archive or the base is not whole."""
-
-    exit_code = 3
-
-
 def completed_images(
     spark: SparkSession,
     sources: Sources,
@@ -55,7 +48,11 @@ def completed_images(
     changes: DataFrame,
     latest: DataFrame,
 ) -> DataFrame:
-    """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones."""
+    """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones.
+
+    One that can't be completed, because an object it needs is damaged or the archive is not whole, is of group
+    PROBLEM, its `partition` the group.
+    """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "partition", "key").toArrow()
@@ -121,9 +118,9 @@ def _completed(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> 
         sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         merged, complete = merge(Images(lines, offsets), counts[place])
-        if not complete.all():
-            key = rows.column("target")[int(np.flatnonzero(~complete)[0])].as_py()
-            raise HistoryMissingError(f"group {place[1]}, key {key!r}: its unchanged values are stored nowhere")
         names = ["node", "group", "partition", "key", "lsn", "row"]
         columns = [rows.column(name) for name in ("node", "group", "partition", "target", "lsn")]
+        if not complete.all():
+            columns[2] = pc.if_else(pa.array(complete), columns[2], columns[1])
+            columns[1] = pc.if_else(pa.array(complete), columns[1], pa.scalar(PROBLEM, pa.int32()))
         yield pa.record_batch([*columns, merged.to_arrow()], names=names)

@@ -19,6 +19,8 @@ from wal.archive import Segment
 from wal.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 
 CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
+# The group of a row that is no row, but says what a task met: an error raised there would lose its class.
+PROBLEM = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
     """
     bases: list[BaseSource] = []
     segments: list[SegmentSource] = []
-    multisets = frozenset(g.number for node in nodes for g in chain.groups(node) if g.is_multiset)
+    multisets = frozenset(number for node in nodes for number in multiset_numbers(chain, node))
     for number, node in enumerate(nodes):
         if node in skip:
             continue
@@ -134,15 +136,26 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
         plain = [SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {}) for s in kept]
         truncated = truncations(store, plain)
         segments += [SegmentSource(one.source, one.segment, position, excluded, truncated) for one in plain]
-        bases += [
-            BaseSource(Source(o.key, node, number, o.size, o.digest), o.rows, frozenset(truncated), multisets)
-            for o in chain.part.objects
-            if o.kind == "base" and o.node == node
-        ]
+        bases += base_sources(chain, number, node, frozenset(truncated))
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
     }
     return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
+
+
+def multiset_numbers(chain: Chain, node: str) -> frozenset[int]:
+    """The numbers of the node's groups whose rows have no key."""
+    return frozenset(group.number for group in chain.groups(node) if group.is_multiset)
+
+
+def base_sources(chain: Chain, number: int, node: str, dropped: frozenset[int] = frozenset()) -> list[BaseSource]:
+    """The objects of the node's base copy."""
+    multisets = multiset_numbers(chain, node)
+    return [
+        BaseSource(Source(o.key, node, number, o.size, o.digest), o.rows, dropped, multisets)
+        for o in chain.part.objects
+        if o.kind == "base" and o.node == node
+    ]
 
 
 def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, tuple[int, int]]:

@@ -1,0 +1,358 @@
+"""Whatever is wrong with a stored chain, check finds it, names it and exits 1; and never passes on nothing.
+
+One small chain is made once; every test damages a copy of its store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from check.report import CheckReport, Conflict
+from check.verify import CheckRequest, check_snapshots
+from fleet.bank_workload import BankWorkload
+from fleet.config import Fleet
+from fleet.embedded import EmbeddedFleet
+from fleet.progress import Silent
+from restore.restore import RestoreRequest, plan_restore, restore_fleet
+from snapshots.commits import SnapshotMissingError, commit_key, read_chain
+from snapshots.manifest import Chain
+from snapshots.store_identity import StoreNotInitialisedError
+from storage.errors import SnapshotError
+from storage.open import open_store
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, run_command
+from tests.store_damage import (
+    Document,
+    change_base,
+    change_commit,
+    change_segment,
+    flip_byte,
+    with_value,
+    without_row,
+)
+from wal.segment_schema import PREPARE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "chain"
+ONLY_PRIMARIES = "primaries"
+TRANSACTIONS = 60
+# Its long value is TOASTed, and its last updates leave that out: without its base row it can't be completed.
+WIDE_TABLE = """
+CREATE TABLE wide (id int PRIMARY KEY, n int, a text);
+ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;
+INSERT INTO wide SELECT i, 0, repeat(md5(i::text), 100) FROM generate_series(1, 5) AS i
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The chain as it was made, and a copy of its store that a test may damage."""
+
+    chain: Chain
+    fleet: Fleet
+    store: Path
+    spark: Ready
+
+    def check(self, name: str | None = NAME, increment: int | None = None) -> CheckReport:
+        return check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
+
+    def conflicts(self) -> list[Conflict]:
+        """What a check finds wrong; it must say so by its exit code."""
+        report = self.check()
+        assert report.exit_code == 1, report.to_json()
+        return report.snapshots[0].conflicts
+
+    def objects(self) -> list[str]:
+        """Every object that the chain lists."""
+        return [key for commit in self.chain.commits for key in commit.object_sizes]
+
+    def kinds(self) -> dict[str, str]:
+        """One object of every kind, commits included."""
+        base = next(o.key for o in self.chain.part.objects if o.kind == "base" and o.node == "s2")
+        return {
+            "base": base,
+            "DDL": next(o.key for o in self.chain.part.objects if o.kind == "post-data"),
+            "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
+            "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
+            "full commit": commit_key(NAME, 0),
+            "increment's commit": commit_key(NAME, 1),
+        }
+
+
+@pytest.fixture(scope="module")
+def made(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stored]:
+    """The chain: a full snapshot and an increment of a bank, and a snapshot without standbys."""
+    directory = tmp_path_factory.mktemp("damage")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
+    runs = Runs(fleet, Ready(spark))
+    first = shared_fleet.dsns()[0]
+    try:
+        execute(first, WIDE_TABLE)
+        with chains_dropped(fleet):
+            runs.init()
+            with BankWorkload(shared_fleet.dsns(), clients=2, pause_seconds=0.005) as bank:
+                runs.full(NAME)
+                while bank.committed.total < TRANSACTIONS:
+                    assert bank.wait(0.05)
+                execute(first, "UPDATE wide SET n = 1 WHERE id < 4")
+                runs.increment(NAME)
+                runs.full(ONLY_PRIMARIES, only_primary=True)
+        chain = read_chain(open_store(fleet.store_url, {}), NAME)
+        yield Stored(chain, fleet, directory / "store", runs.spark)
+    finally:
+        execute(first, "DROP TABLE IF EXISTS wide")
+
+
+@pytest.fixture
+def stored(made: Stored, tmp_path: Path) -> Stored:
+    """A copy of the chain's store, for one test to damage."""
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    path = tmp_path / "fleet.toml"
+    path.write_text(made.fleet.path.read_text().replace(str(made.store), str(store)))
+    return replace(made, fleet=replace(made.fleet, path=path, store_url=f"file://{store}"), store=store)
+
+
+def execute(dsn: str, script: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(script.encode())
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def test_a_healthy_chain_is_valid(stored: Stored) -> None:
+    report = stored.check()
+    assert (report.result, report.exit_code) == ("valid", 0), report.to_json()
+    compared = report.snapshots[0].compared
+    assert compared.objects == len(stored.objects())
+    assert min(compared.rows, compared.changes, compared.partitions, compared.transactions) > 0
+    assert stored.check(increment=0).exit_code == 0
+
+
+@pytest.mark.parametrize(("damage", "kind"), [
+    (flip_byte, "base"), (flip_byte, "DDL"), (flip_byte, "segment of a primary"), (remove, "segment of a standby"),
+    (flip_byte, "full commit"), (flip_byte, "increment's commit"),
+    (remove, "full commit"), (remove, "increment's commit"),
+])  # fmt: skip
+def test_one_damaged_object_is_named(stored: Stored, kind: str, damage: Callable[[Path], None]) -> None:
+    key = stored.kinds()[kind]
+    damage(stored.store / key)
+    (conflict,) = stored.conflicts()
+    assert conflict.object == key
+    assert key in conflict.detail or "commit" in kind
+
+
+@pytest.mark.parametrize("damage", [flip_byte, remove])
+def test_every_damaged_object_is_named(stored: Stored, damage: Callable[[Path], None]) -> None:
+    for key in stored.objects():
+        damage(stored.store / key)
+    assert sorted(str(one.object) for one in stored.conflicts()) == sorted(stored.objects())
+
+
+@pytest.mark.parametrize("kind", ["full commit", "increment's commit"])
+def test_a_commit_that_is_gone_is_missed_by_a_check_of_everything(stored: Stored, kind: str) -> None:
+    (stored.store / stored.kinds()[kind]).unlink()
+    report = stored.check(name=None)
+    assert report.exit_code == 1
+    assert [one.object for found in report.snapshots for one in found.conflicts] == [stored.kinds()[kind]]
+
+
+def test_a_snapshot_whose_only_commit_is_gone_is_missed_too(stored: Stored) -> None:
+    (stored.store / commit_key(ONLY_PRIMARIES, 0)).unlink()
+    for name in (None, ONLY_PRIMARIES):
+        report = stored.check(name)
+        assert report.exit_code == 1
+        assert [one.object for f in report.snapshots for one in f.conflicts] == [commit_key(ONLY_PRIMARIES, 0)]
+
+
+def test_what_was_never_there_is_no_damage(stored: Stored) -> None:
+    with pytest.raises(SnapshotMissingError):
+        stored.check("never")
+    with pytest.raises(SnapshotMissingError):
+        stored.check(increment=7)
+
+
+def test_objects_swapped_with_their_like_are_found(stored: Stored) -> None:
+    first, second = (stored.chain.increments[0].segments[node][0].key for node in ("s1", "s2"))
+    shutil.copyfile(stored.store / first, stored.store / second)
+    (conflict,) = stored.conflicts()
+    assert (conflict.object, conflict.node) == (second, "s2")
+
+
+def test_a_changed_fleet_id_is_found(stored: Stored) -> None:
+    path = stored.store / "fleet.json"
+    path.write_text(path.read_text().replace(stored.chain.part.fleet_id, "0badf00d"))
+    assert ("fleet", "fleet.json") in [(one.kind, one.object) for one in stored.conflicts()]
+
+
+def test_without_fleet_json_nothing_is_believed(stored: Stored) -> None:
+    (stored.store / "fleet.json").unlink()
+    with pytest.raises(StoreNotInitialisedError):
+        stored.check()
+
+
+def test_a_row_lost_from_a_standbys_segment_is_found_by_comparison_alone(stored: Stored) -> None:
+    change_segment(stored.store, NAME, 1, "s1-b1", lambda table: without_row(table, row_of(stored, table, "account")))
+    found = {(one.kind, one.node, one.other_node, one.group) for one in stored.conflicts()}
+    assert ("changes", "s1", "s1-b1", "public.account") in found
+    assert {(node, other) for _, node, other, _ in found} == {("s1", "s1-b1")}
+
+
+def test_a_transfer_lost_from_a_standbys_segment_is_missed_in_its_rows(stored: Stored) -> None:
+    change_segment(stored.store, NAME, 1, "s2-b1", lambda table: without_row(table, row_of(stored, table, "transfer")))
+    conflicts = stored.conflicts()
+    assert {(one.kind, one.group) for one in conflicts} == {
+        ("changes", "public.transfer"), ("row-count", "public.transfer"),
+    }  # fmt: skip
+    assert all((one.node, one.other_node) == ("s2", "s2-b1") for one in conflicts)
+
+
+def test_one_value_changed_in_a_standbys_base_is_found(stored: Stored) -> None:
+    changed = changed_keys(stored, "s2-b1")
+
+    def other_balance(table: pa.Table) -> pa.Table:
+        row = row_of(stored, table, "account", changed)
+        key = table["key"][row].as_py()
+        return with_value(table, row, "row", key + b"\t999\n")
+
+    change_base(stored.store, NAME, "s2-b1", other_balance)
+    (conflict,) = stored.conflicts()
+    assert (conflict.kind, conflict.node, conflict.other_node) == ("row-hash", "s2", "s2-b1")
+    assert conflict.group == "public.account"
+
+
+def test_a_half_present_global_transaction_is_named(stored: Stored) -> None:
+    segment = stored.chain.increments[0].segments["s2"][0]
+    cut = stored.chain.increments[0].cut.cut.nodes["s2"]
+    events = pq.read_table(stored.store / segment.key).to_pylist()
+    torn = next(e for e in events if e["op"] == PREPARE and e["lsn"] < cut.position and is_shared(stored, e))
+
+    def leave_out(document: Document) -> None:
+        (node,) = (one for one in document["cut"]["nodes"] if one["node"] == "s2")
+        place = {name: f"{torn[name] >> 32:X}/{torn[name] & 0xFFFFFFFF:X}" for name in ("lsn", "end_lsn")}
+        node["undecided"].append({"global_id": torn["global_id"], **place})
+
+    change_commit(stored.store, NAME, 1, leave_out)
+    (conflict,) = stored.conflicts()
+    assert (conflict.kind, conflict.node, conflict.other_node) == ("transaction", "s1", "s2")
+    assert conflict.global_id == torn["global_id"]
+
+
+def test_a_marker_that_is_not_where_its_commit_says_is_found(stored: Stored) -> None:
+    change_commit(stored.store, NAME, 1, lambda document: document["cut"].update(id="another.1"))
+    assert {(one.kind, one.node) for one in stored.conflicts()} == {
+        ("marker", node) for node in ("s1", "s2", "s1-b1", "s2-b1")
+    }
+
+
+def test_a_hole_in_an_archive_is_found(stored: Stored) -> None:
+    def forget(document: Document) -> None:
+        document["segments"]["s1"] = []
+
+    change_commit(stored.store, NAME, 0, forget)
+    found = {(one.kind, one.node) for one in stored.conflicts()}
+    assert ("archive", "s1") in found
+
+
+def test_a_value_that_is_stored_nowhere_is_found(stored: Stored) -> None:
+    def without_wide_rows(table: pa.Table) -> pa.Table:
+        is_wide = [group == group_number(stored, "wide") for group in table["group"].to_pylist()]
+        return table.filter(pa.compute.invert(pa.array(is_wide)))
+
+    for node in ("s1", "s1-b1"):
+        change_base(stored.store, NAME, node, without_wide_rows)
+    assert {(one.kind, one.node, one.group) for one in stored.conflicts()} == {
+        ("history", "s1", "public.wide"), ("history", "s1-b1", "public.wide"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["base", "DDL", "segment of a primary"])
+def test_a_restore_from_damaged_objects_is_refused_and_leaves_nothing(stored: Stored, kind: str) -> None:
+    flip_byte(stored.store / stored.kinds()[kind])
+    nodes = tuple(replace(node, dsn=node.dsn.replace("/bank", "/damaged")) for node in stored.fleet.primaries)
+    target = replace(stored.fleet, nodes=nodes)
+    with pytest.raises(SnapshotError) as refused:
+        restore_fleet(plan_restore(stored.fleet, target, RestoreRequest(NAME)), stored.spark, Silent())
+    assert refused.value.exit_code == 3
+    assert refused.value.details["object"] == stored.kinds()[kind]
+    for node in stored.fleet.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            names = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+        assert names == {"bank", "postgres", "template0", "template1"}
+
+
+def test_without_standbys_a_check_is_inconclusive(stored: Stored) -> None:
+    report = stored.check(ONLY_PRIMARIES)
+    assert (report.result, report.exit_code) == ("inconclusive", 4)
+    assert [one.what for one in report.snapshots[0].skipped] == ["rows of shard s1", "rows of shard s2"]
+
+
+def test_a_check_of_metadata_alone_is_inconclusive_at_best(stored: Stored) -> None:
+    request = CheckRequest(NAME, metadata_only=True)
+    assert check_snapshots(stored.fleet, request, stored.spark, Silent()).exit_code == 4
+    key = stored.kinds()["base"]
+    (stored.store / key).unlink()
+    report = check_snapshots(stored.fleet, request, stored.spark, Silent())
+    assert report.exit_code == 1
+    assert [one.object for one in report.snapshots[0].conflicts] == [key]
+
+
+def test_an_empty_store_is_inconclusive(stored: Stored) -> None:
+    shutil.rmtree(stored.store / "snapshots")
+    code, document = run_command(stored.fleet, "check")
+    assert (code, document["result"], document["snapshots"]) == (4, "inconclusive", [])
+
+
+def test_the_command_exits_1_and_names_the_damaged_object(stored: Stored) -> None:
+    key = stored.kinds()["base"]
+    flip_byte(stored.store / key)
+    code, document = run_command(stored.fleet, "check", NAME)
+    assert code == 1
+    (found,) = document["snapshots"]
+    assert [one["object"] for one in found["conflicts"]] == [key]
+
+
+def test_the_command_exits_1_on_a_changed_commit(stored: Stored) -> None:
+    key = stored.kinds()["increment's commit"]
+    flip_byte(stored.store / key, 0.9)
+    code, document = run_command(stored.fleet, "check")
+    assert code == 1
+    found = {one["name"]: one for one in document["snapshots"]}
+    assert [one["object"] for one in found[NAME]["conflicts"]] == [key]
+    assert found[ONLY_PRIMARIES]["result"] == "inconclusive"
+
+
+def group_number(stored: Stored, table: str) -> int:
+    return next(group.number for group in stored.chain.groups("s1") if group.table == table)
+
+
+def row_of(stored: Stored, table: pa.Table, name: str, without: Collection[bytes] = ()) -> int:
+    """The first row or change of table `name` of the bank that has none of some keys."""
+    number = group_number(stored, name)
+    rows = zip(table["group"].to_pylist(), table["key"].to_pylist(), strict=True)
+    return next(row for row, (group, key) in enumerate(rows) if group == number and key not in without)
+
+
+def changed_keys(stored: Stored, node: str) -> set[bytes]:
+    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments(node)]
+    return {key for table in tables for key in table["key"].to_pylist()}
+
+
+def is_shared(stored: Stored, event: dict[str, object]) -> bool:
+    """Whether the other primary has prepared the transaction too."""
+    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments("s1")]
+    return any(event["global_id"] in table["global_id"].to_pylist() for table in tables)

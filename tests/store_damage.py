@@ -1,0 +1,100 @@
+"""Damaging a copy of a folder store in ways that an operator, a disk or a bug would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from snapshots.base_copy import BASE_SCHEMA
+from snapshots.commits import commit_key, sealed
+from storage.digest import digest
+from wal.archive import segment_from_json
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import segment_bytes
+
+Document = dict[str, Any]
+EVENT_OPS = tuple(ord(letter) for letter in "CPKRM")
+
+
+def copied_store(store: Path, target: Path) -> Path:
+    """A copy of `store` that a test may damage."""
+    shutil.copytree(store, target)
+    return target
+
+
+def flip_byte(path: Path, place: float = 0.5) -> None:
+    """Flip one bit of the byte at `place`, between 0 and 1, of a file."""
+    body = bytearray(path.read_bytes())
+    body[int(place * (len(body) - 1))] ^= 0x10
+    path.write_bytes(bytes(body))
+
+
+def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
+    """Change a commit's document and seal it anew: no digest tells."""
+    path = store / commit_key(name, increment)
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(sealed(document))
+
+
+def change_segment(store: Path, name: str, increment: int, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Change the rows of a node's first segment with changes, and all that its commit says of it."""
+
+    def entry_changed(document: Document) -> None:
+        entry = next(one for one in document["segments"][node] if one["changes"])
+        path = store / entry["key"]
+        table = change(pq.read_table(path).cast(SEGMENT_SCHEMA))
+        is_event = pa.array([op in EVENT_OPS for op in table["op"].to_pylist()])
+        changes, events = table.filter(pa.compute.invert(is_event)), table.filter(is_event)
+        counts = {
+            "changes": len(changes),
+            "events": len(events),
+            "partials": entry["partials"],
+            "truncates": entry["truncates"],
+        }
+        body = segment_bytes(segment_from_json(entry).range, changes, events, counts)
+        path.write_bytes(body)
+        entry.update(counts, size=len(body), digest=digest(body))
+
+    change_commit(store, name, increment, entry_changed)
+
+
+def change_base(store: Path, name: str, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Change the rows of a node's largest base object, and all that the commit says of it."""
+
+    def entry_changed(document: Document) -> None:
+        entries = [one for one in document["objects"] if one["kind"] == "base" and one["node"] == node]
+        entry = max(entries, key=lambda one: int(one["size"]))
+        path = store / entry["key"]
+        table = change(pq.read_table(path).cast(BASE_SCHEMA))
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        body = sink.getvalue().to_pybytes()
+        path.write_bytes(body)
+        entry.update(size=len(body), digest=digest(body), rows=_counted(table))
+
+    change_commit(store, name, 0, entry_changed)
+
+
+def _counted(table: pa.Table) -> Mapping[str, int]:
+    counts = table["group"].value_counts().to_pylist()
+    return {str(entry["values"]): entry["counts"] for entry in counts}
+
+
+def without_row(table: pa.Table, row: int) -> pa.Table:
+    """The table without its row number `row`."""
+    return pa.concat_tables([table.slice(0, row), table.slice(row + 1)])
+
+
+def with_value(table: pa.Table, row: int, column: str, value: object) -> pa.Table:
+    """The table with another value in one place."""
+    field = table.schema.field(column)
+    values = table[column].to_pylist()
+    values[row] = value
+    return table.set_column(table.schema.get_field_index(column), field, pa.array(values, field.type))

@@ -17,8 +17,6 @@ from fleet.bank_workload import BankWorkload
 from fleet.embedded import EmbeddedFleet, is_fleet, open_fleet, start_fleet, stop_fleet
 from fleet.progress import Progress
 
-demo_app = typer.Typer(help="An embedded fleet of PostgreSQL servers to try the commands on.")
-
 NEW_FLEET_SHARDS = 3
 NEW_FLEET_BACKUPS = 1
 LOAD_SECONDS = 10.0
@@ -37,7 +35,6 @@ Clients = Annotated[int, typer.Option(min=1, max=64, help="How many clients move
 Delete = Annotated[bool, typer.Option("--delete", help="Delete the servers' data too; the store stays.")]
 
 
-@demo_app.command()
 def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None) -> None:
     """Start real primaries and standbys in DIR, or start again those that are there."""
     began = time.monotonic()
@@ -66,7 +63,6 @@ def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, ba
     emit(context, document, [*lines, f"next: snapshot --fleet {fleet.fleet_toml} init"])
 
 
-@demo_app.command()
 def load(
     context: typer.Context,
     directory: FleetFolder,
@@ -97,7 +93,6 @@ def load(
         raise typer.Exit(CONFLICTS)
 
 
-@demo_app.command()
 def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = False) -> None:
     """Stop the servers that `demo up DIR` started, and keep their data."""
     fleet = open_fleet(directory)
@@ -138,6 +133,20 @@ def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
         told = committed
 
 
+def invariants_document(invariants: BankInvariants) -> dict[str, object]:
+    """What the bank's books say, for `--json`."""
+    return {
+        "hold": invariants.hold,
+        "total_balance": invariants.total_balance,
+        "expected_total": invariants.expected_total,
+        "transfers": list(invariants.transfers),
+        "half_present": len(invariants.half_present),
+        "half_present_examples": list(invariants.half_present[:EXAMPLES_MAX]),
+        "unexplained_accounts": len(invariants.unexplained_accounts),
+        "unexplained_accounts_examples": list(invariants.unexplained_accounts[:EXAMPLES_MAX]),
+    }
+
+
 def _load_document(workload: BankWorkload, seconds: float, invariants: BankInvariants) -> dict[str, object]:
     committed = workload.committed
     return {
@@ -148,16 +157,7 @@ def _load_document(workload: BankWorkload, seconds: float, invariants: BankInvar
         "transactions_per_second": round(committed.total / seconds, 1),
         "p99_seconds": workload.latencies.p99_seconds(),
         "longest_seconds": workload.latencies.longest_between(),
-        "invariants": {
-            "hold": invariants.hold,
-            "total_balance": invariants.total_balance,
-            "expected_total": invariants.expected_total,
-            "transfers": list(invariants.transfers),
-            "half_present": len(invariants.half_present),
-            "half_present_examples": list(invariants.half_present[:EXAMPLES_MAX]),
-            "unexplained_accounts": len(invariants.unexplained_accounts),
-            "unexplained_accounts_examples": list(invariants.unexplained_accounts[:EXAMPLES_MAX]),
-        },
+        "invariants": invariants_document(invariants),
     }
 
 

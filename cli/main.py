@@ -45,7 +45,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "check": CommandEntry("cli.check", "check", "Read snapshots back and prove that they are whole."),
     "list": CommandEntry("cli.list", "list_snapshots", "Show the snapshots in the store."),
     "show": CommandEntry("cli.show", "show", "Show one snapshot in full."),
-    "demo": CommandEntry("cli.demo_fleet", "demo_app", "See it all on an embedded fleet, or start one."),
+    "demo": CommandEntry("cli.demo", "demo_app", "See it all on an embedded fleet, or start one."),
 }
 
 

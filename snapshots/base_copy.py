@@ -25,6 +25,7 @@ from storage.digest import digest
 from storage.errors import SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectStore
+from wal.arrow_numbers import to_arrow
 from wal.bytes_column import BytesColumn, offsets_of, partition_of
 from wal.lines import keys_of
 from wal.segments import parquet_options
@@ -144,7 +145,7 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
     keys = keys_of(lines, group.key_width, len(group.columns))
     partitions = partition_of(lines if group.is_multiset else keys, group.partitions)
     numbers = np.full(len(lines), group.number, np.int32)
-    return pa.table([numbers, partitions, keys.to_arrow(), lines.to_arrow()], schema=BASE_SCHEMA)
+    return pa.table([to_arrow(numbers), to_arrow(partitions), keys.to_arrow(), lines.to_arrow()], schema=BASE_SCHEMA)
 
 
 @dataclass(slots=True)

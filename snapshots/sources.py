@@ -16,6 +16,7 @@ from snapshots.manifest import Chain
 from storage.digest import digest
 from storage.store import ObjectMissingError, ObjectStore
 from wal.archive import Segment
+from wal.arrow_numbers import to_mask, to_numpy
 from wal.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 
 CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
@@ -96,7 +97,7 @@ def read_table(store: ObjectStore, source: Source, schema: pa.Schema) -> pa.Tabl
     if digest(body) != source.digest:
         raise damaged("digest", "its bytes are not those that were committed")
     try:
-        return pq.read_table(pa.BufferReader(body), use_threads=False).cast(schema)
+        return pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False).cast(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged("unreadable", f"it can't be read as Parquet: {error}") from error
 
@@ -113,11 +114,11 @@ def effective(table: pa.Table, source: SegmentSource) -> pa.Table:
         for number, (at_lsn, at_seq) in source.truncated.items():
             before = (lsn < at_lsn) | ((lsn == at_lsn) & (seq < at_seq))
             wanted &= ~((group == number) & before)
-    return table if wanted.all() else table.filter(pa.array(wanted))
+    return table if wanted.all() else table.filter(to_mask(wanted))
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
-    return np.asarray(table[column].to_numpy())
+    return to_numpy(table[column])
 
 
 def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: Collection[str] = ()) -> Sources:
@@ -165,7 +166,7 @@ def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, 
         if not one.segment.truncates:
             continue
         table = read_table(store, one.source, SEGMENT_SCHEMA)
-        found = table.filter(pa.array(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
+        found = table.filter(to_mask(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
         for row in found.to_pylist():  # bounded by the TRUNCATE commands
             if row["lsn"] < one.position and row["lsn"] not in one.excluded:
                 last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))

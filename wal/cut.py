@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import RefusedError
+from wal.arrow_numbers import to_numpy
+from wal.bytes_column import from_list
 from wal.cut_values import Cut, NodeCut, Undecided
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
@@ -84,10 +86,10 @@ def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa
     parts: dict[str, tuple[pa.Table, pa.Table]] = {}
     for node, window in windows.items():
         parts[node] = _of(window, PREPARE), _of(window, COMMIT_PREPARED)
-        names.append(pa.array([entry.global_id for entry in window.undecided], pa.string()))
+        names.append(from_list([entry.global_id.encode() for entry in window.undecided]).to_arrow().cast(pa.string()))
         names += [chunk for part in parts[node] for chunk in part["global_id"].chunks]
     codes = pa.chunked_array(names, pa.string()).combine_chunks().dictionary_encode()
-    numbers = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = to_numpy(codes.indices).astype(np.int64)
     found: dict[str, _Events] = {}
     place = 0
     for node, window in windows.items():
@@ -147,7 +149,7 @@ def _of(window: NodeWindow, op: int) -> pa.Table:
 
 
 def _ints(table: pa.Table, column: str) -> Ints:
-    return np.asarray(table[column].to_numpy(), np.int64)
+    return to_numpy(table[column])
 
 
 def _described(

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from fleet.groups import Group, SchemaChangedError
 from wal import pgoutput
+from wal.arrow_numbers import to_arrow
 from wal.bytes_column import BytesColumn
 from wal.changes import ChangeColumns, changes_of_relation
 from wal.events import events_of
@@ -142,15 +143,16 @@ def _change_table(part: ChangeColumns, group: Group, transactions: Transactions)
     if transactions.global_id.null_count == len(transactions.global_id):
         names = pa.nulls(count, pa.string())
     else:
-        names = transactions.global_id.take(pa.array(numbers))
+        names = transactions.global_id.take(to_arrow(numbers))
     partitions = part.partitions(group)
     if part.op == TRUNCATE:
         partitions = np.full(count, EVERY_PARTITION, np.int32)
     lsn = transactions.lsn[numbers]
     return pa.table(
         [
-            lsn, lsn, seq, transactions.xid[numbers], names,
-            np.full(count, part.op, np.int8), np.full(count, group.number, np.int32), partitions,
+            to_arrow(lsn), to_arrow(lsn), to_arrow(seq), to_arrow(transactions.xid[numbers]), names,
+            to_arrow(np.full(count, part.op, np.int8)), to_arrow(np.full(count, group.number, np.int32)),
+            to_arrow(partitions),
             part.keys.to_arrow(), part.rows.to_arrow(),
         ],
         schema=SEGMENT_SCHEMA,

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from wal import pgoutput
-from wal.bytes_column import BytesColumn, Ints
+from wal.arrow_numbers import to_arrow
+from wal.bytes_column import BytesColumn, Ints, from_list
 from wal.global_ids import global_ids
 from wal.markers import MARKER_PREFIX
 from wal.pgoutput import Messages
@@ -78,7 +79,7 @@ def _markers(messages: Messages) -> list[pa.Table]:
     for number in numbers[is_ours]:
         message = messages.bytes_at(int(number))
         end = np.array([int.from_bytes(message[2:10], "big")])
-        content = pa.array([message[10 + len(wanted) + 4 :]], pa.binary())
+        content = from_list([message[10 + len(wanted) + 4 :]]).to_arrow()
         tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
     return tables
 
@@ -88,8 +89,9 @@ def _event_table(op: int, lsn: Ints, end_lsn: Ints, xid: Ints, names: Any, rows:
     nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
     return pa.table(
         [
-            lsn, end_lsn, np.zeros(count, np.int64), xid, names, np.full(count, op, np.int8),
-            np.full(count, NO_GROUP, np.int32), np.full(count, EVERY_PARTITION, np.int32),
+            to_arrow(lsn), to_arrow(end_lsn), to_arrow(np.zeros(count, np.int64)), to_arrow(xid), names,
+            to_arrow(np.full(count, op, np.int8)), to_arrow(np.full(count, NO_GROUP, np.int32)),
+            to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
             nothing, nothing if rows is None else rows,
         ],
         schema=SEGMENT_SCHEMA,

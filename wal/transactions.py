@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from wal import pgoutput
-from wal.bytes_column import Ints
+from wal.arrow_numbers import to_arrow
+from wal.bytes_column import Ints, from_list
 from wal.global_ids import global_ids
 from wal.pgoutput import Messages
 
@@ -55,9 +56,7 @@ class Transactions:
         names = messages.texts(at[prepared] + 29, messages.ends[begins[prepared]] - 1)
         index = np.full(count + 1, -1, np.int64)
         index[1:][prepared] = np.arange(len(prepared)) + 1
-        known = pa.concat_arrays(
-            [pa.array([before.global_id if before else None], pa.string()), global_ids(names, form)]
-        )
+        known = pa.concat_arrays([_one_text(before.global_id if before else None), global_ids(names, form)])
         if before:
             lsn[0], xid[0], index[0] = before.lsn, before.xid, 0
         of_message = np.cumsum((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
@@ -66,10 +65,16 @@ class Transactions:
         rows = np.cumsum(is_row)
         first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
         ordinal = rows - is_row - first[of_message]
-        identities = known.take(pa.array(index, mask=index < 0))
+        identities = known.take(to_arrow(index, absent=index < 0))
         sent = int(rows[-1] - first[of_message[-1]])
         left = _left_open(kinds, of_message, sent, lsn, xid, identities, before)
         return cls(of_message, ordinal, lsn, xid, identities, left)
+
+
+def _one_text(text: str | None) -> pa.Array[Any]:
+    if text is None:
+        return pa.nulls(1, pa.string())
+    return from_list([text.encode()]).to_arrow().cast(pa.string())
 
 
 def _left_open(

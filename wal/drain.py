@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -258,9 +259,15 @@ def _peek(task: DrainTask, messages_max: int) -> Iterator[pa.Array[Any]]:
         f" {messages_max}, 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
     )
     try:
-        with adbc.connect(conninfo(task.node.dsn)) as connection, connection.cursor() as cursor:
-            cursor.execute(query)
-            for batch in cursor.fetch_record_batch():
+        # Not by the driver's dbapi module: that imports pandas.
+        with (
+            adbc_driver_postgresql.connect(conninfo(task.node.dsn)) as database,
+            adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as statement,
+        ):
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            for batch in pa.RecordBatchReader._import_from_c(stream.address):
                 yield batch.column(0)
     except adbc.Error as error:
         raise _peek_error(task, error) from error

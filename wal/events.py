@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from wal import pgoutput
-from wal.arrow_numbers import to_arrow
+from wal.arrow_numbers import to_arrow, to_numpy
 from wal.bytes_column import BytesColumn, Ints, from_list
 from wal.global_ids import global_ids
 from wal.markers import MARKER_PREFIX
@@ -35,7 +35,8 @@ def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.T
         _settled(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
         *_markers(messages),
     ]
-    return pa.concat_tables(parts).sort_by("end_lsn")
+    events = pa.concat_tables(parts)
+    return events.take(to_arrow(np.argsort(to_numpy(events["end_lsn"]), kind="stable")))
 
 
 def _commits(messages: Messages, transactions: Transactions) -> pa.Table:

@@ -1,0 +1,337 @@
+"""Every refusal by its name and exit code, with nothing changed; of two that do the same, one wins."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet, Node
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from fleet.embedded_server import free_ports
+from fleet.progress import Silent
+from fleet.sessions import locked_fleet, open_sessions
+from restore.restore import RestoreRequest, plan_restore, restore_fleet
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
+from snapshots.initialise import initialise
+from storage.errors import SnapshotError
+from storage.open import open_store
+from tests.snapshot_runs import (
+    Ready,
+    Runs,
+    chains_dropped,
+    described,
+    names_of_snapshots,
+    run_command,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.integration.conftest import FleetFactory
+
+NAME = "refused"
+WAIT_SECONDS_MAX = 60
+
+
+class NoSpark:
+    """A SparkSource that nobody may use: a refusal comes before."""
+
+    def begin(self) -> None:
+        raise AssertionError("a refusal starts no Spark")
+
+    def session(self) -> SparkSession:
+        raise AssertionError("a refusal needs no Spark")
+
+
+@pytest.fixture(scope="module")
+def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """The shared fleet with one full snapshot and one increment in a store of its own."""
+    directory = tmp_path_factory.mktemp("refusals")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
+    runs = Runs(fleet, Ready(spark))
+    with chains_dropped(fleet):
+        runs.init()
+        runs.full(NAME)
+        runs.increment(NAME)
+        yield runs
+
+
+def execute(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def all_of(fleet: Fleet) -> dict[str, object]:
+    """All that a command could change: the store's objects, slots, databases and publications of every node."""
+    store = open_store(fleet.store_url, fleet.store_options)
+    found: dict[str, object] = {key: store.size(key) for key in store.list("")}
+    query = """
+        SELECT (SELECT array_agg(datname ORDER BY 1) FROM pg_database),
+               (SELECT array_agg(pubname ORDER BY 1) FROM pg_publication),
+               (SELECT count(*) FROM pg_publication_rel),
+               (SELECT array_agg(slot_name || coalesce(confirmed_flush_lsn::text, '') ORDER BY 1)
+                  FROM pg_replication_slots WHERE slot_type = 'logical')
+        """
+    for node in fleet.nodes:
+        with psycopg.connect(node.dsn) as connection:
+            found[node.id] = connection.execute(query).fetchone()
+    return found
+
+
+@contextmanager
+def refused(fleet: Fleet, slug: str, code: int = 3) -> Iterator[list[SnapshotError]]:
+    """The block ends in the refusal `slug`, and nothing is changed."""
+    before = all_of(fleet)
+    errors: list[SnapshotError] = []
+    with pytest.raises(SnapshotError) as raised:
+        yield errors
+    errors.append(raised.value)
+    assert (raised.value.slug, raised.value.exit_code) == (slug, code), raised.value.message
+    assert raised.value.hint
+    assert all_of(fleet) == before
+
+
+def create(fleet: Fleet, name: str) -> None:
+    create_full(fleet, CreateRequest(name), NoSpark(), Silent())
+
+
+def go_on(fleet: Fleet, name: str = NAME) -> None:
+    create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
+
+
+@contextmanager
+def changed(dsn: str, change: str, back: str) -> Iterator[None]:
+    """The database with a change that is taken back."""
+    execute(dsn, change)
+    try:
+        yield
+    finally:
+        execute(dsn, back)
+
+
+def test_a_table_without_replica_identity_is_refused_by_name(chain: Runs) -> None:
+    with changed(chain.fleet.primaries[1].dsn, "CREATE TABLE keyless (a int)", "DROP TABLE keyless"):
+        with refused(chain.fleet, "table-not-admissible") as errors:
+            create(chain.fleet, "another")
+        assert "public.keyless on s2" in errors[0].message
+        with refused(chain.fleet, "table-not-admissible"):
+            initialise(chain.fleet, Silent())
+
+
+def test_a_name_that_is_taken_is_refused(chain: Runs) -> None:
+    with refused(chain.fleet, "snapshot-exists"):
+        create(chain.fleet, NAME)
+
+
+def test_an_increment_of_nothing_is_refused(chain: Runs) -> None:
+    with refused(chain.fleet, "snapshot-missing"):
+        go_on(chain.fleet, "nothing")
+
+
+def test_a_restore_to_an_increment_that_is_not_there_is_refused(chain: Runs) -> None:
+    with refused(chain.fleet, "snapshot-missing") as errors:
+        plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME, 9))
+    assert "increment 2" in errors[0].message
+
+
+def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:
+    with refused(chain.fleet, "target-exists") as errors:
+        restore_fleet(plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME)), NoSpark(), Silent())
+    assert "--replace" in errors[0].hint
+
+
+def test_a_restore_into_a_standby_is_refused(chain: Runs) -> None:
+    standbys = {node.backup_of: node for node in chain.fleet.nodes if node.backup_of}
+    nodes = tuple(Node(node.id, with_database(standbys[node.id], "x").dsn) for node in chain.fleet.primaries)
+    with refused(chain.fleet, "target-unfit"):
+        plan = plan_restore(chain.fleet, replace(chain.fleet, nodes=nodes), RestoreRequest(NAME))
+        restore_fleet(plan, NoSpark(), Silent())
+
+
+@pytest.mark.parametrize(("change", "back", "what"), [
+    ("ALTER TABLE account ADD more int", "ALTER TABLE account DROP more", "account is not as it was"),
+    ("CREATE TABLE more (id int PRIMARY KEY)", "DROP TABLE more", "more is new"),
+    ("ALTER TABLE transfer RENAME TO moved", "ALTER TABLE moved RENAME TO transfer", "moved is new"),
+    ("ALTER TABLE account REPLICA IDENTITY FULL", "ALTER TABLE account REPLICA IDENTITY DEFAULT", "not as it was"),
+    ("ALTER TABLE account ALTER balance TYPE numeric", "ALTER TABLE account ALTER balance TYPE bigint", "account"),
+])  # fmt: skip
+def test_a_changed_schema_ends_a_chain(chain: Runs, change: str, back: str, what: str) -> None:
+    dsn = chain.fleet.primaries[0].dsn
+    with changed(dsn, change, back), refused(chain.fleet, "schema-changed") as errors:
+        go_on(chain.fleet)
+    assert what in errors[0].message
+    assert "node s1" in errors[0].message
+
+
+def test_a_table_taken_out_of_the_publication_ends_a_chain(chain: Runs) -> None:
+    dsn = chain.fleet.primaries[0].dsn
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT pubname FROM pg_publication_tables WHERE tablename = 'account'"
+        publications = [row[0] for row in connection.execute(query)]
+    ours = next(name for name in publications if name in published_by(chain))
+    with (
+        changed(dsn, f"ALTER PUBLICATION {ours} DROP TABLE account", f"ALTER PUBLICATION {ours} ADD TABLE account"),
+        refused(chain.fleet, "publication-changed"),
+    ):
+        go_on(chain.fleet)
+
+
+def published_by(runs: Runs) -> set[str]:
+    store = open_store(runs.fleet.store_url, {})
+    return {f"cutline_{json.loads(store.read('fleet.json'))['fleet']}"}
+
+
+def test_a_standby_of_another_primary_is_refused(chain: Runs) -> None:
+    crossed = {"s1-b1": "s2", "s2-b1": "s1"}
+    nodes = tuple(replace(node, backup_of=crossed.get(node.id)) for node in chain.fleet.nodes)
+    with refused(chain.fleet, "fleet-topology") as errors:
+        create(replace(chain.fleet, nodes=nodes), "another")
+    assert re.search(r"s.-b1 is a standby of another primary", errors[0].message)
+
+
+def test_a_standby_called_primary_and_one_server_twice_are_refused(chain: Runs) -> None:
+    fleet = chain.fleet
+    with refused(fleet, "fleet-topology"):
+        create(replace(fleet, nodes=tuple(replace(node, backup_of=None) for node in fleet.nodes)), "another")
+    twin = replace(fleet.primaries[0], id="twin", dsn=f"{fleet.primaries[0].dsn}?application_name=twin")
+    with refused(fleet, "fleet-topology") as errors:
+        create(replace(fleet, nodes=(*fleet.nodes, twin)), "another")
+    assert "one server" in errors[0].message
+
+
+def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:
+    fleet = chain.fleet
+    without_one = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.id != "s2-b1"))
+    with refused(fleet, "baseline-changed") as errors:
+        go_on(without_one)
+    assert "s2-b1" in errors[0].message
+    names = {"s1": "s2", "s2": "s1"}
+    swapped = tuple(
+        replace(node, id=names[node.id]) if node.id in names else replace(node, backup_of=names[node.shard])
+        for node in fleet.nodes
+    )
+    with refused(fleet, "baseline-changed"):
+        go_on(replace(fleet, nodes=swapped))
+
+
+def test_another_rule_for_global_ids_ends_a_chain(chain: Runs) -> None:
+    with refused(chain.fleet, "global-id-rule-changed"):
+        go_on(replace(chain.fleet, global_id="xa"))
+
+
+def test_a_store_without_or_of_another_fleet_is_refused(chain: Runs, tmp_path: Path) -> None:
+    with refused(chain.fleet, "store-not-initialised"):
+        create(replace(chain.fleet, store_url=f"file://{tmp_path}/empty"), "another")
+    with refused(chain.fleet, "store-of-another-fleet"):
+        create(replace(chain.fleet, name="another"), "another")
+
+
+def test_an_object_that_is_gone_ends_a_chain(chain: Runs) -> None:
+    folder = Path(chain.fleet.store_url.removeprefix("file://")) / "snapshots" / NAME / "base" / "s2"
+    part = next(folder.rglob("*.parquet"))
+    aside = part.with_suffix(".aside")
+    part.rename(aside)
+    try:
+        with refused(chain.fleet, "chain-object-missing") as errors:
+            go_on(chain.fleet)
+        assert part.name in errors[0].message
+    finally:
+        aside.rename(part)
+
+
+def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
+    (port,) = free_ports(1)
+    dsn = re.sub(r":\d+/", f":{port}/", chain.fleet.primaries[1].dsn)
+    nodes = tuple(replace(node, dsn=dsn) if node.id == "s2" else node for node in chain.fleet.nodes)
+    fleet = replace(chain.fleet, nodes=nodes)
+    with refused(chain.fleet, "node-unreachable", 6) as errors:
+        create(fleet, "another")
+    assert "s2" in errors[0].message
+    assert dsn not in errors[0].message
+    with refused(chain.fleet, "node-unreachable", 6):
+        go_on(fleet)
+
+
+def test_while_one_operation_runs_no_other_begins(chain: Runs) -> None:
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        locked_fleet(sessions, chain.fleet.name),
+    ):
+        for command in (lambda: create(chain.fleet, "another"), lambda: go_on(chain.fleet)):
+            with refused(chain.fleet, "fleet-busy", 7):
+                command()
+        code, document = run_command(chain.fleet, "create", NAME, "--incremental")
+    assert (code, document["error"]) == (7, "fleet-busy")
+
+
+def test_of_two_creators_of_one_increment_one_wins(chain: Runs) -> None:
+    results: list[object] = []
+
+    def go() -> None:
+        try:
+            results.append(chain.increment(NAME).increment)
+        except SnapshotError as error:
+            results.append(error.exit_code)
+
+    threads = [threading.Thread(target=go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS_MAX)
+    assert sorted(map(str, results)) == ["2", "7"]
+    assert names_of_snapshots(chain.fleet) == [NAME]
+
+
+@pytest.mark.parametrize(("command", "slug", "code"), [
+    (("create", NAME), "snapshot-exists", 3),
+    (("create", "nothing", "--incremental"), "snapshot-missing", 3),
+    (("restore", NAME), "target-exists", 3),
+    (("restore", NAME, "--increment", "9"), "snapshot-missing", 3),
+    (("check", "nothing"), "snapshot-missing", 3),
+    (("create", "bad/name"), "usage", 2),
+])  # fmt: skip
+def test_a_script_sees_the_code_and_the_name(chain: Runs, command: tuple[str, ...], slug: str, code: int) -> None:
+    found, document = run_command(chain.fleet, *command)
+    assert (found, document["error"], document["code"]) == (code, slug, code)
+
+
+def test_a_lost_slot_ends_a_chain(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> None:
+    embedded = fleet_factory(shards=1, backups=1)
+    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    runs = Runs(fleet, Ready(spark))
+    runs.init()
+    for name, node in (("first", "s1"), ("second", "s1-b1")):
+        runs.full(name)
+        dsn = fleet.node(node).dsn
+        with psycopg.connect(dsn) as connection:
+            query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical' ORDER BY 1 DESC LIMIT 1"
+            (slot,) = connection.execute(query).fetchone() or ("",)
+        execute(dsn, f"SELECT pg_drop_replication_slot('{slot}')")
+        with refused(fleet, "slot-lost") as errors:
+            go_on(fleet, name)
+        assert f"node {node}" in errors[0].message
+
+    # A standby that was promoted is no standby; the primary with another setting can't decode.
+    execute(fleet.node("s1-b1").dsn, "SELECT pg_promote()")
+    with refused(fleet, "fleet-topology"):
+        create(fleet, "third")
+    alone = replace(fleet, nodes=fleet.primaries)
+    unused = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
+    execute(fleet.node("s1").dsn, unused, "ALTER SYSTEM SET wal_level = replica")
+    embedded.stop_node(embedded.node("s1"))
+    embedded.start_node(embedded.node("s1"))
+    with refused(alone, "node-unfit") as errors:
+        create(alone, "third")
+    assert "wal_level is replica" in errors[0].message

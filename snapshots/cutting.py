@@ -152,7 +152,9 @@ def _resolved(plan: CutPlan, marked: _Markers, segments: Mapping[str, tuple[Segm
         before = plan.before[task.node.shard]
         window = [one for one in (*task.known, *segments[node]) if one.range.through > before.position]
         tables = [read_events(store, one) for one in window]
-        events = pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *(table.cast(SEGMENT_SCHEMA) for table in tables)])
+        events = pa.concat_tables(
+            [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
+        )
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(

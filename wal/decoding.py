@@ -52,7 +52,9 @@ class Decoder:
     def feed(self, column: BytesColumn) -> Decoded:
         """Decode the next messages. Raises SchemaChangedError, DecodingError."""
         if len(column) == 0:
-            return Decoded(SEGMENT_SCHEMA.empty_table(), SEGMENT_SCHEMA.empty_table(), 0, self.open, 0)
+            return Decoded(
+                pa.Table.from_batches([], SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA), 0, self.open, 0
+            )
         messages = messages_of(column)
         self._learn(messages)
         transactions = Transactions.of(messages, self.open, self.global_id_form)
@@ -87,7 +89,7 @@ class Decoder:
                 tables.append(_change_table(part, group, transactions))
         truncated, others = self._truncates(messages, transactions)
         tables += truncated
-        return pa.concat_tables(tables) if tables else SEGMENT_SCHEMA.empty_table(), ignored + others
+        return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), ignored + others
 
     def _group(self, oid: int) -> Group | None:
         if oid not in self.relations:

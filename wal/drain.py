@@ -237,7 +237,7 @@ class _Chunk:
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
 
     def _store(self, opened: OpenTransaction | None) -> None:
-        empty = SEGMENT_SCHEMA.empty_table()
+        empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
         changes = pa.concat_tables([empty, *(changes for changes, _ in self.tables)])
         events = pa.concat_tables([empty, *(events for _, events in self.tables)])
         self.archive.add(self.through, opened, (changes, events))

@@ -105,7 +105,7 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
     try:
         with pq.ParquetFile(source) as file:
             groups = _event_row_groups(file, segment.changes)
-            return file.read_row_groups(groups) if groups else SEGMENT_SCHEMA.empty_table()
+            return file.read_row_groups(groups) if groups else pa.Table.from_batches([], SEGMENT_SCHEMA)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(segment.key) from error
 

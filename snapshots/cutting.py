@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fleet.baseline import check_baseline
 from fleet.connections import connect
@@ -24,6 +23,7 @@ from snapshots.manifest import CutRecord
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 from wal.archive import Segment
+from wal.arrow_numbers import to_mask, to_numpy
 from wal.cut import NodeWindow, resolve
 from wal.cut_values import Cut, Undecided
 from wal.drain import DrainTask, advanced, drain
@@ -165,7 +165,7 @@ def _resolved(plan: CutPlan, marked: _Markers, segments: Mapping[str, tuple[Segm
 
 def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) -> None:
     """Both markers must come out of every node's WAL, where they were written."""
-    markers = events.filter(pc.equal(events["op"], MARKER))
+    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
     found: dict[Marker, int] = {}
     for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
         try:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.errors import RefusedError
-from wal.arrow_numbers import to_numpy
+from wal.arrow_numbers import to_mask, to_numpy
 from wal.bytes_column import from_list
 from wal.cut_values import Cut, NodeCut, Undecided
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
@@ -142,10 +141,9 @@ def _check_unique(windows: Mapping[str, NodeWindow], events: Mapping[str, _Event
 def _of(window: NodeWindow, op: int) -> pa.Table:
     """The window's events of one kind; a segment may begin before the window does."""
     events = window.events
-    since = pc.greater_equal(events["lsn"], window.previous)
-    if op == ROLLBACK_PREPARED:
-        since = pc.greater(events["end_lsn"], window.previous)
-    return events.filter(pc.and_(pc.equal(events["op"], op), since))
+    # A rollback is known by its own end; its lsn is the end of the PREPARE that it undid.
+    place = to_numpy(events["end_lsn"]) - 1 if op == ROLLBACK_PREPARED else to_numpy(events["lsn"])
+    return events.filter(to_mask((to_numpy(events["op"]) == op) & (place >= window.previous)))
 
 
 def _ints(table: pa.Table, column: str) -> Ints:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fleet.groups import Group, SchemaChangedError
 from wal import pgoutput
-from wal.arrow_numbers import to_arrow
+from wal.arrow_numbers import to_arrow, to_numpy
 from wal.bytes_column import BytesColumn
 from wal.changes import ChangeColumns, changes_of_relation
 from wal.events import events_of
@@ -118,7 +117,7 @@ class Decoder:
         # What ends last has the highest position: PostgreSQL sends commits in the order of their records.
         # Others' messages count too, or a chunk of nothing else would seem to end where it begins.
         others = messages.u64(messages.starts[messages.kinds == pgoutput.MESSAGE] + 2)
-        return events, max(int(pc.max(events["end_lsn"]).as_py() or 0), int(others.max(initial=0)))
+        return events, max(int(to_numpy(events["end_lsn"]).max(initial=0)), int(others.max(initial=0)))
 
 
 def check_relation(node: str, group: Group, relation: Relation) -> None:

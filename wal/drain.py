@@ -18,7 +18,6 @@ import adbc_driver_manager as adbc
 import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fleet.config import Node
 from fleet.connections import connect, conninfo, unreachable
@@ -28,6 +27,7 @@ from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
 from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, check_contiguous, segment_key
+from wal.arrow_numbers import to_mask, to_numpy
 from wal.bytes_column import from_arrow
 from wal.decoding import Decoder
 from wal.segment_schema import SEGMENT_SCHEMA
@@ -248,8 +248,8 @@ def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
     """The changes that the archive does not hold yet of the transaction it ends in."""
     if resumed is None or len(changes) == 0:
         return changes
-    is_held = pc.and_(pc.equal(changes["lsn"], resumed.lsn), pc.less_equal(changes["seq"], resumed.seq))
-    return changes.filter(pc.invert(is_held))
+    is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)
+    return changes.filter(to_mask(~is_held))
 
 
 def _peek(task: DrainTask, messages_max: int) -> Iterator[pa.Array[Any]]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.digest import digest
 from storage.range_file import RangeFile
 from storage.store import ObjectStore
 from wal.archive import ArchiveError, Segment, SegmentRange, range_from_json, segment_key
+from wal.arrow_numbers import to_numpy
 from wal.segment_schema import SEGMENT_SCHEMA
 
 METADATA_KEY = b"cutline"
@@ -120,4 +121,4 @@ def _event_row_groups(file: Any, changes: int) -> list[int]:
 
 
 def _count(changes: pa.Table, op: str) -> int:
-    return int(pc.sum(pc.equal(changes["op"], ord(op))).as_py() or 0) if len(changes) else 0
+    return int(np.count_nonzero(to_numpy(changes["op"]) == ord(op)))

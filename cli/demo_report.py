@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 
 from check.report import VALID, CheckReport
@@ -15,6 +16,20 @@ from restore.restore import RestoreReport
 from snapshots.manifest import Commit
 
 CUT_STEP = "cut"
+
+
+class ChapterName(StrEnum):
+    """The story's parts in order, as the JSON calls them."""
+
+    FLEET = "fleet"
+    BANK = "bank"
+    CREATE = "create"
+    INCREMENTS = "increments"
+    CHECK = "check"
+    DISASTER = "disaster"
+    RESTORE = "restore"
+    INVARIANTS = "invariants"
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +90,7 @@ class BankFigures:
 class Chapter:
     """A part of the story: when it began, on the monotonic clock, and how long it took."""
 
-    name: str
+    name: ChapterName
     began: float
     seconds: float
 

@@ -9,7 +9,17 @@ from dataclasses import replace
 
 from check.report import VALID
 from check.verify import CheckRequest, check_snapshots
-from cli.demo_report import BankFigures, Chapter, CutWatch, Disaster, StoryReport, TakenCut, longest_gap, longest_within
+from cli.demo_report import (
+    BankFigures,
+    Chapter,
+    ChapterName,
+    CutWatch,
+    Disaster,
+    StoryReport,
+    TakenCut,
+    longest_gap,
+    longest_within,
+)
 from cli.demo_screen import Screen
 from cli.demo_stage import CLIENTS, SHARDS, Stage
 from cli.format import count_text, seconds_text, size_text
@@ -26,7 +36,6 @@ SNAPSHOT = "demo"
 INCREMENTS = 3
 RESTORED_INCREMENT = 2
 LOST_SHARD = 1
-CHECK = "check"
 WATCH_SECONDS = 1.0
 TOTAL = count_text(SHARDS * ACCOUNTS_PER_SHARD * INITIAL_BALANCE)
 ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
@@ -50,7 +59,7 @@ def tell_story(screen: Screen) -> StoryReport:
             screen.watch(None)
             screen.step("taking everything down")
     report = story.report
-    report.chapters.append(Chapter("taken down", ending, time.monotonic() - ending))
+    report.chapters.append(Chapter(ChapterName.DOWN, ending, time.monotonic() - ending))
     report.seconds = time.monotonic() - report.began
     return report
 
@@ -75,7 +84,7 @@ class Story:
         self.verdict(target)
 
     @contextmanager
-    def _chapter(self, name: str, title: str, text: str) -> Iterator[None]:
+    def _chapter(self, name: ChapterName, title: str, text: str) -> Iterator[None]:
         self._screen.chapter(title, text)
         began = time.monotonic()
         yield
@@ -87,7 +96,7 @@ class Story:
             f"{SHARDS} shards, each a primary and a standby: {2 * SHARDS} real PostgreSQL servers in a temporary "
             "folder. Spark, which copies, checks and restores, starts beside them."
         )
-        with self._chapter("fleet up", "A fleet", text):
+        with self._chapter(ChapterName.FLEET, "A fleet", text):
             self._screen.step("starting PostgreSQL")
             source = stage.start_source()
             self._screen.result(f"{len(source.nodes)} servers run: {', '.join(node.id for node in source.nodes)}")
@@ -100,7 +109,7 @@ class Story:
             f"two-phase commit. Money only moves: at every moment all accounts together hold {TOTAL}. From here "
             "to the disaster nothing pauses them."
         )
-        with self._chapter("init, bank opens", "A bank that never closes", text):
+        with self._chapter(ChapterName.BANK, "A bank that never closes", text):
             ready = initialise(load_fleet(source.fleet_toml), self._screen)
             self._screen.result(f"init: {len(ready.nodes)} nodes and the store are fit for snapshots")
             bank = stage.open_bank(source)
@@ -113,15 +122,14 @@ class Story:
         return bank
 
     def full_snapshot(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Take the full snapshot; the servers to restore into start after it."""
+        """Take the full snapshot."""
         text = (
             "Backups of single shards, put together, tear transfers: money has left one and not reached the other. "
             "A snapshot needs a cut, one position in the WAL of every shard, at which all agree about every "
             "transfer. Two small messages to each primary make it: nothing is locked, and nothing waits."
         )
-        with self._chapter("create", "A full snapshot while money moves", text):
+        with self._chapter(ChapterName.CREATE, "A full snapshot while money moves", text):
             self._take(stage, fleet, bank)
-        stage.begin_target()
 
     def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the increments, with time for money to move before each."""
@@ -129,19 +137,21 @@ class Story:
             "An increment is what has changed since the cut before it, and a cut of its own: "
             "the fleet can be brought back to any of them."
         )
-        with self._chapter(f"{INCREMENTS} increments", "Three increments", text):
+        with self._chapter(ChapterName.INCREMENTS, "Three increments", text):
             for _ in range(INCREMENTS):
                 self._screen.step("letting money move")
                 bank.wait(WATCH_SECONDS)
                 self._take(stage, fleet, bank)
 
     def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read all of it back while the bank goes on."""
+        """Read all of it back while the bank goes on, and the servers to restore into start unseen."""
         text = (
             "A backup that nobody has read is a hope. Check reads every stored object back, and compares "
             "primary with standby and shard with shard, down to each row and each transfer."
         )
-        with self._chapter(CHECK, "Is it whole? The check", text):
+        # Not before: the cuts would be measured on a machine that starts servers.
+        stage.begin_target()
+        with self._chapter(ChapterName.CHECK, "Is it whole? The check", text):
             self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._screen)
             compared = check.snapshots[0].compared
             told = self._screen.result if check.result == VALID else self._screen.warning
@@ -159,7 +169,7 @@ class Story:
             "can take over for one lost server; it can't undo a wrong DELETE or a lost site. Restoring can, and "
             "must bring all shards back to the same moment."
         )
-        with self._chapter("disaster", "Disaster", text):
+        with self._chapter(ChapterName.DISASTER, "Disaster", text):
             lost = source.primaries[LOST_SHARD]
             sizes = [path.lstat().st_size for path in lost.data_directory.rglob("*") if path.is_file()]
             at = time.monotonic()
@@ -178,7 +188,7 @@ class Story:
             "is chosen, although money moved on and increment 3 was taken. Base and increments are folded into "
             "one load; nothing is replayed."
         )
-        with self._chapter("restore", f"Restore to increment {RESTORED_INCREMENT}", text):
+        with self._chapter(ChapterName.RESTORE, f"Restore to increment {RESTORED_INCREMENT}", text):
             self._screen.step("waiting for the new servers")
             target = stage.target()
             request = RestoreRequest(SNAPSHOT, RESTORED_INCREMENT)
@@ -194,7 +204,7 @@ class Story:
             "The restored shards are asked what only a consistent state can answer: is all the money there, is "
             "every transfer on both of its shards or on neither, does every balance follow from its transfers?"
         )
-        with self._chapter("invariants", "Are the books right?", text):
+        with self._chapter(ChapterName.INVARIANTS, "Are the books right?", text):
             self._screen.step("computing the invariants")
             self.report.invariants = found = read_invariants(target.dsns())
             told = self._screen.result if found.hold else self._screen.warning
@@ -228,7 +238,7 @@ class Story:
         entries = log.entries()
         ends = sorted(end for end in (start + seconds for start, seconds in entries) if end <= ended)
         began = min((start for start, _ in entries), default=ended)
-        checks = [(one.began, one.began + one.seconds) for one in report.chapters if one.name == CHECK]
+        checks = [(one.began, one.began + one.seconds) for one in report.chapters if one.name is ChapterName.CHECK]
         report.bank = BankFigures(
             clients=bank.clients,
             began=began,

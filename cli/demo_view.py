@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli.demo_figures import marks, rates, sparkline
 from cli.demo_fleet import invariants_document
-from cli.demo_report import BankFigures, StoryReport, TakenCut
+from cli.demo_report import BankFigures, ChapterName, StoryReport, TakenCut
 from cli.demo_stage import BACKUPS, SHARDS
 from cli.format import count_text, seconds_text, size_text
 from cli.restore import document_of as restore_document
@@ -146,36 +146,38 @@ def _closing_table(report: StoryReport) -> Table:
     return table
 
 
-def _findings(report: StoryReport) -> dict[str, str]:
+def _findings(report: StoryReport) -> dict[ChapterName, str]:
     """What every chapter has shown, by its name."""
     found = {
-        "fleet up": f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
-        "taken down": "servers and Spark ended, all files deleted",
+        ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
+        ChapterName.DOWN: "servers and Spark ended, all files deleted",
     }
     if report.cuts:
         rows = report.cuts[0].commit.counts["rows"]
-        found["create"] = f"{count_text(rows)} rows, of primaries and of standbys"
+        found[ChapterName.CREATE] = f"{count_text(rows)} rows, of primaries and of standbys"
         changes = sum(cut.commit.counts["changes"] for cut in report.cuts[1:])
         size = sum(cut.commit.counts["bytes"] for cut in report.cuts[1:])
-        found["3 increments"] = f"{count_text(changes)} changes in {size_text(size)}"
+        found[ChapterName.INCREMENTS] = f"{count_text(changes)} changes in {size_text(size)}"
     if report.check:
         compared = [one.compared for one in report.check.snapshots]
         transfers = sum(one.transactions for one in compared)
-        found["check"] = f"{report.check.result}: {count_text(transfers)} two-phase transfers whole"
+        found[ChapterName.CHECK] = f"{report.check.result}: {count_text(transfers)} two-phase transfers compared"
     if report.disaster:
         lost = report.disaster
-        found["disaster"] = f"{lost.node} lost {count_text(lost.files)} files, {size_text(lost.bytes)}"
+        found[ChapterName.DISASTER] = f"{lost.node} lost {count_text(lost.files)} files, {size_text(lost.bytes)}"
     if report.restore:
-        found["restore"] = f"increment {report.restore.increment}: {count_text(report.restore.rows)} rows, all shards"
+        found[ChapterName.RESTORE] = (
+            f"increment {report.restore.increment}: {count_text(report.restore.rows)} rows, all shards"
+        )
     if report.invariants:
         books = report.invariants
-        found["invariants"] = (
+        found[ChapterName.INVARIANTS] = (
             f"{count_text(books.total_balance)} of {count_text(books.expected_total)} there, "
             f"{len(books.half_present)} torn, {len(books.unexplained_accounts)} unexplained"
         )
     if report.bank:
         total = count_text(report.bank.committed.total)
-        found["init, bank opens"] = f"{total} transfers until the disaster, no pause"
+        found[ChapterName.BANK] = f"{total} transfers until the disaster, no pause"
     return found
 
 

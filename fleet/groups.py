@@ -30,10 +30,11 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.rel
                       AND e.objid = c.oid AND e.deptype = 'e')
  ORDER BY 2, 3
 """
-# A key counts only where WAL carries it: the immediate primary key for DEFAULT, the chosen index for INDEX.
+# A key counts only where WAL carries it: the immediate primary key for DEFAULT, the chosen index for INDEX, and of
+# both not what the index merely INCLUDEs.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
-       coalesce(a.attnum = ANY (i.indkey), false)
+       coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false)
   FROM pg_attribute a
   JOIN pg_class c ON c.oid = a.attrelid
   LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid AND i.indimmediate

@@ -24,6 +24,7 @@ ALTER TABLE by_index DROP dropped;
 CREATE UNIQUE INDEX by_index_key ON by_index ("Key A", "Key B");
 ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_key;
 CREATE TABLE only_key (id int PRIMARY KEY);
+CREATE TABLE including (v text, id int, n int, PRIMARY KEY (id) INCLUDE (v));
 
 CREATE TABLE parent (id int PRIMARY KEY, v text);
 CREATE TABLE child (id serial PRIMARY KEY, parent int NOT NULL REFERENCES parent ON DELETE CASCADE, v text);
@@ -90,6 +91,7 @@ INSERT INTO bag SELECT i % 4, NULLIF('b' || i % 2, 'b1'), CASE i % 5 WHEN 0 THEN
 INSERT INTO log (what) SELECT 'first ' || i FROM generate_series(1, 5) AS i;
 INSERT INTO by_index SELECT 'v' || i, i, i, 'k' || i % 3 FROM generate_series(1, 9) AS i;
 INSERT INTO only_key SELECT generate_series(1, 9);
+INSERT INTO including SELECT 'v' || i, i, i FROM generate_series(1, 9) AS i;
 INSERT INTO parent SELECT i, 'p' || i FROM generate_series(1, 9) AS i;
 INSERT INTO child (parent, v) SELECT i % 9 + 1, 'c' || i FROM generate_series(1, 20) AS i;
 INSERT INTO computed (n) SELECT generate_series(1, 9);
@@ -118,6 +120,9 @@ INSERT INTO log (what) VALUES ('second'), ('second');
 UPDATE by_index SET n = n + 100 WHERE "Key B" < 4;
 UPDATE by_index SET "Key A" = 'moved' WHERE "Key B" = 5;
 DELETE FROM only_key WHERE id < 3;
+DELETE FROM including WHERE id < 3;
+UPDATE including SET v = 'changed' WHERE id = 4;
+UPDATE including SET id = 40 WHERE id = 5;
 UPDATE only_key SET id = id + 100 WHERE id = 9;
 DELETE FROM parent WHERE id = 2;
 UPDATE computed SET n = n * 3 WHERE id < 4;

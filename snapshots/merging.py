@@ -54,8 +54,8 @@ def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
     present = np.flatnonzero(lines.lengths > 0)
     starts = np.zeros((len(lines), column_count), np.int64)
     lengths = np.zeros((len(lines), column_count), np.int64)
-    data = lines.data[: int(lines.offsets[-1])]
-    tabs = np.flatnonzero(data == TAB).reshape(len(present), column_count - 1)
+    first, last = int(lines.offsets[0]), int(lines.offsets[-1])
+    tabs = first + np.flatnonzero(lines.data[first:last] == TAB).reshape(len(present), column_count - 1)
     begins = np.concatenate([lines.offsets[:-1][present, None], tabs + 1], axis=1)
     ends = np.concatenate([tabs, lines.offsets[1:][present, None] - 1], axis=1)
     starts[present], lengths[present] = begins, ends - begins

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.config import Node
+from fleet.groups import Column, Group, Table
+from snapshots.base_copy import copy_query
+from snapshots.base_plan import PAGE_BYTES, TASK_PAGES, plan_copy, plan_ranges
+
+SIZES = st.lists(st.integers(0, 5 * TASK_PAGES) | st.sampled_from([TASK_PAGES, TASK_PAGES + 1]), max_size=12)
+
+
+def table(number: int, pages: int) -> Table:
+    group = Group(number, "public", f"t{number}", "default", 1, (Column("id", "integer", 23, -1, 0),))
+    return Table(number, group, 0, pages * PAGE_BYTES, readable=True, has_primary_key=True)
+
+
+@given(SIZES)
+def test_every_page_of_every_table_is_in_exactly_one_range(sizes: list[int]) -> None:
+    tables = [table(number, pages) for number, pages in enumerate(sizes, start=1)]
+    ranges = [part for task in plan_ranges(tables) for part in task]
+    assert {part.group.number for part in ranges} == {one.group.number for one in tables}
+    for one in tables:
+        mine = sorted((part for part in ranges if part.group == one.group), key=lambda part: part.low)
+        assert [part.low for part in mine] == [0, *(part.high for part in mine[:-1])]
+        # Pages that come to be after the size was read belong to the last range.
+        assert mine[-1].high is None
+        assert all(part.high > part.low for part in mine[:-1])
+
+
+@given(SIZES)
+def test_a_task_is_of_bounded_size(sizes: list[int]) -> None:
+    tables = [table(number, pages) for number, pages in enumerate(sizes, start=1)]
+    pages = {one.group.number: one.size_bytes // PAGE_BYTES for one in tables}
+    for task in plan_ranges(tables):
+        ends = [(part, pages[part.group.number] if part.high is None else part.high) for part in task]
+        assert sum(end - part.low for part, end in ends) <= TASK_PAGES * 3 // 2
+
+
+def test_nodes_take_turns_and_tasks_are_numbered() -> None:
+    nodes = {
+        name: (Node(name, f"dbname={name}"), f"exported-{name}", [table(1, pages)])
+        for name, pages in (("a", 3 * TASK_PAGES), ("b", TASK_PAGES * 2))
+    }
+    tasks = plan_copy(nodes, "daily", "op", ("file:///store", {}))
+    assert [task.node.id for task in tasks] == ["a", "b", "a", "b", "a"]
+    assert [task.number for task in tasks] == [0, 1, 2, 3, 4]
+    assert {task.prefix for task in tasks} == {"snapshots/daily/base/a/op", "snapshots/daily/base/b/op"}
+    assert {task.exported for task in tasks} == {"exported-a", "exported-b"}
+    assert plan_copy({}, "daily", "op", ("file:///store", {})) == []
+
+
+def test_a_range_is_a_condition_on_ctid() -> None:
+    (whole,), *_ = plan_ranges([table(1, 10)])
+    assert copy_query(whole) == 'COPY (SELECT "id" FROM ONLY "public"."t1") TO STDOUT'
+    first, second = (part for (part,) in plan_ranges([table(1, TASK_PAGES * 2)]))
+    assert copy_query(first).endswith(f"WHERE ctid < '({TASK_PAGES},0)'::tid) TO STDOUT")
+    assert copy_query(second).endswith(f"WHERE ctid >= '({TASK_PAGES},0)'::tid) TO STDOUT")

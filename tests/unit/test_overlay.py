@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import snapshots.overlay as module
+from snapshots.overlay import column_of, key_set, overlays
+from wal.bytes_column import BytesColumn, from_list, xxhash64
+
+KEYS = st.lists(st.binary(max_size=12), max_size=30)
+
+
+def colliding(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Three hashes for all keys there are."""
+    return xxhash64(column) % np.uint64(3)
+
+
+@pytest.mark.parametrize("hashes", [xxhash64, colliding])
+@given(known=KEYS, asked=KEYS)
+def test_a_key_is_found_exactly_if_it_is_there(hashes: object, known: list[bytes], asked: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "xxhash64", hashes)
+        keys = list(dict.fromkeys(known))
+        found = key_set(from_list(keys))
+        places = found.find(from_list(asked + keys))
+        held = found.keys.to_arrow().to_pylist()
+    assert [place >= 0 for place in places] == [key in keys for key in asked + keys]
+    assert [held[place] for place in places if place >= 0] == [key for key in asked + keys if key in keys]
+
+
+def test_keys_that_share_a_hash_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "xxhash64", colliding)
+    keys = [b"%d" % number for number in range(30)]
+    assert key_set(from_list(keys)).run_max >= 10
+    assert key_set(from_list([])).run_max == 0
+
+
+def test_overlays_are_by_node_and_group() -> None:
+    rows = [(0, 1, b"a"), (0, 1, b"b"), (0, 2, b"a"), (1, 1, b"c")]
+    schema = pa.schema([("node", pa.int32()), ("group", pa.int32()), ("key", pa.binary())])
+    names = ("node", "group", "key")
+    parts = [pa.Table.from_pylist([dict(zip(names, row, strict=True))], schema) for row in rows]
+    found = overlays(pa.concat_tables(parts))
+    assert {(node, group) for node, groups in found.items() for group in groups} == {(0, 1), (0, 2), (1, 1)}
+    asked = from_list([b"a", b"b", b"c"])
+    assert found[0][1].contains(asked).tolist() == [True, True, False]
+    assert found[0][2].contains(asked).tolist() == [True, False, False]
+    assert found[1][1].contains(asked).tolist() == [False, False, True]
+    assert overlays(schema.empty_table()) == {}
+
+
+def test_chunks_become_one_column() -> None:
+    column = column_of(pa.chunked_array([[b"a"], [], [b"bc"]], pa.binary()))
+    assert column.to_arrow().to_pylist() == [b"a", b"bc"]
+    assert len(column_of(pa.chunked_array([], pa.binary()))) == 0

@@ -13,9 +13,10 @@ from fleet.connections import conninfo
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
-# pg_dump writes a foreign key as one statement of two lines; every identifier is quoted.
+# pg_dump writes a foreign key as one statement of two lines, on partitioned tables without ONLY; every identifier
+# is quoted.
 FOREIGN_KEY = re.compile(
-    r'^ALTER TABLE ONLY (?P<table>\S.*)\n    ADD CONSTRAINT (?P<name>".*?") FOREIGN KEY .*?;$', re.MULTILINE
+    r'^ALTER TABLE (?:ONLY )?(?P<table>\S.*)\n    ADD CONSTRAINT (?P<name>".*?") FOREIGN KEY .*?;$', re.MULTILINE
 )
 BUILD_SETTINGS = {"maintenance_work_mem": "256MB", "synchronous_commit": "off"}
 

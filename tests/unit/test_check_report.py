@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
+from cli.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
+
+SOMETHING = Compared(objects=1)
+CONFLICT = Conflict("digest", "its bytes are not those that were committed", object="key", node="s1")
+SKIPPED = Skipped("rows of shard s1", "it has no backup copy to compare with")
+
+
+def valid() -> SnapshotReport:
+    return SnapshotReport("a", 1, Compared(objects=1))
+
+
+@pytest.mark.parametrize(("report", "result"), [
+    (valid(), "valid"),
+    (SnapshotReport("a", 0), "inconclusive"),
+    (SnapshotReport("a", 0, Compared(rows=5)), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[SKIPPED]), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, conflicts=[CONFLICT]), "conflicts"),
+    (SnapshotReport("a", 0, conflicts=[CONFLICT], skipped=[SKIPPED]), "conflicts"),
+])  # fmt: skip
+def test_a_snapshot_is_valid_only_if_everything_was_compared(report: SnapshotReport, result: str) -> None:
+    assert report.result == result
+
+
+@pytest.mark.parametrize(("reports", "code"), [
+    ((), INCONCLUSIVE),
+    ((valid(), valid()), DONE),
+    ((valid(), SnapshotReport("b", 0)), INCONCLUSIVE),
+    ((valid(), SnapshotReport("b", 0, conflicts=[CONFLICT]), SnapshotReport("c", 0)), CONFLICTS),
+])  # fmt: skip
+def test_a_check_is_as_good_as_its_worst_snapshot(reports: tuple[SnapshotReport, ...], code: int) -> None:
+    assert CheckReport(reports, 1.0).exit_code == code
+
+
+def test_the_document_is_what_scripts_rely_on() -> None:
+    compared = Compared(objects=1, bytes=2, rows=3, changes=4, partitions=5, transactions=6)
+    report = CheckReport((SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT]),), 0.12345)
+    assert json.loads(json.dumps(report.to_json())) == {
+        "schema": "cutline/check/1",
+        "result": "conflicts",
+        "seconds": 0.123,
+        "snapshots": [{
+            "name": "a", "increment": 2, "result": "conflicts",
+            "compared": {
+                "objects": 1, "bytes": 2, "rows": 3, "changes": 4, "partitions": 5, "transactions": 6,
+            },
+            "skipped": [{"what": "rows of shard s1", "why": "it has no backup copy to compare with"}],
+            "conflicts": [{
+                "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
+                "object": "key", "global_id": None, "detail": "its bytes are not those that were committed",
+            }],
+        }],
+    }  # fmt: skip

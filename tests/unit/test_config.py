@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet.config import FleetFileError, GroupRules, Node, load_fleet
+from fleet.embedded_folder import describe
+from fleet.embedded_server import EmbeddedNode
+
+NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
+BACKUP = '[[node]]\nid = "a-b"\nbackup_of = "a"\ndsn = "dbname=a host=b"\n'
+HEAD = 'name = "shop"\nstore = "file:///store"\n'
+WHOLE = """
+name = "shop"
+store = "s3://${BUCKET}/shop"
+[store_options]
+key = "${S3_KEY}"
+client = {region = "eu", endpoints = ["http://${HOST}:1"]}
+[cut]
+global_id = "^(?P<global>[^:]+):"
+[wal]
+retained_bytes_max = 1000
+[groups]
+include = ["public.*"]
+exclude = ["audit.*"]
+append_only = ["public.events"]
+[spark]
+master = "local[2]"
+"driver.memory" = "1g"
+sql.shuffle.partitions = 4
+"spark.sql.ansi.enabled" = true
+[[node]]
+id = "a"
+dsn = "postgresql://u:${PASSWORD}@h/shop"
+[[node]]
+id = "a-b"
+backup_of = "a"
+dsn = "dbname=shop"
+"""
+
+
+@pytest.fixture
+def fleet_file(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.toml"
+
+
+def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BUCKET": "b", "S3_KEY": "k", "HOST": "h", "PASSWORD": "p$"}.items():
+        monkeypatch.setenv(name, value)
+    fleet_file.write_text(WHOLE)
+    fleet = load_fleet(fleet_file)
+    assert (fleet.name, fleet.store_url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
+    assert fleet.store_options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
+    assert fleet.nodes == (Node("a", "postgresql://u:p$@h/shop"), Node("a-b", "dbname=shop", "a"))
+    assert [node.shard for node in fleet.nodes] == ["a", "a"]
+    assert fleet.primaries == fleet.nodes[:1]
+    assert fleet.node("a-b") is fleet.nodes[1]
+    assert fleet.global_id == "^(?P<global>[^:]+):"
+    assert fleet.retained_wal_bytes_max == 1000
+    assert fleet.groups == GroupRules(("public.*",), ("audit.*",), ("public.events",))
+    assert fleet.spark_master == "local[2]"
+    assert fleet.spark_settings == {
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.ansi.enabled": "true",
+    }
+    with pytest.raises(KeyError):
+        fleet.node("nobody")
+
+
+def test_the_least_file_has_every_default(fleet_file: Path) -> None:
+    fleet_file.write_text(HEAD + NODE)
+    fleet = load_fleet(fleet_file)
+    assert (fleet.global_id, fleet.spark_master, fleet.groups) == ("exact", "local[*]", GroupRules())
+    assert fleet.retained_wal_bytes_max == 16 << 30
+    assert (fleet.store_options, fleet.spark_settings) == ({}, {})
+
+
+def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
+    describe(tmp_path, [EmbeddedNode("s1", 1, tmp_path), EmbeddedNode("s1-b1", 2, tmp_path, "s1")])
+    fleet = load_fleet(tmp_path / "fleet.toml")
+    assert [(node.id, node.backup_of) for node in fleet.nodes] == [("s1", None), ("s1-b1", "s1")]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (HEAD, "the key 'node' is missing"),
+    ('store = "x"\n' + NODE, "the key 'name' is missing"),
+    ('name = "x"\n' + NODE, "the key 'store' is missing"),
+    (HEAD + "node = []\n", "no primary among the nodes"),
+    ('name = 1\nstore = "x"\n' + NODE, "name must be a text"),
+    ('name = ""\nstore = "x"\n' + NODE, "name must be a text"),
+    (HEAD + 'color = "red"\n' + NODE, "unknown key color; known are cut, groups"),
+    (HEAD + '[cut]\nglobal = "xa"\n' + NODE, "unknown key cut.global"),
+    (HEAD + "[wal]\nbytes = 1\n" + NODE, "unknown key wal.bytes"),
+    (HEAD + "[groups]\nonly = []\n" + NODE, "unknown key groups.only"),
+    (HEAD + NODE + 'host = "x"\n', "unknown key node 1: host"),
+    (HEAD + 'cut = "xa"\n' + NODE, "cut. must be a table"),
+    (HEAD + '[store_options]\nkey = "${NOT_SET_ANYWHERE}"\n' + NODE, "store_options.key uses ${NOT_SET_ANYWHERE}"),
+    (HEAD + NODE.replace("dbname=a", "password=${NOT_SET_ANYWHERE}"), "node a: dsn uses ${NOT_SET_ANYWHERE}"),
+    ('name = "x"\nstore = "${NOT_SET_ANYWHERE}"\n' + NODE, "store uses ${NOT_SET_ANYWHERE}"),
+    (HEAD + NODE + NODE.replace("dbname=a", "dbname=b"), "two nodes are called a"),
+    (HEAD + NODE + NODE.replace('"a"', '"b"'), "nodes a and b have the same dsn"),
+    (HEAD + BACKUP, "no primary among the nodes"),
+    (HEAD + NODE + BACKUP.replace('backup_of = "a"', 'backup_of = "c"'), "backup_of names c, which is no primary"),
+    (HEAD + NODE + BACKUP + BACKUP.replace('"a-b"', '"x"').replace('"a"', '"a-b"').replace("host=b", "host=c"),
+     "node x: backup_of names a-b, which is no primary"),
+    (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "node 1: id 'a b' must match"),
+    (HEAD + '[[node]]\nid = "a"\n', "the key 'dsn' is missing"),
+    (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "node a: dsn must be a text"),
+    (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is neither exact, xa, citus nor a regex"),
+    (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
+    (HEAD + "[wal]\nretained_bytes_max = 0\n" + NODE, "wal.retained_bytes_max must be a number of bytes above 0"),
+    (HEAD + "[wal]\nretained_bytes_max = true\n" + NODE, "wal.retained_bytes_max must be"),
+    (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "groups.exclude must be a list"),
+    (HEAD + "[groups]\ninclude = [1]\n" + NODE, "groups.include must be a list"),
+    (HEAD + "[spark]\nmaster = 4\n" + NODE, "spark.master must be a text"),
+    ("name = \n", "fleet.toml: "),
+])  # fmt: skip
+def test_every_mistake_is_named(fleet_file: Path, text: str, said: str) -> None:
+    fleet_file.write_text(text)
+    with pytest.raises(FleetFileError) as error:
+        load_fleet(fleet_file)
+    assert said in error.value.message
+    assert str(fleet_file) in error.value.message
+    assert error.value.exit_code == 2
+    assert error.value.hint
+
+
+def test_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:
+    with pytest.raises(FleetFileError) as error:
+        load_fleet(fleet_file)
+    assert "no fleet file at" in error.value.message
+    assert "--fleet" in error.value.hint
+
+
+def test_what_is_no_text_is_no_fleet_file(fleet_file: Path) -> None:
+    fleet_file.write_bytes(b"\xff\xfe")
+    with pytest.raises(FleetFileError):
+        load_fleet(fleet_file)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from restore.ddl import without_foreign_keys
+
+# As pg_dump 18 writes a post-data section with --quote-all-identifiers.
+POST_DATA = r'''
+ALTER TABLE ONLY "public"."child"
+    ADD CONSTRAINT "child_pkey" PRIMARY KEY ("id");
+
+CREATE INDEX "note; FOREIGN KEY" ON "public"."child" USING "btree" ("parent");
+
+ALTER TABLE ONLY "public"."child"
+    ADD CONSTRAINT "child_parent_fkey" FOREIGN KEY ("parent") REFERENCES "public"."parent"("id") ON DELETE CASCADE;
+
+ALTER TABLE ONLY "Odd"."a ""b"""
+    ADD CONSTRAINT "FOREIGN KEY ""x""" FOREIGN KEY ("a;b") REFERENCES "public"."parent"("id") DEFERRABLE NOT VALID;
+
+ALTER TABLE ONLY "public"."child"
+    ADD CONSTRAINT "says FOREIGN KEY" UNIQUE ("parent");
+
+ALTER TABLE "public"."measured"
+    ADD CONSTRAINT "of_partitions" FOREIGN KEY ("id") REFERENCES "public"."parent"("id");
+'''
+
+
+def test_foreign_keys_are_left_out_and_named() -> None:
+    script, names = without_foreign_keys(POST_DATA)
+    assert names == [
+        '"child_parent_fkey" of "public"."child"',
+        '"FOREIGN KEY ""x""" of "Odd"."a ""b"""',
+        '"of_partitions" of "public"."measured"',
+    ]
+    assert "REFERENCES" not in script
+    for kept in ('"child_pkey" PRIMARY KEY', "CREATE INDEX", '"says FOREIGN KEY" UNIQUE'):
+        assert kept in script
+
+
+def test_a_script_without_foreign_keys_is_left_alone() -> None:
+    script = 'ALTER TABLE ONLY "a"."b"\n    ADD CONSTRAINT "c" PRIMARY KEY ("d");\n'
+    assert without_foreign_keys(script) == (script, [])

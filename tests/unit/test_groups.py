@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.config import GroupRules
+from fleet.groups import (
+    Column,
+    Group,
+    Table,
+    column_list,
+    group_from_json,
+    included,
+    number_groups,
+    qualified,
+    quoted,
+)
+
+COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1), st.integers(0))
+GROUPS = st.builds(
+    Group,
+    st.integers(1),
+    st.text(min_size=1),
+    st.text(min_size=1),
+    st.sampled_from(["default", "index", "full", "append_only"]),
+    st.integers(0, 3),
+    st.lists(COLUMNS, max_size=4).map(tuple),
+    st.integers(0, 10).map(lambda power: 1 << power),
+)
+
+
+def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identity: str = "default") -> Table:
+    columns = (Column("id", "integer", 23, -1, 0), Column("v", "text", 25, -1, 1))
+    group = Group(0, "public", name, identity, key_width, columns)
+    return Table(1, group, rows, size, readable=True, has_primary_key=True)
+
+
+@given(GROUPS)
+def test_a_group_is_what_its_json_says(group: Group) -> None:
+    assert group_from_json(group.to_json()) == group
+
+
+def test_the_same_table_has_one_number_on_all_shards() -> None:
+    found = number_groups({"s1": [table("b"), table("c")], "s2": [table("a"), table("b")]}, 1000)
+    numbers = {(shard, one.group.table): one.group.number for shard, tables in found.items() for one in tables}
+    assert numbers == {("s1", "b"): 2, ("s1", "c"): 3, ("s2", "a"): 1, ("s2", "b"): 2}
+
+
+def test_a_table_with_a_key_here_and_none_there_has_two_numbers() -> None:
+    keyless = table("t", key_width=0, identity="full")
+    found = number_groups({"s1": [table("t"), table("u")], "s2": [keyless], "s3": [keyless]}, 1000)
+    numbers = {shard: tables[0].group.number for shard, tables in found.items()}
+    assert numbers["s1"] != numbers["s2"] == numbers["s3"]
+    assert len({one.group.number for tables in found.values() for one in tables}) == 3
+
+
+@pytest.mark.parametrize(("rows", "size", "partitions"), [
+    (0, 0, 1), (1000, 0, 1), (1001, 0, 2), (2001, 0, 4), (4001, 0, 8), (10**9, 0, 1024),
+    # A table that was never analysed says 0 rows: its size tells.
+    (0, 256 * 3000, 4),
+])  # fmt: skip
+def test_partitions_are_a_power_of_two_by_the_largest_copy(rows: int, size: int, partitions: int) -> None:
+    found = number_groups({"s1": [table("t", rows=rows, size=size)], "s2": [table("t")]}, 1000)
+    assert [tables[0].group.partitions for tables in found.values()] == [partitions, partitions]
+
+
+@pytest.mark.parametrize(("name", "is_included"), [
+    ("public.a", True), ("public.ab", False), ("audit.log", False), ("audit.keep", False), ("other.a", False),
+])  # fmt: skip
+def test_rules_include_and_then_exclude(name: str, *, is_included: bool) -> None:
+    rules = GroupRules(include=("public.*", "audit.keep"), exclude=("audit.*", "public.?b"))
+    assert included(name, rules) is is_included
+
+
+def test_names_are_quoted_whatever_they_hold() -> None:
+    assert quoted('a"b') == '"a""b"'
+    group = Group(1, "Odd", "a.b", "default", 1, (Column("x y", "int", 23, -1, 0), Column('"', "int", 23, -1, 1)))
+    assert qualified(group) == '"Odd"."a.b"'
+    assert column_list(group) == '"x y", """"'
+
+
+def test_what_may_be_published_and_what_would_mend_it() -> None:
+    assert table("t").is_admissible
+    assert table("t", key_width=0, identity="full").is_admissible
+    assert table("t", key_width=0, identity="append_only").is_admissible
+    nothing = table("t", key_width=0, identity="nothing")
+    assert not nothing.is_admissible
+    assert nothing.remedy == 'ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT'
+
+
+def test_a_definition_leaves_out_what_a_chain_chose() -> None:
+    found = number_groups({"s1": [table("t", rows=10**6)]}, 1000)["s1"][0].group
+    assert found != table("t").group
+    assert found.definition() == table("t").group.definition()

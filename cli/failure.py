@@ -40,6 +40,9 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """What `error` is to the outside. A bug's traceback is written to a file on the way."""
+    interrupt = _interrupt_behind(error)
+    if interrupt is not None:
+        error = interrupt
     if isinstance(error, SnapshotError):
         return Failure(error.exit_code, error.slug, error.message, error.hint, error.details)
     if isinstance(error, _USAGE_MISTAKE):
@@ -49,6 +52,18 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return Failure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     return _bug(error)
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C or SIGTERM that `error` only followed from: cleaning up may fail in its own ways."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, KeyboardInterrupt):
+            return link
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
 
 
 def report(failure: Failure, error: BaseException, *, json: bool, verbose: bool) -> int:

@@ -29,7 +29,7 @@ DESCRIPTION = "fleet.toml"
 STORE = "store"
 NODES = "nodes"
 DATABASE = "bank"
-STATE_SCHEMA = "cutline/demo/1"
+STATE_SCHEMA = "cutline/demo-state/1"
 SHARDS_MAX = 32
 BACKUPS_MAX = 8
 

@@ -67,7 +67,10 @@ class Transactions:
         ordinal = rows - is_row - first[of_message]
         identities = known.take(to_arrow(index, absent=index < 0))
         sent = int(rows[-1] - first[of_message[-1]])
-        left = _left_open(kinds, of_message, sent, lsn, xid, identities, before)
+        left = None
+        if _is_left_open(kinds, of_message, was_open=before is not None):
+            last = int(of_message[-1])
+            left = Open(int(lsn[last]), int(xid[last]), identities[last].as_py(), sent)
         return cls(of_message, ordinal, lsn, xid, identities, left)
 
 
@@ -77,11 +80,9 @@ def _one_text(text: str | None) -> pa.Array[Any]:
     return from_list([text.encode()]).to_arrow().cast(pa.string())
 
 
-def _left_open(
-    kinds: Any, of_message: Ints, sent: int, lsn: Ints, xid: Ints, names: Any, before: Open | None
-) -> Open | None:
+def _is_left_open(kinds: Any, of_message: Ints, *, was_open: bool) -> bool:
+    """Whether the last message belongs to a transaction whose end has not come."""
     last = int(of_message[-1])
     ends = np.flatnonzero((kinds == pgoutput.COMMIT_LOCAL) | (kinds == pgoutput.PREPARED))
-    if (last == 0 and before is None) or (len(ends) and int(of_message[ends[-1]]) == last):
-        return None
-    return Open(int(lsn[last]), int(xid[last]), names[last].as_py(), sent)
+    ended = len(ends) > 0 and int(of_message[ends[-1]]) == last
+    return (last > 0 or was_open) and not ended

@@ -16,9 +16,13 @@ import pyarrow as pa
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
 
 # Gathering works through its output in blocks, so that its index arrays stay in the processor's cache.
 GATHER_BLOCK_BYTES = 1 << 20
+# Hashing goes through its rows in blocks, for the same reason.
+HASH_BLOCK_ROWS = 1 << 14
+STRIPE_BYTES = 32
 # Values longer than this are hashed one by one: a pass per 8 bytes over few rows would cost more.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 12
 # Arrow's binary type has 32-bit offsets.
@@ -98,7 +102,7 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
     return BytesColumn(out, offsets)
 
 
-def xxhash64(column: BytesColumn, seeds: npt.NDArray[np.uint64] | None = None) -> npt.NDArray[np.uint64]:
+def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
     """XXH64 of every value, with Spark's seed: equals Spark's xxhash64() of the same binary.
 
     With the hashes of another column as `seeds` it equals Spark's xxhash64() of both columns.
@@ -106,21 +110,23 @@ def xxhash64(column: BytesColumn, seeds: npt.NDArray[np.uint64] | None = None) -
     lengths = column.lengths
     starts = column.offsets[:-1]
     padded = np.concatenate([column.data, np.zeros(8, np.uint8)])
-    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, strides=(1,))
-    halves = np.ndarray((len(padded) - 3,), np.dtype("<u4"), padded, strides=(1,))
-    result = np.empty(len(lengths), np.uint64)
     if seeds is None:
         seeds = np.full(len(lengths), HASH_SEED, np.uint64)
+    result = np.empty(len(lengths), np.uint64)
+    short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
     with np.errstate(over="ignore"):
-        short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
+        if short.all():
+            for first in range(0, len(lengths), HASH_BLOCK_ROWS):
+                block = slice(first, first + HASH_BLOCK_ROWS)
+                result[block] = _hash(padded, starts[block], lengths[block], seeds[block])
+            return result
         rows = np.flatnonzero(short)
-        if len(rows) == len(lengths):
-            result[:] = _hash(words, halves, padded, starts, lengths, seeds)
-        else:
-            result[rows] = _hash(words, halves, padded, starts[rows], lengths[rows], seeds[rows])
-            for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
-                one = slice(row, row + 1)
-                result[one] = _hash(words, halves, padded, starts[one], lengths[one], seeds[one])
+        for first in range(0, len(rows), HASH_BLOCK_ROWS):
+            some = rows[first : first + HASH_BLOCK_ROWS]
+            result[some] = _hash(padded, starts[some], lengths[some], seeds[some])
+        for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
+            one = slice(row, row + 1)
+            result[one] = _hash(padded, starts[one], lengths[one], seeds[one])
     return result
 
 
@@ -131,65 +137,73 @@ def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
     return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
 
 
-def _hash(
-    words: Any, halves: Any, data: Bytes, starts: Ints, lengths: Ints, seeds: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    position = starts.copy()
-    left = lengths.copy()
-    state: npt.NDArray[np.uint64] = seeds + _P5
-    long = np.flatnonzero(lengths >= 32)
-    if len(long):
-        state[long] = _stripes(words, position, left, long, seeds)
+def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
+    """XXH64 of the ranges of `data`, which has 8 bytes of padding at its end."""
+    words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
+    halves = np.ndarray((len(data) - 3,), np.dtype("<u4"), data, strides=(1,))
+    state: Hashes = seeds + _P5
+    long = lengths >= STRIPE_BYTES
+    if long.any():
+        rows = _rows(long)
+        state[rows] = _stripes(words, starts[rows], lengths[rows] // STRIPE_BYTES, seeds[rows])
     state += lengths.astype(np.uint64)
-    rows = np.flatnonzero(left >= 8)
-    while len(rows):
+    position = starts + lengths // STRIPE_BYTES * STRIPE_BYTES
+    end = starts + lengths
+    while (more := position + 8 <= end).any():
+        rows = _rows(more)
         state[rows] = _rotated(state[rows] ^ _round(np.uint64(0), words[position[rows]]), 27) * _P1 + _P4
         position[rows] += 8
-        left[rows] -= 8
-        rows = rows[left[rows] >= 8]
-    rows = np.flatnonzero(left >= 4)
-    if len(rows):
+    if (more := position + 4 <= end).any():
+        rows = _rows(more)
         mixed = state[rows] ^ (halves[position[rows]].astype(np.uint64) * _P1)
         state[rows] = _rotated(mixed, 23) * _P2 + _P3
         position[rows] += 4
-        left[rows] -= 4
-    rows = np.flatnonzero(left > 0)
-    while len(rows):
+    while (more := position < end).any():
+        rows = _rows(more)
         state[rows] = _rotated(state[rows] ^ (data[position[rows]].astype(np.uint64) * _P5), 11) * _P1
         position[rows] += 1
-        left[rows] -= 1
-        rows = rows[left[rows] > 0]
     state ^= state >> np.uint64(33)
     state *= _P2
     state ^= state >> np.uint64(29)
     state *= _P3
-    hashed: npt.NDArray[np.uint64] = state ^ (state >> np.uint64(32))
-    return hashed
-
-
-def _stripes(
-    words: Any, position: Ints, left: Ints, long: Ints, seeds: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    """Work `long` rows through in stripes of 32 bytes, moving `position` and `left` on: their state."""
-    lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
-    rows = long
-    while len(rows):
-        for number, lane in enumerate(lanes):
-            lane[rows] = _round(lane[rows], words[position[rows] + 8 * number])
-        position[rows] += 32
-        left[rows] -= 32
-        rows = rows[left[rows] >= 32]
-    done = [lane[long] for lane in lanes]
-    state: npt.NDArray[np.uint64] = (
-        _rotated(done[0], 1) + _rotated(done[1], 7) + _rotated(done[2], 12) + _rotated(done[3], 18)
-    )
-    for lane in done:
-        state = (state ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    state ^= state >> np.uint64(32)
     return state
 
 
+def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
+    """The state of values after their `counts` whole stripes (each has one at least)."""
+    order: Any = slice(None)
+    if counts.min() < counts.max():
+        # The values with the most stripes first: those with stripes left are then always the first ones.
+        order = np.argsort(counts.max() - counts, kind="stable")
+        starts, counts, seeds = starts[order], counts[order], seeds[order]
+    lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+    for stripe in range(int(counts.max())):
+        active = int(np.count_nonzero(counts > stripe))
+        place = starts[:active] + stripe * STRIPE_BYTES
+        for number, lane in enumerate(lanes):
+            lane[:active] = _round(lane[:active], words[place + 8 * number])
+    merged: Hashes = _rotated(lanes[0], 1) + _rotated(lanes[1], 7) + _rotated(lanes[2], 12) + _rotated(lanes[3], 18)
+    for lane in lanes:
+        merged = (merged ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    state = np.empty_like(merged)
+    state[order] = merged
+    return state
+
+
+def _rows(chosen: Flags) -> Any:
+    """An index of the chosen rows; a slice, which copies nothing, where they are all."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
 def _round(state: Any, word: Any) -> Any:
-    return _rotated(state + word * _P2, 31) * _P1
+    mixed = word * _P2
+    mixed += state
+    spilled = mixed >> np.uint64(33)
+    mixed <<= np.uint64(31)
+    mixed |= spilled
+    mixed *= _P1
+    return mixed
 
 
 def _rotated(value: Any, bits: int) -> Any:

@@ -46,6 +46,9 @@ CREATE TABLE measured (id int, day date, v text, PRIMARY KEY (id, day)) PARTITIO
 CREATE TABLE measured_1 PARTITION OF measured FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');
 CREATE TABLE measured_2 (v text, gone int, day date NOT NULL, id int NOT NULL);
 ALTER TABLE measured_2 DROP gone, ADD PRIMARY KEY (id, day);
+CREATE TABLE place (id int PRIMARY KEY);
+ALTER TABLE measured ADD place int REFERENCES place;
+ALTER TABLE measured_2 ADD place int;
 ALTER TABLE measured ATTACH PARTITION measured_2 FOR VALUES FROM ('2026-02-01') TO ('2026-03-01');
 CREATE TABLE ancestor (id int PRIMARY KEY, v text);
 CREATE TABLE heir (PRIMARY KEY (id), more int) INHERITS (ancestor);
@@ -97,7 +100,8 @@ INSERT INTO child (parent, v) SELECT i % 9 + 1, 'c' || i FROM generate_series(1,
 INSERT INTO computed (n) SELECT generate_series(1, 9);
 INSERT INTO watched SELECT i, 'w' || i FROM generate_series(1, 5) AS i;
 INSERT INTO "Odd ""X"" Schema"."Odd. Table%s" SELECT i, 'a' || i, '%s', 'é' FROM generate_series(1, 5) AS i;
-INSERT INTO measured SELECT i, date '2026-01-30' + i % 4, 'm' || i FROM generate_series(1, 9) AS i;
+INSERT INTO place VALUES (1), (2);
+INSERT INTO measured SELECT i, date '2026-01-30' + i % 4, 'm' || i, 1 FROM generate_series(1, 9) AS i;
 INSERT INTO ancestor VALUES (1, 'a'), (2, 'a');
 INSERT INTO heir VALUES (1, 'h', 1), (3, 'h', 3);
 INSERT INTO unlogged VALUES (1);

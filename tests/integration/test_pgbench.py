@@ -53,6 +53,9 @@ def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
         first, second = (node.dsn for node in fleet.primaries)
         execute(first, f"ALTER TABLE pgbench_history REPLICA IDENTITY FULL; {KEYED}")
         execute(second, KEYLESS)
+        for node in fleet.nodes:
+            known = f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'"
+            wait_until(with_database(node, "postgres").dsn, known, 1)
         with chains_dropped(fleet):
             yield fleet
     finally:

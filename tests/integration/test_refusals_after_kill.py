@@ -18,6 +18,8 @@ import psycopg
 from fleet.config import Fleet
 from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
+from snapshots.manifest import Commit
+from storage.errors import BusyError, SnapshotError
 from tests.snapshot_runs import (
     Ready,
     Runs,
@@ -86,8 +88,7 @@ def test_a_killed_full_snapshot_is_settled_by_the_next_command(
             (died,) = pending_operations(fleet)
         assert names_of_snapshots(fleet) == []
         assert any(died["slot"] in slots_of(node.dsn) for node in fleet.nodes)
-        await_free(fleet)
-        runs.full("next")
+        once_free(lambda: runs.full("next"))
         assert outcome_of(fleet, died["operation"]) == "failed"
         for node in fleet.nodes:
             assert len(slots_of(node.dsn)) == 1
@@ -111,8 +112,7 @@ def test_a_killed_increment_goes_on_where_it_was(
         archived = "snapshots/chain/wal/*/*/*2.parquet"
         with killed_when(fleet, lambda: stored(fleet, archived), "create", "chain", "--incremental"):
             (died,) = pending_operations(fleet)
-        await_free(fleet)
-        commit = runs.increment("chain")
+        commit = once_free(lambda: runs.increment("chain"))
         assert commit.increment == 1
         assert outcome_of(fleet, died["operation"]) == "failed"
         assert slots_of(fleet.nodes[0].dsn) == slots
@@ -129,12 +129,13 @@ def test_a_killed_increment_goes_on_where_it_was(
                 execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS settled WITH (FORCE)")
 
 
-def await_free(fleet: Fleet) -> None:
-    """Wait until the servers have noticed that a killed process is gone."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cutline'"
+def once_free(work: Callable[[], Commit]) -> Commit:
+    """Do it as soon as what a killed process left running has ended: until then it is refused as busy."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
-    for node in fleet.nodes:
-        with psycopg.connect(node.dsn, autocommit=True) as connection:
-            while (connection.execute(query.encode()).fetchone() or (0,))[0]:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+    while True:
+        try:
+            return work()
+        except SnapshotError as error:
+            if error.exit_code != BusyError.exit_code or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

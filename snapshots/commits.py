@@ -171,7 +171,14 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     one belongs to another chain.
     """
     full = read_commit(store, check_name(name), 0)
-    last = max(increment_numbers(store, name), default=0) if increment is None else increment
+    newest = max(increment_numbers(store, name), default=0)
+    last = newest if increment is None else increment
+    if last > newest:
+        raise SnapshotMissingError(
+            f"there is no increment {last} of snapshot {name}",
+            hint=f"its newest is {newest}" if newest else "it has none; 0 is the full snapshot",
+            details={"snapshot": name, "increment": last},
+        )
     increments = tuple(read_commit(store, name, number) for number in range(1, last + 1))
     for commit in increments:
         if commit.chain != full.chain:

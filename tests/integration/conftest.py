@@ -36,9 +36,7 @@ class FleetFactory(Protocol):
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[EmbeddedFleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[EmbeddedFleet]:
     """Two shards with one standby each and the bank's tables, for the tests that leave them whole."""
     directory = tmp_path_factory.mktemp("fleet") / "shared"
     running = pytestconfig.stash.setdefault(RUNNING, [])

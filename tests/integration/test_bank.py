@@ -113,9 +113,7 @@ def test_the_standbys_hold_the_same_bank(shared_fleet: EmbeddedFleet) -> None:
 def wait_for_replay(dsn: str, position: Any) -> None:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     with psycopg.connect(dsn, autocommit=True) as connection:
-        while connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", position).fetchone() != (
-            True,
-        ):
+        while connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", position).fetchone() != (True,):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -209,9 +207,7 @@ def load(fleet: EmbeddedFleet, *arguments: str) -> Iterator[subprocess.Popen[str
     """`snapshot demo load` as a process of its own, which has ended when the block has."""
     command = [sys.executable, "-c", "from cli.main import main; main()"]
     words = ["demo", "load", str(fleet.directory), *arguments]
-    with subprocess.Popen(
-        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

@@ -100,9 +100,7 @@ def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> N
     assert len(shared_fleet.running()) == len(shared_fleet.nodes)
 
 
-def test_stopping_ends_the_servers_of_this_fleet_only(
-    shared_fleet: EmbeddedFleet, fleet_factory: FleetFactory
-) -> None:
+def test_stopping_ends_the_servers_of_this_fleet_only(shared_fleet: EmbeddedFleet, fleet_factory: FleetFactory) -> None:
     others = pids(shared_fleet)
     mine = fleet_factory()
     assert stop_fleet(mine.directory) == 1

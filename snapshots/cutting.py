@@ -138,6 +138,7 @@ def _drained(
     plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress
 ) -> tuple[dict[str, tuple[Segment, ...]], int]:
     """Bring every archive up to the finish marker; a standby's up to its primary's."""
+    progress.step("start Spark")
     session = spark.session()
     tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")

@@ -85,6 +85,7 @@ def _copy_base(
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         schemas = threads.submit(in_parallel, dump, primaries)
+        progress.step("start Spark")
         session = spark.session()
         progress.step("copy", total=len(tasks), unit="tasks")
         reports = run_tasks(session, copy_ranges, tasks, progress)

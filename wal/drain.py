@@ -40,6 +40,7 @@ CHUNK_BYTES = 256 << 20
 SEGMENT_BYTES_MAX = 256 << 20
 REPLAY_POLL_SECONDS = 0.05
 REPLAY_SECONDS_MAX = 600.0
+SLOT_IN_USE_SECONDS_MAX = 20.0
 
 
 class ReplayLagError(UnreachableError):
@@ -47,7 +48,11 @@ class ReplayLagError(UnreachableError):
 
 
 class DrainBusyError(BusyError):
-    """Another process reads the slot or writes the archive."""
+    """Another process writes the archive."""
+
+
+class SlotInUseError(BusyError):
+    """Another process reads the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +139,21 @@ class _Archive:
 def drain(task: DrainTask) -> DrainReport:
     """Bring the node's archive up to `task.finish`; never raises a SnapshotError, but reports it."""
     began = time.monotonic()
-    try:
-        archive = _Archive(task, open_store(task.store_url, task.store_options))
-        archive.find()
-        ignored = _drain(task, archive)
-        return DrainReport(task.node.id, tuple(archive.segments), ignored, time.monotonic() - began)
-    except SnapshotError as error:
-        return DrainReport(task.node.id, problem=report_of(error))
-    except psycopg.errors.ObjectInUse:
-        busy = DrainBusyError(
-            f"node {task.node.id}: another process reads slot {task.slot}", hint="wait until it is done"
-        )
-        return DrainReport(task.node.id, problem=report_of(busy))
-    except psycopg.OperationalError as error:
-        return DrainReport(task.node.id, problem=report_of(unreachable(task.node, error)))
+    while True:
+        try:
+            archive = _Archive(task, open_store(task.store_url, task.store_options))
+            archive.find()
+            ignored = _drain(task, archive)
+            return DrainReport(task.node.id, tuple(archive.segments), ignored, time.monotonic() - began)
+        except SlotInUseError as error:
+            # A command that was killed holds its slot until its executors have noticed.
+            if time.monotonic() - began > SLOT_IN_USE_SECONDS_MAX:
+                return DrainReport(task.node.id, problem=report_of(error))
+            time.sleep(REPLAY_POLL_SECONDS)
+        except SnapshotError as error:
+            return DrainReport(task.node.id, problem=report_of(error))
+        except psycopg.OperationalError as error:
+            return DrainReport(task.node.id, problem=report_of(unreachable(task.node, error)))
 
 
 def _drain(task: DrainTask, archive: _Archive) -> int:
@@ -168,10 +174,21 @@ def _drain(task: DrainTask, archive: _Archive) -> int:
         return ignored
 
 
+def _in_use(task: DrainTask) -> SlotInUseError:
+    return SlotInUseError(
+        f"node {task.node.id}: another process reads slot {task.slot}",
+        hint="wait until it is done; pg_replication_slots.active_pid names its session",
+        details={"node": task.node.id, "slot": task.slot},
+    )
+
+
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
     # PostgreSQL refuses where somebody else has moved the slot on, or dropped it.
-    with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
-        advance_slot(connection, task.slot, through)
+    try:
+        with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
+            advance_slot(connection, task.slot, through)
+    except psycopg.errors.ObjectInUse as error:
+        raise _in_use(task) from error
     state = slot_state(connection, task.slot)
     if state is None or state.confirmed != through:
         place = lsn_to_text(state.confirmed) if state else "nowhere"
@@ -277,7 +294,7 @@ def _peek_error(task: DrainTask, error: Exception) -> SnapshotError:
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if "is active for PID" in str(error):
-        return DrainBusyError(f"node {task.node.id}: another process reads slot {task.slot}")
+        return _in_use(task)
     return UnreachableError(
         f"node {task.node.id}: reading slot {task.slot} ended: {text}",
         hint="see the server's log; repeating the command goes on where the archive ends",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from fleet.progress import Progress
 from fleet.sessions import Sessions
 
+# Below this, what an older chain keeps is not worth a line in every command's output.
+NOTED_BYTES_MIN = 1 << 30
 RETAINED_QUERY = """
 SELECT slot_name,
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
@@ -26,11 +28,15 @@ def give_up_chains(sessions: Sessions, continued: str | None, bytes_max: int, pr
     dropped: set[str] = set()
     for node, connection in sessions.connections.items():
         for slot, retained in connection.execute(RETAINED_QUERY, (continued,)).fetchall():
-            if retained is not None and retained > bytes_max:
+            if retained is None or retained <= min(bytes_max, NOTED_BYTES_MIN):
+                continue
+            if retained <= bytes_max:
+                progress.note(f"node {node}: slot {slot} of another chain keeps {retained >> 20} MiB of WAL")
+            else:
                 connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
                 dropped.add(slot)
                 progress.note(
-                    f"node {node}: slot {slot} kept {retained} bytes of WAL and was dropped; its chain gets no more"
-                    " increments (wal.retained_bytes_max)"
+                    f"node {node}: slot {slot} kept {retained >> 20} MiB of WAL and was dropped; its chain gets no"
+                    " more increments (wal.retained_bytes_max)"
                 )
     return sorted(dropped)

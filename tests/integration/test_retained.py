@@ -34,7 +34,9 @@ def sessions(shared_fleet: EmbeddedFleet) -> Iterator[Sessions]:
         for name in (SLOT, FOREIGN):
             create_exported_slot(node, node, name, 30).connection.close()
         with open_sessions(fleet, [node]) as opened:
-            opened.primaries[node.id].execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))")
+            opened.primaries[node.id].execute(
+                "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000), true)"
+            )
             yield opened
     finally:
         for name in (SLOT, FOREIGN):

@@ -143,7 +143,8 @@ def test_an_increment_of_nothing_is_refused(chain: Runs) -> None:
 def test_a_restore_to_an_increment_that_is_not_there_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "snapshot-missing") as errors:
         plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME, 9))
-    assert "increment 2" in errors[0].message
+    assert "increment 9" in errors[0].message
+    assert "newest is 1" in errors[0].hint
 
 
 def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:

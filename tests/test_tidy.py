@@ -101,7 +101,7 @@ def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return first is not None and first.annotation is not None and "typer.Context" in ast.unparse(first.annotation)
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if package_of(path) != "cli"])
+@pytest.mark.parametrize("path", [one for one in SOURCES if not one.id.startswith("cli/")])
 def test_nothing_below_cli_prints_or_exits(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""

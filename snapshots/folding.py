@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 
 from snapshots.base_rows import wanted_rows
 from snapshots.lineage import completed_images
-from snapshots.overlay import KeySet, overlays
+from snapshots.overlay import KeySet, column_of, overlays
 from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, read_table
+from snapshots.superseding import last_of_every_key
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
+from wal.arrow_numbers import to_arrow, to_mask, to_numpy
 from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # is a row of group PROBLEM (snapshots.sources), its key the object and its row the report as JSON.
 CHANGE_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
 BATCH_ROWS = 1 << 16
+# Enough that tasks of different length even out; a task costs more than reading a small segment.
+TASKS_PER_CORE = 2
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
 
@@ -61,7 +65,7 @@ def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
-    changes = read_changes(spark, sources.segments, store)
+    changes = read_changes(spark, sources, store)
     if sources.multisets or sources.has_partials:
         # Both read the changes again.
         changes = changes.persist()
@@ -91,29 +95,40 @@ def latest_images(changes: DataFrame) -> DataFrame:
     return grouped.select("node", "group", "partition", "key", "last.*")
 
 
-def read_changes(
-    spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
-) -> DataFrame:
-    """CHANGE_ROWS of the segments, each read by a task of its own."""
+def read_changes(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]]) -> DataFrame:
+    """CHANGE_ROWS of the segments, but for those that a later one of the same segment supersedes."""
     url, options = store
+    multisets = sources.multisets
+    tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    segments = dealt(sources.segments, tasks)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = open_store(url, options)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _changes_of(opened, segments[number])
+                yield from _changes_of(opened, segments[number], multisets)
 
-    numbers = spark.range(0, len(segments), 1, len(segments))
-    return numbers.mapInArrow(read, CHANGE_ROWS)
+    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, CHANGE_ROWS)
 
 
-def _changes_of(store: Any, one: SegmentSource) -> Iterator[pa.RecordBatch]:
+def dealt(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
+    """The segments in such an order that equal runs of them, one for each task, are about equally large."""
+    largest_first = sorted(segments, key=lambda one: -one.source.size)
+    return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
+
+
+def _changes_of(store: Any, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
     try:
         table = effective(read_table(store, one.source, SEGMENT_SCHEMA), one)
     except SnapshotError as error:
         yield _problem(one, error)
         return
-    node = pa.array(np.full(len(table), one.source.number, np.int32))
+    if not one.segment.partials:
+        # Where values were left out, earlier images may be needed to fill them in.
+        group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+        wanted = last_of_every_key(group, column_of(table["key"]), lsn, seq) | np.isin(group, list(multisets))
+        table = table if wanted.all() else table.filter(to_mask(wanted))
+    node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in _NAMES[1:])]
     yield from pa.table(columns, names=_NAMES).to_batches(max_chunksize=BATCH_ROWS)
 

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapshots.superseding import last_of_every_key
+from wal.bytes_column import from_list
+
+CHANGES = st.lists(
+    st.tuples(st.integers(1, 3), st.sampled_from([b"", b"a", b"b", b"ab"]), st.integers(0, 4)), max_size=40
+)
+
+
+@given(CHANGES, st.randoms())
+def test_exactly_the_last_change_of_every_group_and_key_is_kept(
+    changes: list[tuple[int, bytes, int]], random: np.random.Generator
+) -> None:
+    numbered = [(group, key, lsn, seq) for seq, (group, key, lsn) in enumerate(changes)]
+    random.shuffle(numbered)  # type: ignore[arg-type]
+    last = {(group, key): (lsn, seq) for group, key, lsn, seq in sorted(numbered, key=lambda one: one[2:])}
+    columns = [np.array([one[place] for one in numbered], np.int64) for place in (0, 2, 3)]
+    kept = last_of_every_key(columns[0], from_list([one[1] for one in numbered]), columns[1], columns[2])
+    assert [last[one[0], one[1]] == one[2:] for one in numbered] == kept.tolist()

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from check.hashing import hash_aggregates
 from check.report import Conflict
+from snapshots.folding import TASKS_PER_CORE, dealt
 from snapshots.sources import SegmentSource
 from storage.errors import SnapshotError
 from storage.open import open_store
@@ -81,6 +82,8 @@ def read_prepared(
 ) -> DataFrame:
     """PREPARED_ROWS of the segments. One that can't be read gives none: the other passes name it."""
     url, options = store
+    tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    segments = dealt(segments, tasks)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = open_store(url, options)
@@ -91,7 +94,7 @@ def read_prepared(
                 except (SnapshotError, pa.ArrowException, OSError):
                     continue
 
-    return spark.range(0, len(segments), 1, len(segments)).mapInArrow(read, PREPARED_ROWS)
+    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PREPARED_ROWS)
 
 
 def _prepared(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -179,7 +179,7 @@ def _note_incomplete(checking: Checking, images: Sums) -> None:
         node = checking.copies.nodes[number]
         if group == PROBLEM and node not in checking.damaged:
             name = checking.copies.group_name(node, place)
-            detail = f"{count} rows lack values that their last update left unchanged"
+            detail = f"{count} rows whose earlier images, which their changes need, are stored nowhere"
             checking.report.conflicts.append(Conflict("history", detail, node=node, group=name))
             checking.damaged.add(node)
 

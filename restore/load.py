@@ -171,7 +171,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
         node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(
-            f"node {node}: values of the row with key {key!r} that its last update left unchanged are stored nowhere",
+            f"node {node}: the earlier images of the row with key {key!r}, which its changes need, are stored nowhere",
             hint="run: snapshot check   to see what is missing",
             details={"node": node},
         )

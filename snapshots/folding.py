@@ -42,7 +42,8 @@ _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
 class Fold:
     """The folded changes of some copies. `images`: IMAGE_COLUMNS of every row that changes have made.
 
-    A row whose unchanged values are stored nowhere is of group PROBLEM there, its `partition` the group.
+    A row whose earlier images are stored nowhere (its unchanged values, or the row that was deleted) is of group
+    PROBLEM there, its `partition` the group.
     `changed` holds by node number and group the keys (of a group without a key: the lines) whose base rows do
     not hold any more. `problems` are the reports of objects that could not be read; without them it is whole.
     """
@@ -166,7 +167,10 @@ def _fold_multisets(
         "node", "group", "partition", "row", F.explode(F.array_repeat(F.lit(0), F.col("net").cast("int")))
     )
     # Which of several equal rows was written last can't be told: they have no version.
-    images = copies.select(
-        "node", "group", "partition", F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), "row"
-    )
+    rest = [F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), F.col("row")]
+    images = copies.select("node", "group", "partition", *rest)
+    if len(went):
+        # A line that went more often than it was ever there: something is missing.
+        lacking = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
+        images = images.unionByName(left.where("net < 0").select("node", *lacking, *rest))
     folded.images = images if folded.images is None else folded.images.unionByName(images)

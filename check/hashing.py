@@ -33,30 +33,39 @@ class Sums:
 
 def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
     """Combine the entries that have the same key."""
+    if len(keys) == 0:
+        return Sums(keys, np.empty((0, len(HASH_COLUMNS)), np.int64))
+    order, starts = _runs(keys)
+    hashes = hashes[order]
     columns = [
-        np.ones(len(hashes), np.int64),
-        hashes.view(np.int64),
-        (hashes & HALF).astype(np.int64),
-        (hashes >> np.uint64(32)).astype(np.int64),
+        np.diff(np.append(starts, len(hashes))),
+        np.bitwise_xor.reduceat(hashes, starts).view(np.int64),
+        np.add.reduceat((hashes & HALF).view(np.int64), starts),
+        np.add.reduceat((hashes >> np.uint64(32)).view(np.int64), starts),
     ]
-    return combine(keys, np.stack(columns, axis=1))
+    return Sums(keys[order[starts]], np.stack(columns, axis=1))
 
 
 def combine(keys: Ints, values: Ints) -> Sums:
     """Combine combined hashes that have the same key."""
     if len(keys) == 0:
         return Sums(keys, values)
-    codes = _codes(keys)
-    # numpy sorts 16-bit numbers by radix, which a batch of one group's partitions always fits.
-    order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
-    codes, values = codes[order], values[order]
-    starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-    keys = keys[order[starts]]
+    order, starts = _runs(keys)
+    values = values[order]
     reduced = [
         (np.bitwise_xor if name == "xor" else np.add).reduceat(values[:, column], starts)
         for column, name in enumerate(HASH_COLUMNS)
     ]
-    return Sums(keys, np.stack(reduced, axis=1))
+    return Sums(keys[order[starts]], np.stack(reduced, axis=1))
+
+
+def _runs(keys: Ints) -> tuple[Ints, Ints]:
+    """An order of the rows in which equal keys are side by side, and where each run of them begins."""
+    codes = _codes(keys)
+    # numpy sorts 16-bit numbers by radix, which a batch of one group's partitions always fits.
+    order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
+    codes = codes[order]
+    return order, np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
 
 
 def _codes(keys: Ints) -> Ints:

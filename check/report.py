@@ -1,7 +1,7 @@
 """What a check finds, and what it amounts to.
 
 A check that compared nothing, or skipped anything, is inconclusive: it never passes for want of something to
-look at (DESIGN.md, invariant 7).
+look at (docs/architecture.md, invariant 7).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Conflict:
     global_id: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The conflict as CLI.md has it."""
+        """The conflict as scripts read it."""
         names = ("kind", "node", "other_node", "group", "partition", "object", "global_id", "detail")
         return {name: getattr(self, name) for name in names}
 

@@ -1,6 +1,6 @@
 """The databases that a restore makes: found fit, created under a name of their own, published at the end.
 
-Nobody sees a restored database under its real name until all nodes are loaded and checked (DESIGN.md,
+Nobody sees a restored database under its real name until all nodes are loaded and checked (docs/architecture.md,
 invariant 6). A publication that can't be carried through on every node is undone on all of them.
 """
 

@@ -1,7 +1,7 @@
 """Commit files: what a full snapshot or an increment says of itself, and a chain of them read as one.
 
 A commit lists every object of its snapshot or increment with size and digest. It is written once, as the last
-step; nothing in the store exists for Cutline unless a commit lists it (DESIGN.md, invariant 1).
+step; nothing in the store exists for Cutline unless a commit lists it (docs/architecture.md, invariant 1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Giving up chains that nobody continues, before the WAL kept for them fills a node's disk (DESIGN.md, invariant 9).
+"""Giving up chains that nobody continues, before the WAL kept for them fills a node's disk (docs/architecture.md, invariant 9).
 
 What a chain has stored stays and can be restored; it only gets no further increment.
 """

@@ -1,4 +1,4 @@
-"""Operation ids: ordered by time and never used twice (DESIGN.md, invariant 2)."""
+"""Operation ids: ordered by time and never used twice (docs/architecture.md, invariant 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding out whether a store keeps the promises that snapshots rest on (DESIGN.md, invariant 5).
+"""Finding out whether a store keeps the promises that snapshots rest on (docs/architecture.md, invariant 5).
 
 Some S3 servers silently overwrite where a conditional put asks them not to. No documentation tells which;
 trying does.

@@ -2,7 +2,7 @@
 
 Pure functions over positions: nothing here opens a connection, so the rule can be tested on millions of
 interleavings. A cut position c of a node is the end of a record: a transaction is before the cut exactly when
-its record begins before c. Source: DESIGN.md, "The cut"; Ignite IEP-89, "Consistent cut".
+its record begins before c. Source: docs/consistency.md; Ignite IEP-89, "Consistent cut".
 """
 
 from __future__ import annotations

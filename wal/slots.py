@@ -1,6 +1,6 @@
 """Logical replication slots: a node's promise to keep the WAL that the archive does not hold yet.
 
-A slot is advanced only past what the archive holds (DESIGN.md, invariant 4). A slot's name is made from the
+A slot is advanced only past what the archive holds (docs/architecture.md, invariant 4). A slot's name is made from the
 chain's operation id, so no two chains ever share one.
 """
 

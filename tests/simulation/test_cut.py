@@ -1,4 +1,4 @@
-"""The cut rule on random interleavings of local and two-phase transactions, against DESIGN.md's invariants.
+"""The cut rule on random interleavings of local and two-phase transactions, against the promises of docs/consistency.md.
 
 What a cut's state is, is worked out from `resolve`'s answers alone, as a restore does it.
 """

@@ -1,7 +1,8 @@
 """Committing, and reading back what is committed.
 
 A commit is one conditional put. When its answer is lost it is read back; when that does not tell, the
-outcome is indeterminate, and the next command settles it before it does anything else (docs/architecture.md, invariant 3).
+outcome is indeterminate, and the next command settles it before it does anything else (docs/architecture.md,
+invariant 3).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Giving up chains that nobody continues, before the WAL kept for them fills a node's disk (docs/architecture.md, invariant 9).
+"""Giving up chains that nobody continues, before the WAL kept for them fills a node's disk.
 
-What a chain has stored stays and can be restored; it only gets no further increment.
+See docs/architecture.md, invariant 9. What a chain has stored stays and can be restored; it only gets no further increment.
 """
 
 from __future__ import annotations

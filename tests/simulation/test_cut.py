@@ -1,5 +1,6 @@
-"""The cut rule on random interleavings of local and two-phase transactions, against the promises of docs/consistency.md.
+"""The cut rule on random interleavings of local and two-phase transactions.
 
+Against the promises of docs/consistency.md.
 What a cut's state is, is worked out from `resolve`'s answers alone, as a restore does it.
 """
 

@@ -1,6 +1,7 @@
 """Giving up chains that nobody continues, before the WAL kept for them fills a node's disk.
 
-See docs/architecture.md, invariant 9. What a chain has stored stays and can be restored; it only gets no further increment.
+See docs/architecture.md, invariant 9. What a chain has stored stays and can be restored; it only gets no further
+increment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The cut rule on random interleavings of local and two-phase transactions.
+"""The cut rule on random interleavings of local and two-phase transactions: the promises of docs/consistency.md.
 
-Against the promises of docs/consistency.md.
 What a cut's state is, is worked out from `resolve`'s answers alone, as a restore does it.
 """
 

@@ -15,6 +15,7 @@ from storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
+LIBC, ICU, BUILTIN = "c", "i", "b"
 STANDBY_DECODING_VERSION = 160000
 SERVER_VERSION_MIN = 150000
 
@@ -28,7 +29,11 @@ SELECT (pg_control_system()).system_identifier::text,
        d.datcollate,
        d.datctype,
        pg_is_in_recovery(),
-       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port')
+       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port'),
+       d.datlocprovider::text,
+       -- 17 has another name for this column than 15 and 16, and 15 lacks the rules.
+       coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale'),
+       to_jsonb(d) ->> 'daticurules'
   FROM pg_database d WHERE d.datname = current_database()
 """
 
@@ -43,7 +48,10 @@ class FleetTopologyError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What one node is. `process` names the running server and is not part of the baseline."""
+    """What one node is. `process` names the running server and is not part of the baseline.
+
+    `collate` and `ctype` are libc's locales, `locale` the one of another provider.
+    """
 
     node: str
     backup_of: str | None
@@ -57,6 +65,9 @@ class NodeIdentity:
     ctype: str
     in_recovery: bool
     process: str = ""
+    locale_provider: str = LIBC
+    locale: str | None = None
+    icu_rules: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The baseline's entry for this node in a commit."""

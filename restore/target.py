@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.baseline import NodeIdentity
+from fleet.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.config import Node
 from fleet.connections import connect, database_name, with_database
 from fleet.sessions import FleetBusyError, in_parallel, lock_key
@@ -154,18 +154,35 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
     for name in databases(connection):
         if name.startswith(prefix):
             _drop(connection, name)
-    statement = sql.SQL(
-        "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} STRATEGY file_copy"
-    ).format(
-        sql.Identifier(target.loading), sql.Literal(source.encoding), sql.Literal(source.collate),
+    statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
+        sql.Identifier(target.loading),
+        sql.Literal(source.encoding),
+        sql.Literal(source.collate),
         sql.Literal(source.ctype),
-    )  # fmt: skip
+        _provider(source),
+    )
     try:
         connection.execute(statement)
-    except psycopg.errors.InvalidParameterValue as error:
+    except (
+        psycopg.errors.InvalidParameterValue,
+        psycopg.errors.FeatureNotSupported,
+        psycopg.errors.WrongObjectType,
+    ) as error:
         raise TargetUnfitError(
             f"node {target.node.id}: {str(error).strip()}", hint="install the locale on the target's machine"
         ) from error
+
+
+def _provider(source: NodeIdentity) -> sql.Composable:
+    """The options that give a database the source's locale provider (PostgreSQL manual, "Locale Providers")."""
+    if source.locale_provider == LIBC:
+        return sql.SQL("LOCALE_PROVIDER libc")
+    if source.locale_provider == BUILTIN:
+        return sql.SQL("LOCALE_PROVIDER builtin BUILTIN_LOCALE {}").format(sql.Literal(source.locale))
+    option = sql.SQL("LOCALE_PROVIDER icu ICU_LOCALE {}").format(sql.Literal(source.locale))
+    if source.icu_rules:
+        option += sql.SQL(" ICU_RULES {}").format(sql.Literal(source.icu_rules))
+    return option
 
 
 def drop_loading(targets: list[Target]) -> None:

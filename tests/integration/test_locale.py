@@ -1,0 +1,51 @@
+"""A restored database sorts as its source did: by the same provider of locales, with the same locale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.baseline import ICU, identity_from_json, read_identity
+from fleet.config import Node
+from fleet.connections import connect, with_database
+from fleet.embedded import EmbeddedFleet
+from restore.target import TargetUnfitError, create_database, drop_loading, target_of
+
+OPERATION = "20260101T000000Z-abcdef0123"
+LOCALE = "SELECT datlocprovider, datlocale, daticurules, datcollate, datctype FROM pg_database WHERE datname = %s"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'",
+        "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'",
+    ],
+)
+def test_a_restored_database_has_the_locale_of_its_source(shared_fleet: EmbeddedFleet, options: str) -> None:
+    maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    source = with_database(maintenance, "sorted_source")
+    target = target_of("s1", with_database(maintenance, "sorted"), (), OPERATION)
+    with connect(maintenance) as connection:
+        connection.execute(f"CREATE DATABASE sorted_source TEMPLATE template0 ENCODING 'UTF8' {options}")
+        try:
+            with connect(source) as found:
+                identity = read_identity(source, found)
+            create_database(target, connection, identity_from_json(identity.to_json()))
+            expected = connection.execute(LOCALE, ("sorted_source",)).fetchone()
+            assert connection.execute(LOCALE, (target.loading,)).fetchone() == expected
+        finally:
+            connection.execute("DROP DATABASE sorted_source")
+            drop_loading([target])
+
+
+def test_a_target_that_lacks_the_locale_is_refused_by_name(shared_fleet: EmbeddedFleet) -> None:
+    maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    target = target_of("s1", with_database(maintenance, "sorted"), (), OPERATION)
+    with connect(maintenance) as connection:
+        identity = read_identity(maintenance, connection)
+        # The embedded server is built without ICU.
+        for other in (replace(identity, locale_provider=ICU, locale="sv-SE"), replace(identity, collate="xx_XX")):
+            with pytest.raises(TargetUnfitError, match="node s1"):
+                create_database(target, connection, other)

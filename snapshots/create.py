@@ -25,7 +25,7 @@ from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.open import open_store
 from storage.store import ObjectStore
-from wal.slots import slot_name, slots_dropped_on_error
+from wal.slots import drop_slots, slot_name
 
 PARTITION_ROWS = 1 << 18
 
@@ -126,5 +126,5 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             spark.begin()
             from snapshots.full import take_full
 
-            with recorded(store, operation), slots_dropped_on_error(list(nodes), taking.slot):
+            with recorded(store, operation, lambda: not drop_slots(nodes, taking.slot)):
                 return take_full(taking, spark, progress, began)

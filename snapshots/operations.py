@@ -7,8 +7,8 @@ settles it: a commit that was stored counts, and what is left of one that was no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -46,10 +46,12 @@ def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ..
 
 
 @contextmanager
-def recorded(store: ObjectStore, operation: Operation) -> Iterator[None]:
+def recorded(store: ObjectStore, operation: Operation, undo: Callable[[], bool] | None = None) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    Where it is not known whether the commit was stored, no outcome is written: the next command settles it.
+    After an error `undo` takes away what the operation has made elsewhere, unless it had committed already (an
+    interrupt may come that late). Where that is not known, or `undo` says that something is left, no outcome is
+    written: the next command settles it.
     """
     write(store, operation.id, "intent", {
         "kind": operation.kind, "snapshot": operation.snapshot, "increment": operation.increment,
@@ -62,7 +64,11 @@ def recorded(store: ObjectStore, operation: Operation) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = error.slug if isinstance(error, SnapshotError) else type(error).__name__
-        close(store, operation.id, "failed", reason)
+        with suppress(SnapshotError):
+            if was_committed(store, operation):
+                close(store, operation.id, "done", reason)
+            elif undo is None or undo():
+                close(store, operation.id, "failed", reason)
         raise
     close(store, operation.id, "done")
 
@@ -75,23 +81,19 @@ def write(store: ObjectStore, operation_id: str, name: str, document: dict[str, 
 
 def close(store: ObjectStore, operation_id: str, state: str, reason: str = "") -> None:
     """Store an operation's outcome; whoever does so first has said it."""
-    try:
+    with suppress(ObjectExistsError):
         write(store, operation_id, "outcome", {"state": state, "reason": reason, "ended_at": now_text()})
-    except ObjectExistsError:
-        pass
-    except SnapshotError:
-        # What happened is told by the commit; without an outcome the next command looks there itself.
-        if state != "failed":
-            raise
 
 
-def pending(store: ObjectStore) -> list[dict[str, Any]]:
-    """The intents of all operations without an outcome, oldest first."""
-    found: list[dict[str, Any]] = []
+def pending(store: ObjectStore) -> list[Operation]:
+    """All operations without an outcome, oldest first."""
+    found: list[Operation] = []
     for operation_id in store.list_children("operations"):
         children = store.list_children(f"operations/{operation_id}")
         if "intent.json" in children and "outcome.json" not in children:
-            found.append(read_json(store, f"operations/{operation_id}/intent.json"))
+            intent = read_json(store, f"operations/{operation_id}/intent.json")
+            known = (intent["kind"], intent["snapshot"], int(intent["increment"]), intent["began_at"])
+            found.append(Operation(operation_id, *known, tuple(intent["nodes"]), intent["slot"]))
     return found
 
 
@@ -114,12 +116,11 @@ def recorded_commits(store: ObjectStore) -> dict[str, dict[str, int]]:
     return found
 
 
-def was_committed(store: ObjectStore, intent: dict[str, Any]) -> bool:
-    """Whether the create that `intent` began is the one that its commit file names."""
-    if intent["kind"] != "create":
+def was_committed(store: ObjectStore, operation: Operation) -> bool:
+    """Whether a create is the one that its commit file names."""
+    if operation.kind != "create":
         return False
     try:
-        key = commit_key(intent["snapshot"], int(intent["increment"]))
-        return operation_of(store, key) == str(intent["operation"])
+        return operation_of(store, commit_key(operation.snapshot, operation.increment)) == operation.id
     except ObjectMissingError:
         return False

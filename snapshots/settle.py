@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.operations import close, pending, was_committed
+from snapshots.operations import Operation, close, pending, was_committed
 from storage.store import ObjectStore
-from wal.slots import drop_slot
+from wal.slots import drop_slots
 
 
 def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> None:
@@ -14,27 +14,22 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
 
     An operation whose slots can't all be dropped now stays open, so that the next command tries again.
     """
-    for intent in pending(store):
-        if intent["kind"] != "create":
+    known = {node.id: node for node in fleet.nodes}
+    for operation in pending(store):
+        if operation.kind != "create":
             continue
-        operation_id = str(intent["operation"])
-        if was_committed(store, intent):
-            progress.note(f"operation {operation_id} had committed {_called(intent)}")
-            close(store, operation_id, "done", "found committed")
+        if was_committed(store, operation):
+            progress.note(f"operation {operation.id} had committed {_called(operation)}")
+            close(store, operation.id, "done", "found committed")
             continue
-        progress.note(f"operation {operation_id} ended without committing {_called(intent)}")
-        known = {node.id: node for node in fleet.nodes}
-        left = [
-            node
-            for node in intent["nodes"]
-            if intent["slot"] and node in known and not drop_slot(known[node], intent["slot"])
-        ]
-        if left:
-            progress.note(f"slot {intent['slot']} could not be dropped on {', '.join(left)}")
+        progress.note(f"operation {operation.id} ended without committing {_called(operation)}")
+        nodes = [known[node] for node in operation.nodes if node in known]
+        if operation.slot and (left := drop_slots(nodes, operation.slot)):
+            progress.note(f"slot {operation.slot} could not be dropped on {', '.join(left)}")
             continue
-        close(store, operation_id, "failed", "found without a commit")
+        close(store, operation.id, "failed", "found without a commit")
 
 
-def _called(intent: dict[str, object]) -> str:
-    number = intent["increment"]
-    return f"increment {number} of {intent['snapshot']}" if number else f"snapshot {intent['snapshot']}"
+def _called(operation: Operation) -> str:
+    number = operation.increment
+    return f"increment {number} of {operation.snapshot}" if number else f"snapshot {operation.snapshot}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from psycopg import sql
 from fleet.config import Node
 from fleet.connections import connect, connect_replication, unreachable
 from fleet.lsn import lsn_from_text, lsn_to_text
-from storage.errors import IndeterminateError, RefusedError, SnapshotError
+from storage.errors import RefusedError, SnapshotError
 
 PLUGIN = "pgoutput"
 STANDBY_SNAPSHOT_SECONDS = 0.5
@@ -198,18 +198,6 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
             return False
 
 
-@contextmanager
-def slots_dropped_on_error(nodes: list[Node], name: str) -> Iterator[None]:
-    """Drop the slot of a chain that did not come to be, on every node.
-
-    Where it is not known whether it came to be, the slot stays.
-    """
-    try:
-        yield
-    except IndeterminateError:
-        raise
-    except BaseException:
-        with suppress(Exception):
-            for node in nodes:
-                drop_slot(node, name)
-        raise
+def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
+    """Drop a chain's slot on every node; return the nodes on which it may be left."""
+    return [node.id for node in nodes if not drop_slot(node, name)]

@@ -6,11 +6,9 @@ trust every connection from this machine: nothing of value belongs into them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import psycopg
 
@@ -46,10 +44,8 @@ from fleet.embedded_server import (
     stop_server,
 )
 from fleet.postgres_wheel import Programs, server_programs
+from fleet.sessions import in_parallel
 from storage.errors import RefusedError
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class NoFleetError(RefusedError):
@@ -203,7 +199,7 @@ def _new_fleet(
     fleet = EmbeddedFleet(directory, nodes_directory, nodes)
     try:
         _record(fleet, complete=False)
-        _in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
+        in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
         fleet.store.mkdir(exist_ok=True)
         describe(fleet.directory, fleet.nodes)
         _record(fleet, complete=True)
@@ -245,7 +241,7 @@ def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
     starting = [fleet.node(node.id) for node in down]
     try:
         for group in _primaries_first(starting):
-            _in_parallel(fleet.start_node, group)
+            in_parallel(fleet.start_node, group)
         for backup in fleet.nodes:
             if backup.backup_of:
                 follow(backup, fleet.node(backup.backup_of))
@@ -254,7 +250,7 @@ def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
             move_ports(fleet.directory, ports)
     except BaseException:
         for group in reversed(_primaries_first(starting)):
-            _in_parallel(stop_server, group)
+            in_parallel(stop_server, group)
         raise
     return fleet
 
@@ -262,13 +258,13 @@ def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
 def _stop(fleet: EmbeddedFleet, *, immediate: bool) -> int:
     # A primary that stops in order waits until its standbys have all of its WAL: they go first.
     return sum(
-        sum(_in_parallel(lambda node: stop_server(node, immediate=immediate), group))
+        sum(in_parallel(lambda node: stop_server(node, immediate=immediate), group))
         for group in reversed(_primaries_first(fleet.nodes))
     )
 
 
 def _delete(fleet: EmbeddedFleet) -> None:
-    _in_parallel(delete_server, fleet.nodes)
+    in_parallel(delete_server, fleet.nodes)
     if fleet.nodes_directory.exists():
         fleet.nodes_directory.rmdir()
     fleet.fleet_toml.unlink(missing_ok=True)
@@ -284,12 +280,3 @@ def _record(fleet: EmbeddedFleet, *, complete: bool) -> None:
 def _primaries_first(nodes: Iterable[EmbeddedNode]) -> list[list[EmbeddedNode]]:
     ordered = list(nodes)
     return [[node for node in ordered if not node.backup_of], [node for node in ordered if node.backup_of]]
-
-
-def _in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Do the work on all items at once; after an error or an interrupt, wait for what runs, then raise."""
-    ordered = list(items)
-    if not ordered:
-        return []
-    with ThreadPoolExecutor(max_workers=len(ordered)) as pool:
-        return [future.result() for future in [pool.submit(work, item) for item in ordered]]

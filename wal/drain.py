@@ -9,18 +9,16 @@ advanced when its last is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import adbc_driver_manager as adbc
-import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 
 from fleet.config import Node
-from fleet.connections import connect, conninfo, unreachable
+from fleet.connections import connect, unreachable
 from fleet.groups import Group
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
@@ -30,6 +28,7 @@ from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, 
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.bytes_column import from_arrow
 from wal.decoding import Decoder
+from wal.peek import SlotInUseError, peek, slot_in_use
 from wal.segment_schema import SEGMENT_SCHEMA
 from wal.segments import create_segment, read_metadata
 from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
@@ -49,10 +48,6 @@ class ReplayLagError(UnreachableError):
 
 class DrainBusyError(BusyError):
     """Another process writes the archive."""
-
-
-class SlotInUseError(BusyError):
-    """Another process reads the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +169,13 @@ def _drain(task: DrainTask, archive: _Archive) -> int:
         return ignored
 
 
-def _in_use(task: DrainTask) -> SlotInUseError:
-    return SlotInUseError(
-        f"node {task.node.id}: another process reads slot {task.slot}",
-        hint="wait until it is done; pg_replication_slots.active_pid names its session",
-        details={"node": task.node.id, "slot": task.slot},
-    )
-
-
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
     # PostgreSQL refuses where somebody else has moved the slot on, or dropped it.
     try:
         with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
             advance_slot(connection, task.slot, through)
     except psycopg.errors.ObjectInUse as error:
-        raise _in_use(task) from error
+        raise slot_in_use(task.node, task.slot) from error
     state = slot_state(connection, task.slot)
     if state is None or state.confirmed != through:
         place = lsn_to_text(state.confirmed) if state else "nowhere"
@@ -232,7 +219,7 @@ class _Chunk:
         resumed = self.archive.open
         count, size = 0, 0
         self.through = self.archive.through
-        for batch in _peek(task, messages_max):
+        for batch in peek(task.node, task.slot, task.publications, task.finish, messages_max):
             column = from_arrow(batch)
             count += len(column)
             size += int(column.offsets[-1] - column.offsets[0])
@@ -267,39 +254,6 @@ def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
         return changes
     is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)
     return changes.filter(to_mask(~is_held))
-
-
-def _peek(task: DrainTask, messages_max: int) -> Iterator[pa.Array[Any]]:
-    names = ",".join(f'"{name}"' for name in task.publications)
-    query = (
-        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{task.slot}', '{lsn_to_text(task.finish)}',"
-        f" {messages_max}, 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
-    )
-    try:
-        # Not by the driver's dbapi module: that imports pandas.
-        with (
-            adbc_driver_postgresql.connect(conninfo(task.node.dsn)) as database,
-            adbc.AdbcConnection(database) as connection,
-            adbc.AdbcStatement(connection) as statement,
-        ):
-            statement.set_sql_query(query)
-            stream, _ = statement.execute_query()
-            for batch in pa.RecordBatchReader._import_from_c(stream.address):
-                yield batch.column(0)
-    except adbc.Error as error:
-        raise _peek_error(task, error) from error
-
-
-def _peek_error(task: DrainTask, error: Exception) -> SnapshotError:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    if "is active for PID" in str(error):
-        return _in_use(task)
-    return UnreachableError(
-        f"node {task.node.id}: reading slot {task.slot} ended: {text}",
-        hint="see the server's log; repeating the command goes on where the archive ends",
-        details={"node": task.node.id, "slot": task.slot},
-    )
 
 
 def advanced(task: DrainTask, finish: int, known: tuple[Segment, ...]) -> DrainTask:

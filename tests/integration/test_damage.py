@@ -6,8 +6,8 @@ One small chain is made once; every test damages a copy of its store.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from check.report import CheckReport, Conflict
 from check.verify import CheckRequest, check_snapshots
 from fleet.bank_workload import BankWorkload
-from fleet.config import Fleet
 from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
 from snapshots.commits import SnapshotMissingError, commit_key, read_chain
-from snapshots.manifest import Chain
 from snapshots.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
 from storage.open import open_store
+from tests.integration.stored_chain import NAME, Stored, changed_keys, group_number, is_shared, row_of
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, run_command
 from tests.store_damage import (
     Document,
@@ -43,7 +41,6 @@ from wal.segment_schema import PREPARE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "chain"
 ONLY_PRIMARIES = "primaries"
 TRANSACTIONS = 60
 # Its long value is TOASTed, and its last updates leave that out: without its base row it can't be completed.
@@ -52,41 +49,6 @@ CREATE TABLE wide (id int PRIMARY KEY, n int, a text);
 ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;
 INSERT INTO wide SELECT i, 0, repeat(md5(i::text), 100) FROM generate_series(1, 5) AS i
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The chain as it was made, and a copy of its store that a test may damage."""
-
-    chain: Chain
-    fleet: Fleet
-    store: Path
-    spark: Ready
-
-    def check(self, name: str | None = NAME, increment: int | None = None) -> CheckReport:
-        return check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
-
-    def conflicts(self) -> list[Conflict]:
-        """What a check finds wrong; it must say so by its exit code."""
-        report = self.check()
-        assert report.exit_code == 1, report.to_json()
-        return report.snapshots[0].conflicts
-
-    def objects(self) -> list[str]:
-        """Every object that the chain lists."""
-        return [key for commit in self.chain.commits for key in commit.object_sizes]
-
-    def kinds(self) -> dict[str, str]:
-        """One object of every kind, commits included."""
-        base = next(o.key for o in self.chain.part.objects if o.kind == "base" and o.node == "s2")
-        return {
-            "base": base,
-            "DDL": next(o.key for o in self.chain.part.objects if o.kind == "post-data"),
-            "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
-            "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
-            "full commit": commit_key(NAME, 0),
-            "increment's commit": commit_key(NAME, 1),
-        }
 
 
 @pytest.fixture(scope="module")
@@ -332,25 +294,3 @@ def test_the_command_exits_1_on_a_changed_commit(stored: Stored) -> None:
     code, document = run_command(stored.fleet, "check", NAME)
     assert code == 1
     assert [one["object"] for found in document["snapshots"] for one in found["conflicts"]] == [key]
-
-
-def group_number(stored: Stored, table: str) -> int:
-    return next(group.number for group in stored.chain.groups("s1") if group.table == table)
-
-
-def row_of(stored: Stored, table: pa.Table, name: str, without: Collection[bytes] = ()) -> int:
-    """The first row or change of table `name` of the bank that has none of some keys."""
-    number = group_number(stored, name)
-    rows = zip(table["group"].to_pylist(), table["key"].to_pylist(), strict=True)
-    return next(row for row, (group, key) in enumerate(rows) if group == number and key not in without)
-
-
-def changed_keys(stored: Stored, node: str) -> set[bytes]:
-    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments(node)]
-    return {key for table in tables for key in table["key"].to_pylist()}
-
-
-def is_shared(stored: Stored, event: dict[str, object]) -> bool:
-    """Whether the other primary has prepared the transaction too."""
-    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments("s1")]
-    return any(event["global_id"] in table["global_id"].to_pylist() for table in tables)

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from snapshots.increment import create_increment
 from snapshots.initialise import initialise
 from storage.errors import SnapshotError
 from storage.open import open_store
+from tests.integration.refusing import NoSpark, changed, execute, refused
 from tests.snapshot_runs import (
     Ready,
     Runs,
@@ -44,16 +44,6 @@ NAME = "refused"
 WAIT_SECONDS_MAX = 60
 
 
-class NoSpark:
-    """A SparkSource that nobody may use: a refusal comes before."""
-
-    def begin(self) -> None:
-        raise AssertionError("a refusal starts no Spark")
-
-    def session(self) -> SparkSession:
-        raise AssertionError("a refusal needs no Spark")
-
-
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The shared fleet with one full snapshot and one increment in a store of its own."""
@@ -67,58 +57,12 @@ def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: py
         yield runs
 
 
-def execute(dsn: str, *statements: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def all_of(fleet: Fleet) -> dict[str, object]:
-    """All that a command could change: the store's objects, slots, databases and publications of every node."""
-    store = open_store(fleet.store_url, fleet.store_options)
-    found: dict[str, object] = {key: store.size(key) for key in store.list("")}
-    query = """
-        SELECT (SELECT array_agg(datname ORDER BY 1) FROM pg_database),
-               (SELECT array_agg(pubname ORDER BY 1) FROM pg_publication),
-               (SELECT count(*) FROM pg_publication_rel),
-               (SELECT array_agg(slot_name || coalesce(confirmed_flush_lsn::text, '') ORDER BY 1)
-                  FROM pg_replication_slots WHERE slot_type = 'logical')
-        """
-    for node in fleet.nodes:
-        with psycopg.connect(node.dsn) as connection:
-            found[node.id] = connection.execute(query).fetchone()
-    return found
-
-
-@contextmanager
-def refused(fleet: Fleet, slug: str, code: int = 3) -> Iterator[list[SnapshotError]]:
-    """The block ends in the refusal `slug`, and nothing is changed."""
-    before = all_of(fleet)
-    errors: list[SnapshotError] = []
-    with pytest.raises(SnapshotError) as raised:
-        yield errors
-    errors.append(raised.value)
-    assert (raised.value.slug, raised.value.exit_code) == (slug, code), raised.value.message
-    assert raised.value.hint
-    assert all_of(fleet) == before
-
-
 def create(fleet: Fleet, name: str) -> None:
     create_full(fleet, CreateRequest(name), NoSpark(), Silent())
 
 
 def go_on(fleet: Fleet, name: str = NAME) -> None:
     create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
-
-
-@contextmanager
-def changed(dsn: str, change: str, back: str) -> Iterator[None]:
-    """The database with a change that is taken back."""
-    execute(dsn, change)
-    try:
-        yield
-    finally:
-        execute(dsn, back)
 
 
 def test_a_table_without_replica_identity_is_refused_by_name(chain: Runs) -> None:

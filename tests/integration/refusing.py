@@ -1,0 +1,73 @@
+"""A refusal as it must be: by name and exit code, with a hint, before Spark, and with nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet
+from storage.errors import SnapshotError
+from storage.open import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class NoSpark:
+    """A SparkSource that nobody may use: a refusal comes before."""
+
+    def begin(self) -> None:
+        raise AssertionError("a refusal starts no Spark")
+
+    def session(self) -> SparkSession:
+        raise AssertionError("a refusal needs no Spark")
+
+
+def execute(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def all_of(fleet: Fleet) -> dict[str, object]:
+    """All that a command could change: the store's objects, slots, databases and publications of every node."""
+    store = open_store(fleet.store_url, fleet.store_options)
+    found: dict[str, object] = {key: store.size(key) for key in store.list("")}
+    query = """
+        SELECT (SELECT array_agg(datname ORDER BY 1) FROM pg_database),
+               (SELECT array_agg(pubname ORDER BY 1) FROM pg_publication),
+               (SELECT count(*) FROM pg_publication_rel),
+               (SELECT array_agg(slot_name || coalesce(confirmed_flush_lsn::text, '') ORDER BY 1)
+                  FROM pg_replication_slots WHERE slot_type = 'logical')
+        """
+    for node in fleet.nodes:
+        with psycopg.connect(node.dsn) as connection:
+            found[node.id] = connection.execute(query).fetchone()
+    return found
+
+
+@contextmanager
+def refused(fleet: Fleet, slug: str, code: int = 3) -> Iterator[list[SnapshotError]]:
+    """The block ends in the refusal `slug`, and nothing is changed."""
+    before = all_of(fleet)
+    errors: list[SnapshotError] = []
+    with pytest.raises(SnapshotError) as raised:
+        yield errors
+    errors.append(raised.value)
+    assert (raised.value.slug, raised.value.exit_code) == (slug, code), raised.value.message
+    assert raised.value.hint
+    assert all_of(fleet) == before
+
+
+@contextmanager
+def changed(dsn: str, change: str, back: str) -> Iterator[None]:
+    """The database with a change that is taken back."""
+    execute(dsn, change)
+    try:
+        yield
+    finally:
+        execute(dsn, back)

@@ -1,0 +1,77 @@
+"""A small chain in a folder of its own, for a test to damage, and what stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from check.report import CheckReport, Conflict
+from check.verify import CheckRequest, check_snapshots
+from fleet.config import Fleet
+from fleet.progress import Silent
+from snapshots.commits import commit_key
+from snapshots.manifest import Chain
+from tests.snapshot_runs import Ready
+
+NAME = "chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The chain as it was made, and a copy of its store that a test may damage."""
+
+    chain: Chain
+    fleet: Fleet
+    store: Path
+    spark: Ready
+
+    def check(self, name: str | None = NAME, increment: int | None = None) -> CheckReport:
+        return check_snapshots(self.fleet, CheckRequest(name, increment), self.spark, Silent())
+
+    def conflicts(self) -> list[Conflict]:
+        """What a check finds wrong; it must say so by its exit code."""
+        report = self.check()
+        assert report.exit_code == 1, report.to_json()
+        return report.snapshots[0].conflicts
+
+    def objects(self) -> list[str]:
+        """Every object that the chain lists."""
+        return [key for commit in self.chain.commits for key in commit.object_sizes]
+
+    def kinds(self) -> dict[str, str]:
+        """One object of every kind, commits included."""
+        base = next(o.key for o in self.chain.part.objects if o.kind == "base" and o.node == "s2")
+        return {
+            "base": base,
+            "DDL": next(o.key for o in self.chain.part.objects if o.kind == "post-data"),
+            "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
+            "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
+            "full commit": commit_key(NAME, 0),
+            "increment's commit": commit_key(NAME, 1),
+        }
+
+
+def group_number(stored: Stored, table: str) -> int:
+    return next(group.number for group in stored.chain.groups("s1") if group.table == table)
+
+
+def row_of(stored: Stored, table: pa.Table, name: str, without: Collection[bytes] = ()) -> int:
+    """The first row or change of table `name` of the bank that has none of some keys."""
+    number = group_number(stored, name)
+    rows = zip(table["group"].to_pylist(), table["key"].to_pylist(), strict=True)
+    return next(row for row, (group, key) in enumerate(rows) if group == number and key not in without)
+
+
+def changed_keys(stored: Stored, node: str) -> set[bytes]:
+    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments(node)]
+    return {key for table in tables for key in table["key"].to_pylist()}
+
+
+def is_shared(stored: Stored, event: dict[str, object]) -> bool:
+    """Whether the other primary has prepared the transaction too."""
+    tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments("s1")]
+    return any(event["global_id"] in table["global_id"].to_pylist() for table in tables)

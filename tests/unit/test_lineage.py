@@ -125,3 +125,12 @@ def test_a_row_that_moved_twice_lived_under_three_keys() -> None:
 
 def test_no_row_is_wanted_of_no_moves() -> None:
     assert len(lineage_of(WANTED.empty_table(), MOVES.empty_table())) == 0
+
+
+def test_a_key_that_another_row_took_later_is_followed_to_the_row_that_left_it() -> None:
+    # a becomes k at 1, k becomes b at 2, c becomes k at 3: what is b now was a before it was k, never c.
+    columns = {"key": [b"a", b"k", b"c"], "row": [b"k", b"b", b"k"], "lsn": [1, 2, 3], "seq": [0, 0, 0]}
+    moves = pa.table({"node": [0] * 3, "group": [1] * 3, **columns}, schema=MOVES)
+    wanted = pa.table({"node": [0], "group": [1], "key": [b"b"]}, schema=WANTED)
+    lived = [(one["key"], one["low_lsn"], one["high_lsn"]) for one in lineage_of(wanted, moves).to_pylist()]
+    assert lived == [(b"b", 2, AFTER_ALL[0]), (b"k", 1, 2), (b"a", BEFORE_ALL[0], 1)]

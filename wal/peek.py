@@ -43,7 +43,8 @@ def peek(
             stream, _ = statement.execute_query()
             for batch in pa.RecordBatchReader._import_from_c(stream.address):
                 yield batch.column(0)
-    except adbc.Error as error:
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        # What the server says while rows are under way comes by the stream, as Arrow's own errors.
         raise _ended(node, slot, str(error)) from error
 
 

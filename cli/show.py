@@ -13,6 +13,7 @@ from cli.list import chain_bytes, entry_document
 from cli.output import emit
 from fleet.lsn import lsn_to_text
 from snapshots.catalog import Entry, show_snapshot
+from snapshots.commit_file import cut_to_json
 from snapshots.manifest import Chain
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def document_of(chain: Chain) -> dict[str, Any]:
             shard: [group.to_json() for group in found] for shard, found in chain.part.groups.items()
         },
         "base_positions": {node: lsn_to_text(position) for node, position in chain.part.base.items()},
-        "cuts": [commit.cut.to_json() for commit in chain.commits],
+        "cuts": [cut_to_json(commit.cut) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
     }
 

@@ -12,7 +12,8 @@ import re
 import time
 from typing import Any
 
-from snapshots.manifest import Chain, Commit, ManifestError, commit_from_json, commit_to_json
+from snapshots.commit_file import commit_from_json, commit_to_json
+from snapshots.manifest import Chain, Commit, ManifestError
 from storage.digest import digest
 from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore

@@ -15,6 +15,7 @@ import snapshots.commits as module
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Column, Group
+from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
     CommitIndeterminateError,
     SnapshotExistsError,
@@ -35,8 +36,6 @@ from snapshots.manifest import (
     ManifestError,
     Sequence,
     StoredObject,
-    commit_from_json,
-    commit_to_json,
 )
 from storage.errors import UsageError
 from storage.memory import InMemoryStore

@@ -17,7 +17,8 @@ from psycopg import sql
 from fleet.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.config import Node
 from fleet.connections import connect, database_name, with_database
-from fleet.sessions import FleetBusyError, in_parallel, lock_key
+from fleet.lock import FleetBusyError, lock_key
+from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError, UsageError
 
 MAINTENANCE_DATABASE = "postgres"

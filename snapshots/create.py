@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.groups import Table, number_groups, read_tables
+from fleet.lock import locked_fleet
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
 from fleet.publications import check_admissible, check_published
-from fleet.sessions import Sessions, locked_fleet, open_sessions
+from fleet.sessions import Sessions, open_sessions
 from snapshots.commits import SnapshotExistsError, check_name, commit_key
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit

@@ -14,9 +14,10 @@ import psycopg
 from fleet.baseline import check_baseline
 from fleet.config import Fleet, Node
 from fleet.groups import Group, SchemaChangedError, Table, read_tables
+from fleet.lock import locked_fleet
 from fleet.progress import Progress
 from fleet.publications import check_published
-from fleet.sessions import Sessions, locked_fleet, open_sessions
+from fleet.sessions import Sessions, open_sessions
 from snapshots.commits import read_chain
 from snapshots.create import CreateRequest
 from snapshots.jobs import SparkSource

@@ -17,8 +17,9 @@ from fleet.config import Fleet, Node
 from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.embedded_server import free_ports
+from fleet.lock import locked_fleet
 from fleet.progress import Silent
-from fleet.sessions import locked_fleet, open_sessions
+from fleet.sessions import open_sessions
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment

@@ -2,26 +2,24 @@
 
 Pure functions over positions: nothing here opens a connection, so the rule can be tested on millions of
 interleavings. A cut position c of a node is the end of a record: a transaction is before the cut exactly when
-its record begins before c. Source: docs/consistency.md; Ignite IEP-89, "Consistent cut".
+its record begins before c. Every event is looked at a bounded number of times, however often positions are
+raised. Source: docs/consistency.md; Ignite IEP-89, "Consistent cut".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from storage.errors import RefusedError
-from wal.arrow_numbers import to_mask, to_numpy
-from wal.bytes_column import from_list
+from wal.arrow_numbers import to_arrow
+from wal.bytes_column import Flags, Ints
+from wal.cut_events import FleetEvents, NodeWindow, fleet_events
 from wal.cut_values import Cut, NodeCut, Undecided
-from wal.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
-Ints = npt.NDArray[np.int64]
+__all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 
 
 class GlobalIdReusedError(RefusedError):
@@ -29,32 +27,19 @@ class GlobalIdReusedError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWindow:
-    """One node's part of a cut to be resolved.
+class _History:
+    """What is prepared (and not undone) and committed, ordered by global id, then node, then position.
 
-    `previous` is its position at the cut before (the base position for the first), `start` and `finish` are
-    its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` what the cut
-    before left out.
+    `row` is the row of `prepared`, or of `committed` where `is_commit`. `first` is where the rows of a global id
+    begin: those of number g are first[g] to first[g + 1].
     """
 
-    previous: int
-    start: int
-    finish: int
-    events: pa.Table
-    undecided: tuple[Undecided, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Events:
-    """A node's events by number of global id; `undone` are the prepared ones that were rolled back here."""
-
-    prepared: Ints
-    prepared_lsn: Ints
-    prepared_end: Ints
-    undone: npt.NDArray[np.bool_]
-    committed: Ints
-    committed_lsn: Ints
-    local_commits_lsn: Ints
+    row: Ints
+    is_commit: Flags
+    node: Ints
+    gid: Ints
+    place: Ints
+    first: Ints
 
 
 def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
@@ -62,126 +47,153 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
 
     Raises GlobalIdReusedError where a global id does not tell which transaction is meant.
     """
-    events, names = _numbered(windows)
-    _check_unique(windows, events, names)
-    position = {node: window.start for node, window in windows.items()}
-    is_global = np.zeros(len(names), np.bool_)
-    while True:
-        before = dict(position)
-        for node, found in events.items():
-            is_global[found.committed[found.committed_lsn < position[node]]] = True
-        for node, found in events.items():
-            # What was rolled back here is no part of the transaction: its gid was used again to retry it.
-            ends = found.prepared_end[is_global[found.prepared] & ~found.undone]
-            if len(ends):
-                position[node] = max(position[node], int(ends.max()))
-        if position == before:
-            break
-    return _described(windows, events, position, is_global, names)
+    if not windows:
+        return Cut({}, 0, 0, 0)
+    events = fleet_events(windows)
+    history = _history(events)
+    _check_unique(events, history)
+    position, is_global = _raised(events, history)
+    return _described(windows, events, history, position, is_global)
 
 
-def _numbered(windows: Mapping[str, NodeWindow]) -> tuple[dict[str, _Events], pa.Array[Any]]:
-    names: list[pa.Array[Any]] = []
-    parts: dict[str, tuple[pa.Table, pa.Table]] = {}
-    for node, window in windows.items():
-        parts[node] = _of(window, PREPARE), _of(window, COMMIT_PREPARED)
-        names.append(from_list([entry.global_id.encode() for entry in window.undecided]).to_arrow().cast(pa.string()))
-        names += [chunk for part in parts[node] for chunk in part["global_id"].chunks]
-    codes = pa.chunked_array(names, pa.string()).combine_chunks().dictionary_encode()
-    numbers = to_numpy(codes.indices).astype(np.int64)
-    found: dict[str, _Events] = {}
-    place = 0
-    for node, window in windows.items():
-        prepared, committed = parts[node]
-        middle = place + len(window.undecided) + len(prepared)
-        end = middle + len(committed)
-        carried = window.undecided
-        ends = np.concatenate([np.array([e.end_lsn for e in carried], np.int64), _ints(prepared, "end_lsn")])
-        found[node] = _Events(
-            prepared=numbers[place:middle],
-            prepared_lsn=np.concatenate([np.array([e.lsn for e in carried], np.int64), _ints(prepared, "lsn")]),
-            prepared_end=ends,
-            undone=np.isin(ends, _ints(_of(window, ROLLBACK_PREPARED), "lsn")),
-            committed=numbers[middle:end],
-            committed_lsn=_ints(committed, "lsn"),
-            local_commits_lsn=_ints(_of(window, COMMIT), "lsn"),
-        )
-        place = end
-    return found, codes.dictionary
+def _history(events: FleetEvents) -> _History:
+    # What was rolled back is no part of the transaction: its gid was used again to retry it.
+    live = np.flatnonzero(~events.undone)
+    prepared, committed = events.prepared.where(live), events.committed
+    row = np.concatenate([live, np.arange(len(committed))])
+    is_commit = np.arange(len(row)) >= len(live)
+    gid = np.concatenate([prepared.gid, committed.gid])
+    place = np.concatenate([prepared.place, committed.place])
+    # A one-phase commit is both at one place: first prepared, then committed, as the rows stand here.
+    order = np.lexsort((place, gid))
+    first = np.zeros(len(events.names) + 1, np.int64)
+    np.cumsum(np.bincount(gid, minlength=len(events.names)), out=first[1:])
+    node = np.concatenate([prepared.node, committed.node])
+    return _History(row[order], is_commit[order], node[order], gid[order], place[order], first)
 
 
-def _check_unique(windows: Mapping[str, NodeWindow], events: Mapping[str, _Events], names: pa.Array[Any]) -> None:
+def _check_unique(events: FleetEvents, history: _History) -> None:
     """Refuse a gid that is prepared anew after a commit, unless all its uses were over before the cut.
 
     Branches of one transaction (XA, Citus) share a global id too, but all of them are prepared before the
     first is committed.
     """
-    is_reused, is_under_way = np.zeros((2, len(names)), np.bool_)
-    for node, found in events.items():
-        last_prepared = np.full(len(names), -1, np.int64)
-        first_committed = np.full(len(names), np.iinfo(np.int64).max, np.int64)
-        last_committed = np.full(len(names), -1, np.int64)
-        np.maximum.at(last_prepared, found.prepared[~found.undone], found.prepared_lsn[~found.undone])
-        np.minimum.at(first_committed, found.committed, found.committed_lsn)
-        before = found.committed_lsn < windows[node].start
-        np.maximum.at(last_committed, found.committed[before], found.committed_lsn[before])
-        is_reused |= first_committed < last_prepared
-        is_under_way |= last_committed < last_prepared
-        is_under_way[found.committed[~before]] = True
-    unclear = np.flatnonzero(is_reused & is_under_way)
+    gid, node, is_commit = history.gid, history.node, history.is_commit
+    anew = is_commit[:-1] & ~is_commit[1:] & (gid[:-1] == gid[1:]) & (node[:-1] == node[1:])
+    if not anew.any():
+        return
+    starts = (events.starts + events.offset)[node]
+    # The last row of a gid on a node, and every row after its start.
+    is_last = np.concatenate([(gid[:-1] != gid[1:]) | (node[:-1] != node[1:]), [True]])
+    under_way = (is_last & ~is_commit) | (history.place >= starts)
+    unclear = np.intersect1d(gid[:-1][anew], gid[under_way])
     if len(unclear):
-        gid = names[int(unclear[0])].as_py()
+        name = events.names[int(unclear[0])].as_py()
         raise GlobalIdReusedError(
-            f"global id {gid!r} names several transactions since the last cut, and one was under way",
+            f"global id {name!r} names several transactions since the last cut, and one was under way",
             hint="give every distributed transaction a gid of its own, or tell them apart by [cut] global_id",
-            details={"global_id": gid, "count": len(unclear)},
+            details={"global_id": name, "count": len(unclear)},
         )
 
 
-def _of(window: NodeWindow, op: int) -> pa.Table:
-    """The window's events of one kind; a segment may begin before the window does."""
-    events = window.events
-    # A rollback is known by its own end; its lsn is the end of the PREPARE that it undid.
-    place = to_numpy(events["end_lsn"]) - 1 if op == ROLLBACK_PREPARED else to_numpy(events["lsn"])
-    return events.filter(to_mask((to_numpy(events["op"]) == op) & (place >= window.previous)))
+def _raised(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
+    """The least fixed point: every node's position, and which global ids are committed before one.
+
+    A round looks only at the commits that the round before it reached, and at what is prepared of their
+    global ids.
+    """
+    prepared, offset = events.prepared, events.offset
+    order = np.argsort(events.committed.place, kind="stable")
+    commit_place, commit_gid = events.committed.place[order], events.committed.gid[order]
+    position = events.starts.copy()
+    nodes = np.arange(len(position))
+    begin = np.searchsorted(events.committed.node[order], nodes)
+    reached = np.searchsorted(commit_place, position + offset)
+    is_global = np.zeros(len(events.names), np.bool_)
+    node_mark, gid_mark = np.zeros(len(position), np.int64), np.zeros(len(is_global), np.int64)
+    while True:
+        gids = commit_gid[_ranges(begin, reached[nodes])]
+        gids = _distinct(gids[~is_global[gids]], gid_mark)
+        if len(gids) == 0:
+            return position, is_global
+        is_global[gids] = True
+        found = _ranges(history.first[gids], history.first[gids + 1])
+        rows = history.row[found[~history.is_commit[found]]]
+        touched = prepared.node[rows]
+        before = position[touched]
+        np.maximum.at(position, touched, prepared.end[rows])
+        nodes = _distinct(touched[position[touched] > before], node_mark)
+        begin = reached[nodes]
+        reached[nodes] = np.searchsorted(commit_place, position[nodes] + offset[nodes])
 
 
-def _ints(table: pa.Table, column: str) -> Ints:
-    return to_numpy(table[column])
+def _ranges(begin: Ints, end: Ints) -> Ints:
+    """The numbers of all ranges, one after the other."""
+    lengths = end - begin
+    ends = np.cumsum(lengths)
+    numbers: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(end - ends, lengths)
+    return numbers
+
+
+def _distinct(values: Ints, mark: Ints) -> Ints:
+    """Every value once, in linear time; `mark` has a place for each value there may be."""
+    count = np.arange(len(values))
+    mark[values] = count
+    kept: Ints = values[mark[values] == count]
+    return kept
+
+
+def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
+    """Which global ids are prepared before a node's position and not committed before it."""
+    gid, node = history.gid, history.node
+    is_open = np.zeros(len(events.names), np.bool_)
+    if len(gid) == 0:
+        return is_open
+    begins = np.flatnonzero(np.concatenate([[True], (gid[1:] != gid[:-1]) | (node[1:] != node[:-1])]))
+    before = history.place < (position + events.offset)[node]
+    is_prepared = np.logical_or.reduceat(before & ~history.is_commit, begins)
+    is_committed = np.logical_or.reduceat(before & history.is_commit, begins)
+    is_open[gid[begins[is_prepared & ~is_committed]]] = True
+    return is_open
+
+
+def _by_node(events: FleetEvents, rows: Ints, size: int) -> list[int]:
+    """Where the rows of each node begin among `rows`, which are in the order of nodes."""
+    begins: list[int] = np.searchsorted(events.prepared.node[rows], np.arange(size + 1)).tolist()
+    return begins
 
 
 def _described(
-    windows: Mapping[str, NodeWindow],
-    events: Mapping[str, _Events],
-    position: Mapping[str, int],
-    is_global: npt.NDArray[np.bool_],
-    names: pa.Array[Any],
+    windows: Mapping[str, NodeWindow], events: FleetEvents, history: _History, position: Ints, is_global: Flags
 ) -> Cut:
-    nodes: dict[str, NodeCut] = {}
-    is_open, is_included = np.zeros((2, len(is_global)), np.bool_)
-    for node, window in windows.items():
-        found = events[node]
-        before = found.prepared_lsn < position[node]
-        included = before & is_global[found.prepared] & ~found.undone
-        left_out = before & ~included
-        at_cut = found.committed[found.committed_lsn < position[node]]
-        is_open[np.setdiff1d(found.prepared[before & ~found.undone], at_cut)] = True
-        is_included[found.prepared[included]] = True
-        nodes[node] = NodeCut(
+    prepared, size = events.prepared, len(windows)
+    before = prepared.lsn < position[prepared.node]
+    is_included = np.zeros(len(is_global), np.bool_)
+    included = before & is_global[prepared.gid] & ~events.undone
+    is_included[prepared.gid[included]] = True
+    is_open = _open(events, history, position)
+    left_out = np.flatnonzero(before & ~included)
+    left_out = left_out[np.argsort(prepared.place[left_out])]
+    undone = events.undone[left_out]
+    undecided, rolled_back = left_out[~undone], left_out[undone]
+    undecided_first, rolled_back_first = (_by_node(events, rows, size) for rows in (undecided, rolled_back))
+    names = events.names.take(to_arrow(prepared.gid[undecided])).to_pylist()
+    entries = list(map(Undecided, names, prepared.lsn[undecided].tolist(), prepared.end[undecided].tolist()))
+    undone_lsn = prepared.lsn[rolled_back].tolist()
+    local = events.local_commits
+    local_transactions = np.bincount(local.node[local.lsn < position[local.node]], minlength=size).tolist()
+    positions = position.tolist()
+    nodes = {
+        node: NodeCut(
             start=window.start,
             finish=window.finish,
-            position=position[node],
-            undecided=tuple(
-                Undecided(
-                    names[int(found.prepared[row])].as_py(),
-                    int(found.prepared_lsn[row]),
-                    int(found.prepared_end[row]),
-                )
-                for row in np.flatnonzero(left_out & ~found.undone)
-            ),
-            rolled_back=tuple(int(lsn) for lsn in found.prepared_lsn[left_out & found.undone]),
-            local_transactions=int(np.count_nonzero(found.local_commits_lsn < position[node])),
+            position=positions[number],
+            undecided=tuple(entries[undecided_first[number] : undecided_first[number + 1]]),
+            rolled_back=tuple(undone_lsn[rolled_back_first[number] : rolled_back_first[number + 1]]),
+            local_transactions=local_transactions[number],
         )
+        for number, (node, window) in enumerate(windows.items())
+    }
     return Cut(
         nodes=nodes,
         global_transactions=int(np.count_nonzero(is_included)),

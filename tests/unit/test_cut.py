@@ -153,3 +153,82 @@ def test_the_branches_of_one_transaction_on_one_node_are_no_reuse() -> None:
     )
     assert positions(cut) == {"a": 100, "b": 150}
     assert cut.global_transactions == 1
+
+
+def test_a_one_phase_commit_with_a_global_id_brings_in_what_others_prepared() -> None:
+    cut = resolve(
+        {
+            "a": window(100, 200, ("C", 80, "g")),
+            "b": window(100, 200, ("C", 110, None), ("P", 120, "g"), ("C", 140, None)),
+        }
+    )
+    assert positions(cut) == {"a": 100, "b": 130}
+    assert cut.nodes["b"].undecided == ()
+    # It is a global transaction, and no local one.
+    assert [part.local_transactions for part in cut.nodes.values()] == [0, 1]
+    assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 1, 1)
+
+
+def test_a_commit_elsewhere_raises_a_position_to_the_end_of_the_one_phase_commit() -> None:
+    cut = resolve(
+        {
+            "a": window(100, 200, ("P", 110, "h"), ("K", 115, "i"), ("C", 120, "g"), ("C", 140, None)),
+            "b": window(100, 200, ("P", 50, "g"), ("K", 90, "g")),
+            "c": window(100, 200, ("P", 150, "i")),
+        }
+    )
+    # And on from there: i is committed before the position that the one-phase commit raised.
+    assert positions(cut) == {"a": 130, "b": 100, "c": 160}
+    assert cut.nodes["a"].undecided == (Undecided("h", 110, 120),)
+    assert cut.global_transactions == 2
+
+
+def test_a_one_phase_commit_after_the_cut_is_neither_in_it_nor_undecided() -> None:
+    cut = resolve(
+        {"a": window(100, 200, ("C", 100, "g")), "b": window(100, 200, ("P", 50, "g")), "c": window(100, 200)}
+    )
+    assert positions(cut) == {"a": 100, "b": 100, "c": 100}
+    assert cut.nodes["a"].undecided == ()
+    assert cut.nodes["b"].undecided == (Undecided("g", 50, 60),)
+    assert (cut.global_transactions, cut.in_flight) == (0, 1)
+    assert [part.local_transactions for part in cut.nodes.values()] == [0, 0, 0]
+    later = resolve(
+        {
+            "a": window(300, 400, ("C", 100, "g"), previous=100),
+            "b": window(300, 400, ("P", 50, "g"), previous=100, undecided=cut.nodes["b"].undecided),
+            "c": window(300, 400, previous=100),
+        }
+    )
+    assert later.nodes["b"].undecided == ()
+    assert (later.global_transactions, later.included_early) == (1, 1)
+
+
+def test_a_one_phase_commit_alone_is_a_global_transaction_that_is_counted_once() -> None:
+    cut = resolve({"a": window(100, 200, ("C", 50, "g"), ("C", 60, None)), "b": window(100, 200)})
+    assert cut.nodes["a"].local_transactions == 1
+    assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 0, 0)
+
+
+def test_a_branch_prepared_beside_a_one_phase_commit_is_no_reuse() -> None:
+    cut = resolve(
+        {
+            "a": window(100, 200, ("P", 20, "g"), ("C", 60, "g"), ("K", 110, "g")),
+            "b": window(100, 200, ("P", 30, "g")),
+        }
+    )
+    assert cut.nodes["a"].undecided == cut.nodes["b"].undecided == ()
+    assert cut.global_transactions == 1
+
+
+def test_a_gid_of_a_one_phase_commit_may_not_be_used_again_around_a_cut() -> None:
+    for again in ("C", "P"):
+        with pytest.raises(GlobalIdReusedError, match="'g'"):
+            resolve({"a": window(100, 200, ("C", 50, "g"), (again, 120, "g"))})
+    with pytest.raises(GlobalIdReusedError, match="'g'"):
+        resolve({"a": window(100, 200, ("P", 20, "g"), ("K", 40, "g"), ("C", 120, "g"))})
+    over = resolve({"a": window(100, 200, ("C", 50, "g"), ("C", 70, "g"))})
+    assert positions(over) == {"a": 100}
+
+
+def test_an_empty_fleet_has_an_empty_cut() -> None:
+    assert resolve({}) == Cut({}, 0, 0, 0)

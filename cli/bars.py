@@ -1,7 +1,8 @@
 """The two ways to watch an operation: bars that move on a terminal, and lines for logs.
 
 Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. A step that
-the operation does not end (it raised) is shown as stopped, never as done.
+the operation does not end (it raised) is shown as stopped, never as done. `verbose` also shows every point as it is
+reached, with the time since the beginning.
 """
 
 from __future__ import annotations
@@ -42,11 +43,25 @@ class Step:
         return f"{self.name}: {amount}{seconds_text(self.seconds)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The lines that tell of points, if they are `wanted`; `began_seconds` on the monotonic clock."""
+
+    wanted: bool
+    began_seconds: float = field(default_factory=time.monotonic)
+
+    def line(self, point: str, node: str) -> str:
+        """`slot made on a, after 0.4 s`."""
+        where = f" on {node}" if node else ""
+        return f"{point}{where}, after {seconds_text(time.monotonic() - self.began_seconds)}"
+
+
 class LineProgress:
     """Says every step on a line of its own once it is over, for logs and cron mails."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
         self._stream = stream
+        self._points = Points(verbose)
         self._step: Step | None = None
         self._lock = threading.Lock()
 
@@ -76,6 +91,12 @@ class LineProgress:
         with self._lock:
             self._write(text)
 
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Write a line for the point at once, if they are wanted."""
+        if self._points.wanted:
+            with self._lock:
+                self._write(self._points.line(point, node))
+
     def _end(self, *, stopped: bool) -> None:
         if self._step is not None:
             self._write(self._step.summary() + (" (stopped)" if stopped else ""))
@@ -89,8 +110,9 @@ class LineProgress:
 class BarProgress:
     """Draws the running step at the foot of the terminal; finished steps stay above it as lines."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
         self._console = console or Console(stderr=True)
+        self._points = Points(verbose)
         self._bars = RichProgress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=None)),
@@ -132,6 +154,12 @@ class BarProgress:
         """Print `text` above the running step."""
         with self._lock:
             self._console.print(Text(f"  {text}", style="yellow"))
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Print the point above the running step, if they are wanted."""
+        if self._points.wanted:
+            with self._lock:
+                self._console.print(Text(f"  {self._points.line(point, node)}", style="dim"))
 
     def _end(self, *, stopped: bool) -> None:
         if self._step is None:

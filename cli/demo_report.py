@@ -153,6 +153,10 @@ class CutWatch:
         """Pass it on."""
         self._shown.note(text)
 
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Pass it on."""
+        self._shown.reached(point, node=node)
+
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
     """The longest transaction that ran, in part at least, within one of the windows."""

@@ -103,6 +103,9 @@ class Screen:
         """Say one line that matters."""
         self._print("! ", text, "yellow")
 
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Say nothing: the story has its own chapters."""
+
     def _print(self, sign: str, text: str, style: str = "") -> None:
         width = min(self._console.width, TEXT_WIDTH_MAX)
         margin = " " * (INDENT + len(sign))

@@ -114,7 +114,9 @@ def snapshot(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show the causes of an error.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every point of a create, and the causes of an error.")
+    ] = False,
     version: Annotated[  # noqa: ARG001  # its callback has done the work
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
     ] = False,

@@ -55,14 +55,18 @@ def discard_stdout() -> None:
 
 
 def progress(context: typer.Context) -> AbstractContextManager[Progress]:
-    """Show an operation's steps on stderr: bars on a terminal, else a line per step, nothing if quiet."""
-    if command_context(context).quiet:
+    """Show an operation's steps on stderr: bars on a terminal, else a line per step, nothing if quiet.
+
+    `--verbose` adds a line for every point that is reached.
+    """
+    options = command_context(context)
+    if options.quiet:
         return nullcontext(Silent())
     from cli.bars import BarProgress, LineProgress
 
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        return BarProgress()
-    return LineProgress(sys.stderr)
+        return BarProgress(verbose=options.verbose)
+    return LineProgress(sys.stderr, verbose=options.verbose)
 
 
 def _json_value(value: object) -> str:

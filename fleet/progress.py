@@ -20,6 +20,9 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Say one line that matters to the person watching (a retry, a wait and its cause)."""
 
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Say that `point` has just been done, on `node` where it is done node by node."""
+
 
 class Silent:
     """A Progress that nobody watches."""
@@ -31,4 +34,7 @@ class Silent:
         """Ignore it."""
 
     def note(self, text: str) -> None:
+        """Ignore it."""
+
+    def reached(self, point: str, *, node: str = "") -> None:
         """Ignore it."""

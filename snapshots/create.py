@@ -21,6 +21,7 @@ from snapshots.commits import SnapshotExistsError, check_name, commit_key
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation, new_operation, recorded
+from snapshots.points import Point
 from snapshots.retained import give_up_chains
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
@@ -118,14 +119,22 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     nodes = chosen_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes) as sessions:
         plan = plan_full(fleet, request, sessions, store)
+        progress.reached(Point.CHECKED)
         with locked_fleet(sessions, fleet.name):
+            progress.reached(Point.LOCKED)
             settle_operations(store, fleet, progress)
+            progress.reached(Point.SETTLED)
             give_up_chains(sessions, None, fleet.retained_wal_bytes_max, progress)
+            progress.reached(Point.GIVEN_UP)
             operation = new_operation("create", request.name, 0, tuple(node.id for node in nodes))
             operation = replace(operation, slot=slot_name(operation.id))
             taking = Taking(fleet, request, store, operation, sessions, plan)
             spark.begin()
+            progress.reached(Point.SPARK_BEGUN)
             from snapshots.full import take_full
 
             with recorded(store, operation, lambda: not drop_slots(nodes, taking.slot)):
-                return take_full(taking, spark, progress, began)
+                commit = take_full(taking, spark, progress, began)
+            progress.reached(Point.OUTCOME_STORED)
+    progress.reached(Point.RELEASED)
+    return commit

@@ -18,8 +18,9 @@ from fleet.baseline import check_baseline
 from fleet.connections import connect
 from fleet.progress import Progress
 from fleet.sessions import Sessions, identify
-from snapshots.jobs import SparkSource, raise_first, run_tasks
+from snapshots.jobs import SparkSource, raise_first, run_tasks, started
 from snapshots.manifest import CutRecord
+from snapshots.points import Point
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 from wal.archive import Segment
@@ -88,7 +89,9 @@ def make_cut(sessions: Sessions, plan: CutPlan, spark: SparkSource, store: Objec
         try:
             marked = _mark(sessions, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
             segments, ignored = _drained(plan, marked, spark, progress)
+            progress.reached(Point.ARCHIVED)
             cut = _resolved(plan, marked, segments, store)
+            progress.reached(Point.RESOLVED)
         except _AttemptFailedError as error:
             reasons.append(str(error))
             progress.note(f"the cut is inconsistent, and made again: {error}")
@@ -108,7 +111,9 @@ def _mark(sessions: Sessions, start: Marker, progress: Progress) -> _Markers:
     began = time.monotonic()
     try:
         starts = write_markers(with_markers, start)
+        progress.reached(Point.STARTS_WRITTEN)
         finishes = write_markers(with_markers, replace(start, kind="finish"))
+        progress.reached(Point.FINISHES_WRITTEN)
     except psycopg.OperationalError as error:
         raise _AttemptFailedError(f"a primary's session was lost between its markers: {error}") from error
     finally:
@@ -138,8 +143,7 @@ def _drained(
     plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress
 ) -> tuple[dict[str, tuple[Segment, ...]], int]:
     """Bring every archive up to the finish marker; a standby's up to its primary's."""
-    progress.step("start Spark")
-    session = spark.session()
+    session = started(spark, progress)
     tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     reports = run_tasks(session, drain, tasks, progress)

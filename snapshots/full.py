@@ -22,8 +22,9 @@ from snapshots.commits import publish
 from snapshots.counting import counts_of
 from snapshots.create import Taking
 from snapshots.cutting import Before, CutPlan, MadeCut, make_cut
-from snapshots.jobs import SparkSource, raise_first, run_tasks
-from snapshots.manifest import Commit, FullPart, StoredObject
+from snapshots.jobs import SparkSource, raise_first, run_tasks, started
+from snapshots.manifest import Commit, FullPart, Sequence, StoredObject
+from snapshots.points import Point
 from snapshots.prepared import await_prepared, prepared_transactions
 from snapshots.schema import read_roles, read_sequences, schema_prefix, store_schema
 from wal.drain import DrainTask
@@ -32,15 +33,21 @@ from wal.slots import ExportedSlot, create_exported_slot
 
 def take_full(taking: Taking, spark: SparkSource, progress: Progress, began: float) -> Commit:
     """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
+    progress.reached(Point.INTENT_STORED)
     with _exported_slots(taking, progress) as slots:
         base = {node: slot.position for node, slot in slots.items()}
         objects = _copy_base(taking, slots, spark, progress)
+    progress.reached(Point.SNAPSHOTS_RELEASED)
     prepared = {node: prepared_transactions(c) for node, c in taking.sessions.primaries.items()}
     await_prepared(taking.sessions.primaries, prepared, taking.request.wait_seconds, progress)
+    progress.reached(Point.PREPARED_OVER)
     made = make_cut(taking.sessions, _cut_plan(taking, base), spark, taking.store, progress)
-    commit = _commit(taking, base, objects, made, time.monotonic() - began)
     progress.step("commit")
+    sequences = {node: read_sequences(connection) for node, connection in taking.sessions.primaries.items()}
+    progress.reached(Point.SEQUENCES_READ)
+    commit = _commit(taking, _full_part(taking, base, objects), made, sequences, time.monotonic() - began)
     publish(taking.store, commit)
+    progress.reached(Point.COMMITTED)
     return commit
 
 
@@ -53,6 +60,7 @@ def _exported_slots(taking: Taking, progress: Progress) -> Iterator[dict[str, Ex
         primary = taking.fleet.node(node.shard)
         slot = create_exported_slot(node, primary, taking.slot, taking.request.wait_seconds)
         progress.advance(1)
+        progress.reached(Point.SLOT_MADE, node=node.id)
         return slot
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(taking.plan.nodes)) as threads:
@@ -85,13 +93,15 @@ def _copy_base(
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         schemas = threads.submit(in_parallel, dump, primaries)
-        progress.step("start Spark")
-        session = spark.session()
+        session = started(spark, progress)
         progress.step("copy", total=len(tasks), unit="tasks")
         reports = run_tasks(session, copy_ranges, tasks, progress)
         raise_first([report.problem for report in reports])
+        progress.reached(Point.BASE_COPIED)
         copied = [stored for report in reports for stored in report.objects]
-        return copied + [stored for found in schemas.result() for stored in found]
+        copied += [stored for found in schemas.result() for stored in found]
+        progress.reached(Point.SCHEMA_STORED)
+        return copied
 
 
 def _cut_plan(taking: Taking, base: Mapping[str, int]) -> CutPlan:
@@ -118,11 +128,9 @@ def _cut_plan(taking: Taking, base: Mapping[str, int]) -> CutPlan:
     return CutPlan(taking.operation.id, taking.operation.id, tasks, before, taking.request.retries)
 
 
-def _commit(
-    taking: Taking, base: Mapping[str, int], objects: list[StoredObject], made: MadeCut, seconds: float
-) -> Commit:
+def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObject]) -> FullPart:
     sessions, plan = taking.sessions, taking.plan
-    part = FullPart(
+    return FullPart(
         fleet_id=plan.fleet_id,
         global_id_form=taking.fleet.global_id,
         baseline=sessions.identities,
@@ -132,6 +140,11 @@ def _commit(
         roles={node: read_roles(connection) for node, connection in sessions.primaries.items()},
         rules=plan.rules,
     )
+
+
+def _commit(
+    taking: Taking, part: FullPart, made: MadeCut, sequences: Mapping[str, tuple[Sequence, ...]], seconds: float
+) -> Commit:
     return Commit(
         snapshot=taking.request.name,
         increment=0,
@@ -141,8 +154,8 @@ def _commit(
         seconds=seconds,
         cut=made.record,
         segments=made.segments,
-        sequences={node: read_sequences(connection) for node, connection in sessions.primaries.items()},
-        counts=counts_of(plan.nodes, made, objects),
+        sequences=sequences,
+        counts=counts_of(taking.plan.nodes, made, part.objects),
         comment=taking.request.comment,
         full=part,
     )

@@ -23,6 +23,7 @@ from snapshots.create import CreateRequest
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Chain, Commit
 from snapshots.operations import new_operation, recorded
+from snapshots.points import Point
 from snapshots.retained import give_up_chains
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
@@ -59,19 +60,27 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     read_identity(store, fleet)
     nodes = chain_nodes(fleet, read_chain(store, request.name, 0))
     with open_sessions(fleet, nodes) as sessions, locked_fleet(sessions, fleet.name):
+        progress.reached(Point.LOCKED)
         settle_operations(store, fleet, progress)
+        progress.reached(Point.SETTLED)
         # Read under the lock: nobody adds an increment to it now.
         chain = read_chain(store, request.name)
         continuing = Continuing(fleet, request, store, sessions, chain)
         give_up_chains(sessions, slot_name(chain.full.operation), fleet.retained_wal_bytes_max, progress)
+        progress.reached(Point.GIVEN_UP)
         check_continuable(continuing)
+        progress.reached(Point.CHECKED)
         number = chain.last.increment + 1
         operation = new_operation("create", request.name, number, tuple(node.id for node in nodes))
         spark.begin()
+        progress.reached(Point.SPARK_BEGUN)
         from snapshots.incremental import take_increment
 
         with recorded(store, operation):
-            return take_increment(continuing, operation, spark, progress, began)
+            commit = take_increment(continuing, operation, spark, progress, began)
+        progress.reached(Point.OUTCOME_STORED)
+    progress.reached(Point.RELEASED)
+    return commit
 
 
 def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> dict[str, int]:

@@ -17,6 +17,7 @@ from snapshots.increment import Continuing
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation
+from snapshots.points import Point
 from snapshots.schema import read_sequences
 from wal.drain import DrainTask
 from wal.slots import slot_name
@@ -26,9 +27,12 @@ def take_increment(
     continuing: Continuing, operation: Operation, spark: SparkSource, progress: Progress, began: float
 ) -> Commit:
     """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
+    progress.reached(Point.INTENT_STORED)
     sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
     made = make_cut(sessions, _cut_plan(continuing, operation.id), spark, store, progress)
     progress.step("commit")
+    sequences = {node: read_sequences(connection) for node, connection in sessions.primaries.items()}
+    progress.reached(Point.SEQUENCES_READ)
     commit = Commit(
         snapshot=chain.name,
         increment=operation.increment,
@@ -38,11 +42,12 @@ def take_increment(
         seconds=time.monotonic() - began,
         cut=made.record,
         segments=made.segments,
-        sequences={node: read_sequences(connection) for node, connection in sessions.primaries.items()},
+        sequences=sequences,
         counts=counts_of(sessions.nodes, made),
         comment=continuing.request.comment,
     )
     publish(store, commit)
+    progress.reached(Point.COMMITTED)
     return commit
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.progress import Progress
+from snapshots.points import Point
 from storage.errors import ReportedError
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ class SparkSource(Protocol):
     def session(self) -> SparkSession:
         """Start it if nobody has, wait for it and return it."""
         ...
+
+
+def started(spark: SparkSource, progress: Progress) -> SparkSession:
+    """The running session, waiting for it as a step of its own."""
+    progress.step("start Spark")
+    session = spark.session()
+    progress.reached(Point.SPARK_READY)
+    return session
 
 
 def run_tasks(

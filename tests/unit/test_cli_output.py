@@ -33,7 +33,9 @@ def narrate(steps: Progress) -> None:
     steps.advance(1000)
     steps.advance(2000)
     steps.note("node a waits for a lock")
+    steps.reached("slot made", node="a")
     steps.step("write commit")
+    steps.reached("commit stored")
 
 
 def test_times_and_paths_have_their_json_form(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +71,24 @@ def test_lines_tell_each_step_once_it_is_over() -> None:
         narrate(steps)
     lines = stream.getvalue().splitlines()
     assert lines == ["node a waits for a lock", "copy base: 2.9 KiB, 0.0 s", "write commit: 0.0 s"]
+
+
+def test_verbose_lines_tell_each_point_as_it_is_reached() -> None:
+    stream = io.StringIO()
+    with LineProgress(stream, verbose=True) as steps:
+        narrate(steps)
+    assert [line for line in stream.getvalue().splitlines() if ", after " in line] == [
+        "slot made on a, after 0.0 s",
+        "commit stored, after 0.0 s",
+    ]
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_bars_tell_points_only_if_they_are_wanted(*, verbose: bool) -> None:
+    stream = io.StringIO()
+    with BarProgress(Console(file=stream, force_terminal=True, width=100), verbose=verbose) as steps:
+        narrate(steps)
+    assert ("slot made on a" in stream.getvalue()) is verbose
 
 
 def test_a_step_that_did_not_end_is_said_to_have_stopped() -> None:

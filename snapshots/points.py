@@ -1,0 +1,71 @@
+"""The points of a create: one right after everything that can be seen from outside the process.
+
+Whoever watches is told when each is reached (`Progress.reached`), which says where the time goes. A command that
+ends between two of them has left at most what belongs to the first. tests/integration/test_points.py holds that
+nothing is done to a node or the store without a point after it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Point(StrEnum):
+    """What has just been done; a value is what the person watching reads."""
+
+    CHECKED = "checks passed"
+    LOCKED = "fleet locked"
+    SETTLED = "earlier operations settled"
+    GIVEN_UP = "chains over the limit given up"
+    SPARK_BEGUN = "Spark begun"
+    INTENT_STORED = "intent stored"
+    SLOT_MADE = "slot made"
+    SPARK_READY = "Spark ready"
+    BASE_COPIED = "base copied"
+    SCHEMA_STORED = "schema stored"
+    SNAPSHOTS_RELEASED = "exported snapshots released"
+    PREPARED_OVER = "older prepared transactions over"
+    STARTS_WRITTEN = "start markers written"
+    FINISHES_WRITTEN = "finish markers written"
+    ARCHIVED = "WAL archived"
+    RESOLVED = "cut resolved"
+    SEQUENCES_READ = "sequences read"
+    COMMITTED = "commit stored"
+    OUTCOME_STORED = "outcome stored"
+    RELEASED = "fleet released"
+
+
+# Reached once for every node, in any order.
+PER_NODE = frozenset({Point.SLOT_MADE})
+
+# Repeated where a cut is made again.
+CUT_POINTS = (Point.STARTS_WRITTEN, Point.FINISHES_WRITTEN, Point.SPARK_READY, Point.ARCHIVED, Point.RESOLVED)
+LAST_POINTS = (Point.SEQUENCES_READ, Point.COMMITTED, Point.OUTCOME_STORED, Point.RELEASED)
+
+FULL_POINTS = (
+    Point.CHECKED,
+    Point.LOCKED,
+    Point.SETTLED,
+    Point.GIVEN_UP,
+    Point.SPARK_BEGUN,
+    Point.INTENT_STORED,
+    Point.SLOT_MADE,
+    Point.SPARK_READY,
+    Point.BASE_COPIED,
+    Point.SCHEMA_STORED,
+    Point.SNAPSHOTS_RELEASED,
+    Point.PREPARED_OVER,
+    *CUT_POINTS,
+    *LAST_POINTS,
+)
+
+INCREMENT_POINTS = (
+    Point.LOCKED,
+    Point.SETTLED,
+    Point.GIVEN_UP,
+    Point.CHECKED,
+    Point.SPARK_BEGUN,
+    Point.INTENT_STORED,
+    *CUT_POINTS,
+    *LAST_POINTS,
+)

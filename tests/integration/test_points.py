@@ -1,0 +1,164 @@
+"""The list of a create's points is what a create reaches, and nothing is done without a point after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import load_fleet
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
+from snapshots.operations import new_operation, recorded
+from snapshots.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from storage.errors import IndeterminateError
+from storage.open import open_store
+from tests.effects import LOGGING, Effects
+from tests.snapshot_runs import Ready, Runs, described
+from tests.watching import Reached, Watching
+from wal.slots import create_exported_slot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from fleet.config import Fleet
+    from fleet.embedded import EmbeddedFleet
+    from tests.integration.conftest import FleetFactory
+
+NOTHING: frozenset[str] = frozenset()
+# What may be done before a point, and after the one before it. The DDL is stored beside the rows.
+CUT_EFFECTS: Mapping[Point, frozenset[str]] = {
+    Point.STARTS_WRITTEN: frozenset({"start marker"}),
+    Point.FINISHES_WRITTEN: frozenset({"finish marker"}),
+    Point.ARCHIVED: frozenset({"segment", "slot advanced"}),
+    Point.COMMITTED: frozenset({"commit"}),
+    Point.OUTCOME_STORED: frozenset({"outcome"}),
+    Point.RELEASED: frozenset({"unlock"}),
+    Point.LOCKED: frozenset({"lock"}),
+    Point.INTENT_STORED: frozenset({"intent"}),
+}
+FULL_EFFECTS: Mapping[Point, frozenset[str]] = {
+    **CUT_EFFECTS,
+    Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
+    Point.SPARK_READY: frozenset({"schema object"}),
+    Point.BASE_COPIED: frozenset({"schema object", "base object"}),
+    Point.SCHEMA_STORED: frozenset({"schema object"}),
+    Point.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
+}
+
+
+class Stretches:
+    """What was done between each point and the one before it."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.effects = effects
+        self.found: list[tuple[Reached, set[str]]] = []
+        self.watching = Watching(self.note)
+
+    def note(self, reached: Reached) -> None:
+        if reached.point == Point.SNAPSHOTS_RELEASED:
+            self.effects.await_release()
+        self.found.append((reached, self.effects.look()))
+
+    def undeclared(self, declared: Mapping[Point, frozenset[str]]) -> list[tuple[str, set[str]]]:
+        """What was done in the wrong place, by the point after it."""
+        every = [(one.point, kinds - declared.get(Point(one.point), NOTHING)) for one, kinds in self.found]
+        return [(point, kinds) for point, kinds in every if kinds]
+
+    def kinds(self) -> set[str]:
+        return {kind for _, kinds in self.found for kind in kinds}
+
+
+def expected(points: tuple[Point, ...], nodes: int) -> list[str]:
+    return [str(point) for point in points for _ in range(nodes if point in PER_NODE else 1)]
+
+
+@contextmanager
+def written(dsns: list[str]) -> Iterator[None]:
+    """Something to archive; and who watches a command has its own name in the logs."""
+    for dsn in dsns:
+        with psycopg.connect(dsn, application_name="tests") as connection:
+            connection.execute("UPDATE account SET balance = balance + 1 WHERE id % 100 = 0")
+    yield
+
+
+def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_declared(
+    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    servers = fleet_factory(2, 1, settings=LOGGING)
+    fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    Runs(fleet, Ready(spark)).init()
+    with written(servers.dsns()):
+        full = Stretches(Effects(fleet, servers))
+        create_full(fleet, CreateRequest("chain"), Ready(spark), full.watching)
+    assert [one.point for one in full.watching.reached_points] == expected(FULL_POINTS, len(fleet.nodes))
+    assert {one.node for one in full.watching.reached_points if one.point in PER_NODE} == ids(fleet)
+    assert full.undeclared(FULL_EFFECTS) == []
+    # A slot on a standby is made without its primary's help, if that happens to log what runs.
+    assert full.kinds() | {"standby snapshot"} == {kind for kinds in FULL_EFFECTS.values() for kind in kinds}
+    with written(servers.dsns()):
+        increment = Stretches(Effects(fleet, servers))
+        create_increment(fleet, CreateRequest("chain"), Ready(spark), increment.watching)
+    assert [one.point for one in increment.watching.reached_points] == expected(INCREMENT_POINTS, len(fleet.nodes))
+    assert increment.undeclared(CUT_EFFECTS) == []
+    assert increment.kinds() == {kind for kinds in CUT_EFFECTS.values() for kind in kinds}
+    what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
+
+
+def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Effects) -> None:
+    """A create after one that died, and of a fleet whose older chain keeps too much."""
+    died = replace(new_operation("create", "died", 0, (fleet.nodes[0].id,)), slot="cutline_died")
+    create_exported_slot(fleet.nodes[0], fleet.nodes[0], "cutline_died", 30).connection.close()
+    with suppress(IndeterminateError), recorded(open_store(fleet.store_url, fleet.store_options), died):
+        raise IndeterminateError("it died")
+    effects.look()
+    stretches = Stretches(effects)
+    create_full(replace(fleet, retained_wal_bytes_max=1), CreateRequest("next"), Ready(spark), stretches.watching)
+    found = {reached.point: kinds for reached, kinds in stretches.found}
+    assert found[Point.SETTLED] == {"slot dropped", "outcome"}
+    assert found[Point.GIVEN_UP] == {"slot dropped"}
+    late = {Point.SETTLED: frozenset({"slot dropped", "outcome"}), Point.GIVEN_UP: frozenset({"slot dropped"})}
+    assert stretches.undeclared({**FULL_EFFECTS, **late}) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("SELECT pg_drop_replication_slot('x')", "slot dropped"),
+        ("SELECT count(*) FROM pg_class", None),
+        ("SELECT pg_create_restore_point('x')", "statement SELECT pg_create_restore_point('x')"),
+        ("SELECT nextval('x')", "statement SELECT nextval('x')"),
+        ("INSERT INTO x VALUES (1)", "statement INSERT INTO x VALUES (1)"),
+        ("COPY x FROM STDIN", "statement COPY x FROM STDIN"),
+        ("COPY (SELECT 1) TO STDOUT", None),
+    ],
+)
+def test_a_statement_that_changes_something_is_not_taken_for_a_reading_one(
+    shared_fleet: EmbeddedFleet, statement: str, kind: str | None
+) -> None:
+    effects = Effects(load_fleet(shared_fleet.fleet_toml), shared_fleet)
+    assert effects.kinds_of(statement) == ([kind] if kind else [])
+
+
+def test_an_effect_without_a_point_is_found(fleet_factory: FleetFactory) -> None:
+    servers = fleet_factory(1, 0, settings=LOGGING)
+    fleet = load_fleet(servers.fleet_toml)
+    stretches = Stretches(Effects(fleet, servers))
+    store = open_store(fleet.store_url, fleet.store_options)
+    with psycopg.connect(servers.dsns()[0], autocommit=True, application_name="cutline") as connection:
+        stretches.watching.reached(Point.LOCKED)
+        connection.execute("CREATE TABLE left_behind (id int)")
+        store.create("operations/x/notes.json", b"{}")
+        stretches.watching.reached(Point.SETTLED)
+    assert stretches.undeclared(FULL_EFFECTS) == [
+        (Point.SETTLED, {"statement CREATE TABLE left_behind (id int)", "object operations/x/notes.json"})
+    ]
+
+
+def ids(fleet: Fleet) -> set[str]:
+    return {node.id for node in fleet.nodes}

@@ -1,0 +1,148 @@
+"""What a network does to sessions: a proxy before one PostgreSQL server that passes, refuses, resets or stalls.
+
+A stall is the worst of them: the connection stands, its packets are acknowledged, and nothing ever comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from fleet.config import Fleet, load_fleet
+from fleet.embedded import EmbeddedFleet
+from fleet.embedded_server import HOST, free_ports
+
+CHUNK_BYTES = 1 << 16
+ANSWER_SECONDS_MAX = 10
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Mode(StrEnum):
+    """What happens to connections, those that are open and new ones."""
+
+    PASS = "pass"
+    REFUSE = "refuse"  # open ones are reset, new ones refused
+    RESET = "reset"  # open ones are reset, new ones too as soon as they are made
+    STALL = "stall"  # all stand, and nothing goes through any of them, until they pass again
+
+
+@dataclass(slots=True)
+class PgProxy:
+    """A running proxy; its modes may be set from any thread."""
+
+    target_port: int
+    port: int
+    mode: Mode = Mode.PASS
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+
+    @property
+    def sessions(self) -> int:
+        """How many connections of clients are open."""
+        return len(self._open) // 2
+
+    def set(self, mode: Mode) -> None:
+        """Be in `mode` from now on; what it does to open connections is done when this returns."""
+        asyncio.run_coroutine_threadsafe(self._set(mode), self._loop).result(ANSWER_SECONDS_MAX)
+
+    async def _set(self, mode: Mode) -> None:
+        self.mode = mode
+        if mode in (Mode.REFUSE, Mode.RESET):
+            for writer in list(self._open):
+                _reset(writer)
+        if mode is Mode.REFUSE and self._server is not None:
+            self._server.close()
+            self._server = None
+        elif mode is not Mode.REFUSE and self._server is None:
+            self._server = await asyncio.start_server(self._accept, HOST, self.port, reuse_address=True)
+        if mode is Mode.STALL:
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode is Mode.RESET:
+            _reset(writer)
+            return
+        self._open.add(writer)
+        try:
+            await self._flowing.wait()
+            server_reader, server_writer = await asyncio.open_connection(HOST, self.target_port)
+        except OSError:
+            self._open.discard(writer)
+            _reset(writer)
+            return
+        self._open.add(server_writer)
+        try:
+            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+        finally:
+            for end in (writer, server_writer):
+                self._open.discard(end)
+                end.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(CHUNK_BYTES):
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        await self._flowing.wait()
+        # Whoever ends a session is done with both directions of it.
+        writer.close()
+
+    async def stop(self) -> None:
+        """End every connection."""
+        await self._set(Mode.REFUSE)
+        current = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not current]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    writer.transport.abort()
+
+
+@contextlib.contextmanager
+def pg_proxy(target_port: int) -> Iterator[PgProxy]:
+    """Run a proxy before the server at `target_port` of this machine for the block."""
+    (port,) = free_ports(1)
+    proxy = PgProxy(target_port, port)
+    thread = threading.Thread(target=proxy._loop.run_forever, name=f"proxy of {target_port}")
+    thread.start()
+    try:
+        proxy.set(Mode.PASS)
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(proxy.stop(), proxy._loop).result(ANSWER_SECONDS_MAX)
+        proxy._loop.call_soon_threadsafe(proxy._loop.stop)
+        thread.join()
+        proxy._loop.close()
+
+
+@contextlib.contextmanager
+def pg_proxies(servers: EmbeddedFleet) -> Iterator[Mapping[str, PgProxy]]:
+    """Proxies before all nodes of a fleet, by node."""
+    with contextlib.ExitStack() as stack:
+        yield {node.id: stack.enter_context(pg_proxy(node.port)) for node in servers.nodes}
+
+
+def led_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
+    """Write the fleet's description to `path`, with every dsn leading through its node's proxy."""
+    ports = {str(proxy.target_port): str(proxy.port) for proxy in proxies.values()}
+    text = re.sub(r":(\d+)/", lambda found: f":{ports.get(found[1], found[1])}/", fleet.path.read_text())
+    path.write_text(text)
+    return load_fleet(path)

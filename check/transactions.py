@@ -1,6 +1,7 @@
 """Comparing the global transactions that pairs of primaries share, as a Spark job.
 
-A transaction prepared on two nodes belongs to the state on both or on neither. Each node's side is hashed by
+A transaction that has parts on two nodes belongs to the state on both or on neither. A part was prepared, or it was
+committed in one phase by a transaction tagged with the global id. Each node's side is hashed by
 itself; only where the hashes differ are the transactions named.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from check.hashing import hash_aggregates
 from check.report import Conflict
@@ -19,13 +21,13 @@ from snapshots.folding import TASKS_PER_CORE, dealt
 from snapshots.sources import SegmentSource
 from storage.errors import SnapshotError
 from storage.open import open_store
-from wal.segment_schema import PREPARE
+from wal.segment_schema import COMMIT, PREPARE
 from wal.segments import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PREPARED_ROWS = "node int, global_id string, included boolean"
+PART_ROWS = "node int, global_id string, included boolean"
 NAMED_MAX = 100
 
 
@@ -43,15 +45,13 @@ def compare_pairs(
     segments: tuple[SegmentSource, ...],
     store: tuple[str, dict[str, Any]],
 ) -> PairReport:
-    """Compare the primaries' sides of every transaction that two of them prepared."""
+    """Compare the primaries' sides of every transaction that two of them have parts of."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     if len(nodes) < 2 or not segments:
         return PairReport(0, [])
-    prepared = (
-        read_prepared(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
-    )
-    pairs = shared_pairs(prepared).persist()
+    parts = read_parts(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
+    pairs = shared_pairs(parts).persist()
     hashed = F.xxhash64("global_id")
     sides = pairs.groupBy("node", "other").agg(
         F.count(F.lit(1)).alias("shared"),
@@ -70,17 +70,17 @@ def compare_pairs(
     return PairReport(shared, conflicts)
 
 
-def shared_pairs(prepared: DataFrame) -> DataFrame:
-    """PREPARED_ROWS, one per node and transaction, to node, other, global_id, here, there."""
-    left = prepared.selectExpr("global_id", "node", "included AS here")
-    right = prepared.selectExpr("global_id", "node AS other", "included AS there")
+def shared_pairs(parts: DataFrame) -> DataFrame:
+    """PART_ROWS, one per node and transaction, to node, other, global_id, here, there."""
+    left = parts.selectExpr("global_id", "node", "included AS here")
+    right = parts.selectExpr("global_id", "node AS other", "included AS there")
     return left.join(right, "global_id").where("node < other")
 
 
-def read_prepared(
+def read_parts(
     spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
 ) -> DataFrame:
-    """PREPARED_ROWS of the segments. One that can't be read gives none: the other passes name it."""
+    """PART_ROWS of the segments. One that can't be read gives none: the other passes name it."""
     url, options = store
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = dealt(segments, tasks)
@@ -90,15 +90,17 @@ def read_prepared(
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    yield from _prepared(segments[number], read_events(opened, segments[number].segment))
+                    yield from _parts(segments[number], read_events(opened, segments[number].segment))
                 except (SnapshotError, pa.ArrowException, OSError):
                     continue
 
-    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PREPARED_ROWS)
+    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PART_ROWS)
 
 
-def _prepared(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
-    events = events.filter(pa.array(np.asarray(events["op"].to_numpy()) == PREPARE))
+def _parts(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
+    op = np.asarray(events["op"].to_numpy())
+    # Most commits are of one node alone, and have no global id.
+    events = events.filter(pa.array((op == PREPARE) | (op == COMMIT))).filter(pc.field("global_id").is_valid())
     lsn = np.asarray(events["lsn"].to_numpy())
     included = lsn < one.position
     if one.excluded:

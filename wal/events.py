@@ -42,8 +42,9 @@ def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.T
 def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.COMMIT_LOCAL)
     at = messages.starts[numbers]
-    xid = transactions.xid[transactions.of_message[numbers]]
-    return _event_table(COMMIT, messages.u64(at + 2), messages.u64(at + 10), xid, pa.nulls(len(at), pa.string()))
+    of_commit = transactions.of_message[numbers]
+    names = transactions.tag.take(to_arrow(of_commit))
+    return _event_table(COMMIT, messages.u64(at + 2), messages.u64(at + 10), transactions.xid[of_commit], names)
 
 
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
@@ -68,19 +69,10 @@ def _settled(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
 
 def _markers(messages: Messages) -> list[pa.Table]:
     tables: list[pa.Table] = []
-    # Messages of ours are two per cut; others' may be many, so their prefix is compared by column first.
-    numbers = np.flatnonzero(messages.kinds == pgoutput.MESSAGE)
-    wanted = np.frombuffer(MARKER_PREFIX + b"\0", np.uint8)
-    at = messages.starts[numbers]
-    numbers = numbers[messages.ends[numbers] - at >= 14 + len(wanted)]
-    at = messages.starts[numbers]
-    is_ours = np.ones(len(numbers), np.bool_)
-    for place, byte in enumerate(wanted):
-        is_ours &= messages.u8(at + 10 + place) == byte
-    for number in numbers[is_ours]:
-        message = messages.bytes_at(int(number))
-        end = np.array([int.from_bytes(message[2:10], "big")])
-        content = from_list([message[10 + len(wanted) + 4 :]]).to_arrow()
+    # Messages of ours are two per cut.
+    for number, start in zip(*messages.prefixed(MARKER_PREFIX), strict=True):
+        end = messages.u64(messages.starts[[number]] + 2)
+        content = from_list([messages.source[start : messages.ends[number]].tobytes()]).to_arrow()
         tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
     return tables
 

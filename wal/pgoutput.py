@@ -83,6 +83,17 @@ class Messages:
         """The texts in these ranges, as Arrow strings."""
         return gather(self.source, starts, ends - starts).to_arrow().cast(pa.string())
 
+    def prefixed(self, prefix: bytes) -> tuple[Ints, Ints]:
+        """The numbers of the logical messages with that prefix, and where their contents begin."""
+        # Others' messages may be many, so their prefix is compared by column.
+        wanted = np.frombuffer(prefix + b"\0", np.uint8)
+        numbers = np.flatnonzero(self.kinds == MESSAGE)
+        numbers = numbers[self.ends[numbers] - self.starts[numbers] >= 14 + len(wanted)]
+        for place, byte in enumerate(wanted):
+            # What is left after a byte or two are those looked for, as a rule.
+            numbers = numbers[self.u8(self.starts[numbers] + 10 + place) == byte]
+        return numbers, self.starts[numbers] + 14 + len(wanted)
+
     def bytes_at(self, number: int) -> bytes:
         """The whole message of that number."""
         return self.source[self.starts[number] : self.ends[number]].tobytes()

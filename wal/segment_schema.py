@@ -21,6 +21,9 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #      took it away left values unchanged, `row` is the key under which the row lives on
 #   T  every row of the group is gone
 #   C  COMMIT   P  PREPARE   K  COMMIT PREPARED   R  ROLLBACK PREPARED   M  a marker; `row` is its content
+#
+# global_id: of a two-phase transaction, on its changes and events. On a COMMIT: with what the transaction was
+# tagged (wal.transactions), as a part of a distributed transaction that its node committed in one phase.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),

@@ -1,6 +1,10 @@
 """To which transaction every message of a batch belongs, and which one the batch leaves open.
 
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
+
+A transaction that is committed in one phase may be tagged with a global id: by a transactional logical message
+with the prefix `snapshot.gid` whose content is a gid. The last tag counts. What PostgreSQL would not take as a gid
+is no tag, and a prepared transaction has its own gid and no other.
 """
 
 from __future__ import annotations
@@ -12,33 +16,44 @@ import numpy as np
 import pyarrow as pa
 
 from wal import pgoutput
-from wal.arrow_numbers import to_arrow
-from wal.bytes_column import Ints, from_list
+from wal.arrow_numbers import to_arrow, to_mask
+from wal.bytes_column import BytesColumn, Flags, Ints, from_list, gather
 from wal.global_ids import global_ids
 from wal.pgoutput import Messages
 
+TAG_PREFIX = b"snapshot.gid"
+# PostgreSQL's own bound for gids (GIDSIZE, its terminating zero left out).
+GID_BYTES_MAX = 199
 ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED)
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far."""
+    """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far.
+
+    `global_id` is that of a prepared transaction, `tag` what one that will be committed in one phase is tagged with.
+    """
 
     lsn: int
     xid: int
     global_id: str | None
     sent: int
+    tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """To which transaction every message of a batch belongs; number 0 is the one left open before."""
+    """To which transaction every message of a batch belongs; number 0 is the one left open before.
+
+    `global_id` and `tag` are as in Open, by number.
+    """
 
     of_message: Ints
     ordinal: Ints
     lsn: Ints
     xid: Ints
     global_id: pa.Array[Any]
+    tag: pa.Array[Any]
     left_open: Open | None
 
     @classmethod
@@ -58,7 +73,8 @@ class Transactions:
         index[1:][prepared] = np.arange(len(prepared)) + 1
         known = pa.concat_arrays([_one_text(before.global_id if before else None), global_ids(names, form)])
         if before:
-            lsn[0], xid[0], index[0] = before.lsn, before.xid, 0
+            lsn[0], xid[0] = before.lsn, before.xid
+            index[0] = -1 if before.global_id is None else 0
         of_message = np.cumsum((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
         # Only rows are counted: descriptions of tables are sent anew whenever the WAL is read again.
         is_row = np.isin(kinds, ROW_KINDS)
@@ -66,12 +82,50 @@ class Transactions:
         first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
         ordinal = rows - is_row - first[of_message]
         identities = known.take(to_arrow(index, absent=index < 0))
+        tags = _tags(messages, of_message, index >= 0, before, form)
         sent = int(rows[-1] - first[of_message[-1]])
         left = None
         if _is_left_open(kinds, of_message, was_open=before is not None):
             last = int(of_message[-1])
-            left = Open(int(lsn[last]), int(xid[last]), identities[last].as_py(), sent)
-        return cls(of_message, ordinal, lsn, xid, identities, left)
+            left = Open(int(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py())
+        return cls(of_message, ordinal, lsn, xid, identities, tags, left)
+
+
+def _tags(messages: Messages, of_message: Ints, is_prepared: Flags, before: Open | None, form: str) -> pa.Array[Any]:
+    """The last tag of every transaction that was not prepared."""
+    numbers, starts = messages.prefixed(TAG_PREFIX)
+    # One that is not transactional comes whenever it is decoded, and belongs to no transaction.
+    is_tag = messages.u8(messages.starts[numbers] + 1) == 1
+    is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
+    is_tag &= ~is_prepared[of_message[numbers]]
+    numbers, starts = numbers[is_tag], starts[is_tag]
+    texts, is_text = _texts(gather(messages.source, starts, messages.ends[numbers] - starts))
+    index = np.full(len(is_prepared), -1, np.int64)
+    if before and before.tag is not None:
+        index[0] = 0
+    # Of several values for one number numpy keeps the last.
+    index[of_message[numbers[is_text]]] = np.arange(len(texts)) + 1
+    known = pa.concat_arrays([_one_text(before.tag if before else None), global_ids(texts, form)])
+    return known.take(to_arrow(index, absent=index < 0))
+
+
+def _texts(contents: BytesColumn) -> tuple[pa.Array[Any], Flags]:
+    """Those of the contents that are texts, and which these are."""
+    binary = contents.to_arrow()
+    try:
+        return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
+    except pa.ArrowInvalid:
+        # Somebody writes bytes as tags: only then one by one.
+        is_text = np.array([_is_text(content) for content in binary.to_pylist()], np.bool_)
+        return binary.filter(to_mask(is_text)).cast(pa.string()), is_text
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _one_text(text: str | None) -> pa.Array[Any]:

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# The JDBC driver's gids: format id, global transaction id, branch qualifier, the last two in base64.
-XA = r"^(?P<global>\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
-# Citus: citus_<initiating group>_<process>_<transaction number>_<connection number>.
+# The JDBC driver's gids (RecoveredXid.xidToString): format id, which is a signed integer, global transaction id,
+# branch qualifier, the last two in base64.
+XA = r"^(?P<global>-?\d+_[A-Za-z0-9+/=]+)_[A-Za-z0-9+/=]*$"
+# Citus's (Assign2PCIdentifier): citus_<initiating group>_<process>_<transaction number>_<connection number>, all
+# of them unsigned.
 CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
 
 

@@ -20,7 +20,7 @@ def test_exact_takes_every_gid_as_it_is(gids: list[str]) -> None:
     assert found(gids, "exact") == gids
 
 
-@given(st.integers(0, 2**31 - 1), st.binary(max_size=64), st.lists(st.binary(max_size=64), min_size=1))
+@given(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=64), st.lists(st.binary(max_size=64), min_size=1))
 def test_the_branches_of_an_xa_transaction_have_one_global_id(
     form: int, transaction: bytes, branches: list[bytes]
 ) -> None:

@@ -12,6 +12,7 @@ from cli.format import count_text, seconds_text, size_text
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.lsn import lsn_to_text
+from fleet.progress import Noting
 from snapshots.create import CreateRequest, FullPlan, create_full, estimate_full
 from snapshots.increment import create_increment, estimate_increment
 from snapshots.manifest import Commit
@@ -47,18 +48,21 @@ def create(
     request = CreateRequest(name, only_primary, tuple(group or ()), tuple(exclude_group or ()), retries, wait, comment)
     if dry_run:
         with progress(context) as shown:
+            noting = Noting(shown)
             if incremental:
-                retained = estimate_increment(fleet, request, shown)
+                retained = estimate_increment(fleet, request, noting)
                 document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": name, "wal_bytes": retained}
                 lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in retained.items()]
             else:
-                plan = estimate_full(fleet, request, shown)
+                plan = estimate_full(fleet, request, noting)
                 document, lines = plan_document(name, plan), plan_lines(plan)
+        document["warnings"] = noting.notes
         emit(context, document, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
-        commit = (create_increment if incremental else create_full)(fleet, request, spark, shown)
-    emit(context, document_of(commit), lines_of(commit))
+        noting = Noting(shown)
+        commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
+    emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit))
 
 
 def document_of(commit: Commit) -> dict[str, Any]:

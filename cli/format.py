@@ -7,22 +7,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-BYTES_PER_UNIT = 1024
+from fleet.sizes import size_text as size_text
+
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
-
-
-def size_text(size_bytes: int) -> str:
-    """`0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`: one digit after the point, none for bytes."""
-    size = float(size_bytes)
-    for unit in SIZE_UNITS:
-        # 1023.95 and more would print as 1024.0.
-        if abs(size) < BYTES_PER_UNIT - 0.05 or unit == SIZE_UNITS[-1]:
-            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= BYTES_PER_UNIT
-    raise AssertionError("the last unit always returns")
 
 
 def count_text(count: int) -> str:

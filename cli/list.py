@@ -10,7 +10,7 @@ import typer
 from cli.context import command_context
 from cli.format import age_text, count_text, size_text
 from cli.output import emit
-from snapshots.catalog import Entry, list_store
+from snapshots.catalog import Entry, Listing, list_store
 from snapshots.manifest import Chain, Commit
 
 if TYPE_CHECKING:
@@ -22,9 +22,17 @@ SCHEMA = "cutline/list/1"
 def list_snapshots(context: typer.Context) -> None:
     """Show the snapshots in the store with their increments."""
     options = command_context(context)
-    entries = list_store(options.load_fleet())
-    document = {"schema": SCHEMA, "snapshots": [entry_document(entry) for entry in entries]}
-    emit(context, document, [] if options.json else lines_of(entries, datetime.now(UTC)))
+    listing = list_store(options.load_fleet())
+    document = {
+        "schema": SCHEMA,
+        "snapshots": [
+            entry_document(entry) | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
+            for entry in listing.entries
+        ],
+        "warnings": listing.warnings,
+        "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
+    }
+    emit(context, document, [] if options.json else lines_of(listing, datetime.now(UTC)))
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
@@ -37,6 +45,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "created_at": chain.full.created_at,
         "state": entry.state,
         "problem": entry.problem,
+        "lost": entry.lost.to_json() if entry.lost else None,
         "base": chain.full.chain,
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],
@@ -67,10 +76,18 @@ def chain_bytes(chain: Chain) -> int:
     return sum(commit.counts["bytes"] for commit in chain.commits)
 
 
-def lines_of(entries: list[Entry], now: datetime) -> list[str | RenderableType]:
+def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     """What a person is told."""
-    if not entries:
-        return ["the store has no snapshot; take one: snapshot create NAME"]
+    lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
+    lines += [
+        f"node {node} was not asked how much WAL it keeps: {why}" for node, why in listing.answers.not_asked.items()
+    ]
+    if not listing.entries:
+        return ["the store has no snapshot; take one: snapshot create NAME", *lines]
+    return [_table(listing.entries, now), *lines]
+
+
+def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -94,6 +111,6 @@ def lines_of(entries: list[Entry], now: datetime) -> list[str | RenderableType]:
                 size_text(commit.counts["bytes"]),
                 commit.comment,
             )
-        if entry.problem:
-            table.add_row("", "", "", entry.problem)
-    return [table]
+        if entry.problem or entry.lost:
+            table.add_row("", "", "", entry.problem or (entry.lost.text if entry.lost else ""))
+    return table

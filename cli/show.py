@@ -25,15 +25,15 @@ SCHEMA = "cutline/show/1"
 def show(context: typer.Context, name: SnapshotName) -> None:
     """Show one snapshot in full: nodes, groups, increments and their cuts."""
     options = command_context(context)
-    chain = show_snapshot(options.load_fleet(), name)
-    emit(context, document_of(chain), [] if options.json else lines_of(chain))
+    entry, chain = show_snapshot(options.load_fleet(), name)
+    emit(context, document_of(entry, chain), [] if options.json else lines_of(entry, chain))
 
 
-def document_of(chain: Chain) -> dict[str, Any]:
+def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
     """The command's JSON: what list says of it, and the rest of its commits."""
     return {
         "schema": SCHEMA,
-        **entry_document(Entry(chain.name, chain)),
+        **entry_document(entry),
         "fleet": chain.part.fleet_id,
         "baseline": [identity.to_json() for identity in chain.nodes],
         "group_definitions": {
@@ -45,7 +45,7 @@ def document_of(chain: Chain) -> dict[str, Any]:
     }
 
 
-def lines_of(chain: Chain) -> list[str | RenderableType]:
+def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     """What a person is told."""
     from rich.table import Table
 
@@ -53,6 +53,7 @@ def lines_of(chain: Chain) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = [
         f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
         f"{size_text(chain_bytes(chain))}" + (f" — {full.comment}" if full.comment else ""),
+        *([entry.lost.text] if entry.lost else []),
         "",
     ]
     nodes = Table("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base", box=None, pad_edge=False)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.sizes import size_from_text
 from storage.errors import UsageError
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+RETAINED_WAL_KEY = "max_retained_wal"
 RETAINED_WAL_BYTES_MAX = 16 * 1024**3
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
@@ -32,6 +34,8 @@ class Node:
     id: str
     dsn: str
     backup_of: str | None = None
+    # How much WAL a chain's slot may keep on this node.
+    retained_wal_bytes_max: int = RETAINED_WAL_BYTES_MAX
 
     @property
     def shard(self) -> str:
@@ -58,7 +62,6 @@ class Fleet:
     store_options: Mapping[str, Any]
     nodes: tuple[Node, ...]
     global_id: str
-    retained_wal_bytes_max: int
     groups: GroupRules
     spark_master: str
     spark_settings: Mapping[str, str]
@@ -99,11 +102,12 @@ def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
     cut = document.get("cut", {})
     _known("cut.", cut, {"global_id"})
     wal = document.get("wal", {})
-    _known("wal.", wal, {"retained_bytes_max"})
+    _known("wal.", wal, {RETAINED_WAL_KEY})
+    retained = _bytes(f"wal.{RETAINED_WAL_KEY}", wal.get(RETAINED_WAL_KEY, RETAINED_WAL_BYTES_MAX))
     groups = document.get("groups", {})
     _known("groups.", groups, {"include", "exclude", "append_only"})
     spark = {str(key): value for key, value in document.get("spark", {}).items()}
-    nodes = tuple(_node(number, entry) for number, entry in enumerate(document["node"], start=1))
+    nodes = tuple(_node(number, entry, retained) for number, entry in enumerate(document["node"], start=1))
     _check_nodes(nodes)
     return Fleet(
         path=path,
@@ -112,7 +116,6 @@ def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
         store_options=_expand_all("store_options", document.get("store_options", {})),
         nodes=nodes,
         global_id=_global_id(cut.get("global_id", "exact")),
-        retained_wal_bytes_max=_bytes("wal.retained_bytes_max", wal.get("retained_bytes_max", RETAINED_WAL_BYTES_MAX)),
         groups=GroupRules(
             include=_patterns("groups.include", groups.get("include", ["*"])),
             exclude=_patterns("groups.exclude", groups.get("exclude", [])),
@@ -123,8 +126,8 @@ def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
     )
 
 
-def _node(number: int, entry: dict[str, Any]) -> Node:
-    _known(f"node {number}: ", entry, {"id", "dsn", "backup_of"})
+def _node(number: int, entry: dict[str, Any], retained: int) -> Node:
+    _known(f"node {number}: ", entry, {"id", "dsn", "backup_of", RETAINED_WAL_KEY})
     node_id = _text(f"node {number}: id", entry["id"])
     if not NODE_ID.fullmatch(node_id):
         raise ValueError(f"node {number}: id {node_id!r} must match {NODE_ID.pattern}")
@@ -133,6 +136,7 @@ def _node(number: int, entry: dict[str, Any]) -> Node:
         id=node_id,
         dsn=_expand(f"node {node_id}: dsn", _text(f"node {node_id}: dsn", entry["dsn"])),
         backup_of=None if backup_of is None else _text(f"node {node_id}: backup_of", backup_of),
+        retained_wal_bytes_max=_bytes(f"node {node_id}: {RETAINED_WAL_KEY}", entry.get(RETAINED_WAL_KEY, retained)),
     )
 
 
@@ -169,8 +173,13 @@ def _text(key: str, value: Any) -> str:
 
 
 def _bytes(key: str, value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = size_from_text(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise TypeError(f"{key} must be a number of bytes above 0")
+        raise TypeError(f'{key} must be above 0: a number of bytes, or a text such as "16GiB"')
     return value
 
 

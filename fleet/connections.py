@@ -6,6 +6,7 @@ row read from WAL are the same bytes only because both sessions are opened here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -92,4 +93,4 @@ def database_name(dsn: str) -> str:
 
 def with_database(node: Node, database: str) -> Node:
     """The same server as `node`, another database."""
-    return Node(id=node.id, dsn=make_conninfo(node.dsn, dbname=database), backup_of=node.backup_of)
+    return replace(node, dsn=make_conninfo(node.dsn, dbname=database))

@@ -38,3 +38,28 @@ class Silent:
 
     def reached(self, point: str, *, node: str = "") -> None:
         """Ignore it."""
+
+
+class Noting:
+    """Passes everything on to `shown` and keeps the notes: a command's result repeats them."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self.notes: list[str] = []
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Pass it on."""
+        self._shown.step(name, total=total, unit=unit)
+
+    def advance(self, done: int) -> None:
+        """Pass it on."""
+        self._shown.advance(done)
+
+    def note(self, text: str) -> None:
+        """Keep it and pass it on."""
+        self.notes.append(text)
+        self._shown.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Pass it on."""
+        self._shown.reached(point, node=node)

@@ -22,7 +22,7 @@ from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation, new_operation, recorded
 from snapshots.points import Point
-from snapshots.retained import give_up_chains
+from snapshots.retained import foresee, guard_nodes
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.open import open_store
@@ -108,7 +108,9 @@ def estimate_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> F
     progress.step("check nodes")
     store = open_store(fleet.store_url, fleet.store_options)
     with open_sessions(fleet, chosen_nodes(fleet, only_primary=request.only_primary)) as sessions:
-        return plan_full(fleet, request, sessions, store)
+        plan = plan_full(fleet, request, sessions, store)
+        foresee(store, sessions, None, progress)
+        return plan
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -124,7 +126,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             progress.reached(Point.LOCKED)
             settle_operations(store, fleet, progress)
             progress.reached(Point.SETTLED)
-            give_up_chains(sessions, None, fleet.retained_wal_bytes_max, progress)
+            guard_nodes(store, sessions, progress)
             progress.reached(Point.GIVEN_UP)
             operation = new_operation("create", request.name, 0, tuple(node.id for node in nodes))
             operation = replace(operation, slot=slot_name(operation.id))

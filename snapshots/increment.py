@@ -21,10 +21,11 @@ from fleet.sessions import Sessions, open_sessions
 from snapshots.commits import read_chain
 from snapshots.create import CreateRequest
 from snapshots.jobs import SparkSource
+from snapshots.lost import check_not_lost
 from snapshots.manifest import Chain, Commit
 from snapshots.operations import new_operation, recorded
 from snapshots.points import Point
-from snapshots.retained import give_up_chains
+from snapshots.retained import foresee, guard_nodes
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.errors import RefusedError
@@ -66,8 +67,9 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         # Read under the lock: nobody adds an increment to it now.
         chain = read_chain(store, request.name)
         continuing = Continuing(fleet, request, store, sessions, chain)
-        give_up_chains(sessions, slot_name(chain.full.operation), fleet.retained_wal_bytes_max, progress)
+        guard_nodes(store, sessions, progress)
         progress.reached(Point.GIVEN_UP)
+        check_not_lost(store, chain)
         check_continuable(continuing)
         progress.reached(Point.CHECKED)
         number = chain.last.increment + 1
@@ -90,6 +92,8 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
     read_identity(store, fleet)
     chain = read_chain(store, request.name)
     with open_sessions(fleet, chain_nodes(fleet, chain)) as sessions:
+        check_not_lost(store, chain)
+        foresee(store, sessions, chain.full.chain, progress)
         check_continuable(Continuing(fleet, request, store, sessions, chain))
         slot = slot_name(chain.full.operation)
         return {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}

@@ -91,10 +91,15 @@ def pending(store: ObjectStore) -> list[Operation]:
     for operation_id in store.list_children("operations"):
         children = store.list_children(f"operations/{operation_id}")
         if "intent.json" in children and "outcome.json" not in children:
-            intent = read_json(store, f"operations/{operation_id}/intent.json")
-            known = (intent["kind"], intent["snapshot"], int(intent["increment"]), intent["began_at"])
-            found.append(Operation(operation_id, *known, tuple(intent["nodes"]), intent["slot"]))
+            found.append(read_intent(store, operation_id))
     return found
+
+
+def read_intent(store: ObjectStore, operation_id: str) -> Operation:
+    """The operation as its intent has it; raises ObjectMissingError."""
+    intent = read_json(store, f"operations/{operation_id}/intent.json")
+    known = (intent["kind"], intent["snapshot"], int(intent["increment"]), intent["began_at"])
+    return Operation(operation_id, *known, tuple(intent["nodes"]), intent["slot"])
 
 
 def recorded_commits(store: ObjectStore) -> dict[str, dict[str, int]]:

@@ -35,6 +35,7 @@ OBJECTS: Mapping[str, str] = {
     r"snapshots/[^/]+/base/.*": "base object",
     r"snapshots/[^/]+/schema/.*": "schema object",
     r"snapshots/[^/]+/wal/.*": "segment",
+    r"snapshots/[^/]+/lost/.*": "mark of a lost chain",
     r"snapshots/[^/]+/(snapshot|increments/\d+)\.json": "commit",
 }
 CHANGING: Mapping[str, str] = {

@@ -1,21 +1,50 @@
-"""Retained WAL is bounded: the slot of a chain that nobody continues is given up, and its node says so."""
+"""Retained WAL is bounded: past half of a node's limit everything warns, past it a chain is lost and says so.
+
+What nodes keep is PostgreSQL's own answer, asked here for itself.
+"""
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
-from fleet.config import load_fleet
-from fleet.embedded import EmbeddedFleet
+import snapshots.retained as module
+from fleet.config import Fleet, Node
+from fleet.connections import with_database
+from fleet.embedded_server import free_ports
 from fleet.progress import Silent
-from fleet.sessions import Sessions, open_sessions
-from snapshots.retained import give_up_chains
-from wal.slots import create_exported_slot, drop_slot, slot_state
+from fleet.sessions import open_sessions
+from snapshots.catalog import Listing, list_store
+from snapshots.create import CreateRequest, create_full, estimate_full
+from snapshots.increment import create_increment, estimate_increment
+from snapshots.lost import ChainLostError, lost_key
+from snapshots.retained import guard_nodes
+from storage.open import open_store
+from tests.integration.refusing import NoSpark, execute
+from tests.snapshot_runs import Ready, Runs, command_line, described, run_command, slots_of, sorted_copies
+from wal.slots import create_exported_slot, slot_name
 
-SLOT = "cutline_of_an_older_chain"
-FOREIGN = "somebody_elses"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.integration.conftest import FleetFactory
+
+FOREIGN, STRAY = "somebody_elses", "cutline_of_no_snapshot_here"
+FILLER_BYTES = 4 << 20
+REPLAY_SECONDS_MAX = 30
+LIST_SECONDS_MAX = 10  # 2 s for the nodes; the rest is what a busy machine takes to start Python
+RETAINED_QUERY = """
+SELECT slot_name, pg_wal_lsn_diff(
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, restart_lsn)::bigint
+  FROM pg_replication_slots WHERE slot_type = 'logical'
+"""
 
 
 @dataclass(slots=True)
@@ -25,45 +54,275 @@ class Notes(Silent):
     def note(self, text: str) -> None:
         self.texts.append(text)
 
+    def only(self, *words: str) -> str:
+        """The one note with all of the words."""
+        (text,) = [text for text in self.texts if all(word in text for word in words)]
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A fleet of a primary and its standby with chains in its store, and how much its nodes may keep."""
+
+    fleet: Fleet
+    spark: Ready
+
+    def kept(self, chain: str) -> dict[str, int]:
+        """What PostgreSQL says that every node keeps for a chain's slot, once the standby has replayed all."""
+        with psycopg.connect(self.fleet.primaries[0].dsn) as connection:
+            (end,) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+        found: dict[str, int] = {}
+        for node in self.fleet.nodes:
+            with psycopg.connect(node.dsn, autocommit=True) as connection:
+                deadline = time.monotonic() + REPLAY_SECONDS_MAX
+                behind = f"SELECT pg_is_in_recovery() AND pg_last_wal_replay_lsn() < '{end}'"
+                while (connection.execute(behind.encode()).fetchone() or (True,))[0]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                kept = dict(connection.execute(RETAINED_QUERY).fetchall())
+            if slot_name(chain) in kept:
+                found[node.id] = kept[slot_name(chain)]
+        return found
+
+    def limited(self, limit_bytes: int) -> Guarded:
+        nodes = tuple(replace(node, retained_wal_bytes_max=limit_bytes) for node in self.fleet.nodes)
+        return replace(self, fleet=replace(self.fleet, nodes=nodes))
+
+    def fill(self, size_bytes: int = FILLER_BYTES) -> None:
+        """Write that much WAL, and what lets a slot that is advanced past it forget it (PostgreSQL's next look)."""
+        execute(
+            self.fleet.primaries[0].dsn,
+            f"SELECT pg_logical_emit_message(false, 'filler', repeat('x', {size_bytes}), true)",
+            *["SELECT pg_log_standby_snapshot()"] * 2,
+        )
+
+    @property
+    def runs(self) -> Runs:
+        return Runs(self.fleet, self.spark)
+
+    def increment(self, name: str, notes: Notes) -> None:
+        create_increment(self.fleet, CreateRequest(name), self.spark, notes)
+
+    def listed(self) -> dict[str, str]:
+        return {entry.name: entry.state for entry in list_store(self.fleet).entries}
+
+    def slots(self) -> list[set[str]]:
+        """Cutline's slots of every node."""
+        return [set(slots_of(node.dsn)) for node in self.fleet.nodes]
+
 
 @pytest.fixture
-def sessions(shared_fleet: EmbeddedFleet) -> Iterator[Sessions]:
-    fleet = load_fleet(shared_fleet.fleet_toml)
-    node = fleet.primaries[0]
-    try:
-        for name in (SLOT, FOREIGN):
-            create_exported_slot(node, node, name, 30).connection.close()
-        with open_sessions(fleet, [node]) as opened:
-            opened.primaries[node.id].execute(
-                "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000), true)"
-            )
-            yield opened
-    finally:
-        for name in (SLOT, FOREIGN):
-            assert drop_slot(node, name)
+def guarded(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> Guarded:
+    embedded = fleet_factory(shards=1, backups=1)
+    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    found = Guarded(fleet, Ready(spark))
+    found.runs.init()
+    return found
 
 
-def slots_of(sessions: Sessions) -> set[str]:
-    (connection,) = sessions.primaries.values()
-    return {name for name in (SLOT, FOREIGN) if slot_state(connection, name)}
+def documents(fleet: Fleet, more: str, path: Path) -> Fleet:
+    """The fleet with more in its fleet.toml, for commands that are processes of their own."""
+    path.write_text(f"{fleet.path.read_text()}\n{more}\n")
+    return replace(fleet, path=path)
 
 
-def test_a_chain_that_keeps_more_than_the_limit_is_given_up_and_named(sessions: Sessions) -> None:
+def test_a_chain_past_half_of_the_limit_is_warned_about_and_past_it_is_lost(guarded: Guarded, tmp_path: Path) -> None:
+    chains = {name: guarded.runs.full(name).chain for name in ("first", "second")}
+    guarded.increment("second", Notes())
+    before = max(size for chain in chains.values() for size in guarded.kept(chain).values())
+    guarded.fill()
+    kept = {name: guarded.kept(chain) for name, chain in chains.items()}
+    assert kept["first"]["s1"] > FILLER_BYTES > before / 2
+    assert_warned(guarded, kept, chains, tmp_path)
+    assert_another_chain_is_lost(guarded, kept, chains)
+    assert_what_is_stored_comes_back(guarded)
+    assert_the_continued_chain_is_lost(guarded, chains["second"])
+    assert_the_hint_helps(guarded)
+
+
+def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dict[str, str], tmp_path: Path) -> None:
+    """Create and list both name node, chain and amount; nothing is given up."""
+    limit = 2 * min(size for found in kept.values() for size in found.values()) - FILLER_BYTES // 8
+    assert limit > max(size for found in kept.values() for size in found.values())
+    slots = guarded.slots()
+    limited = guarded.limited(limit)
     notes = Notes()
-    assert give_up_chains(sessions, None, 50_000, notes) == [SLOT]
-    assert slots_of(sessions) == {FOREIGN}
-    (text,) = notes.texts
-    assert SLOT in text
-    assert "s1" in text
-
-
-def test_the_chain_that_is_continued_is_kept_whatever_it_holds(sessions: Sessions) -> None:
-    assert give_up_chains(sessions, SLOT, 1, Notes()) == []
-    assert slots_of(sessions) == {SLOT, FOREIGN}
-
-
-def test_a_chain_below_the_limit_is_kept(sessions: Sessions) -> None:
+    estimate_full(limited.fleet, CreateRequest("third"), notes)
+    for name in chains:
+        text = notes.only(f"snapshot {name},")
+        assert "over half of its limit" in text
+        assert f"snapshot create {name} --incremental" in text
+    fleet = documents(guarded.fleet, f"[wal]\nmax_retained_wal = {limit}", tmp_path / "limited.toml")
+    code, document = run_command(fleet, "list")
+    after = {name: guarded.kept(chain) for name, chain in chains.items()}
+    assert (code, document["not_asked"], len(document["warnings"])) == (0, [], 2)
+    for entry in document["snapshots"]:
+        name = entry["name"]
+        assert (entry["state"], entry["lost"]) == ("complete", None)
+        assert entry["retained_wal"].keys() == kept[name].keys() == {"s1", "s1-b1"}
+        for node, size in entry["retained_wal"].items():
+            assert kept[name][node] <= size <= after[name][node]
+    code, document = run_command(fleet, "create", "third", "--dry-run")
+    assert (code, len(document["warnings"])) == (0, 2)
     notes = Notes()
-    assert give_up_chains(sessions, None, 16 << 30, notes) == []
-    assert slots_of(sessions) == {SLOT, FOREIGN}
-    assert notes.texts == []
+    limited.increment("second", notes)
+    assert notes.only("snapshot first,", "over half")
+    assert limited.listed() == {"first": "complete", "second": "complete"}
+    assert guarded.slots() == slots
+
+
+def assert_another_chain_is_lost(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dict[str, str]) -> None:
+    """A create of one chain gives up another; its limit is between what the two keep."""
+    limit = kept["first"]["s1"] - 1
+    limited = guarded.limited(limit)
+    assert max(guarded.kept(chains["second"]).values()) < limit
+    notes = Notes()
+    limited.increment("second", notes)
+    assert "can't be continued after the full snapshot: node s1" in notes.only("snapshot first ")
+    assert guarded.slots() == [{slot_name(chains["second"])}] * 2
+    entries = {entry.name: entry for entry in list_store(limited.fleet).entries}
+    assert (entries["first"].state, entries["second"].state) == ("lost", "complete")
+    lost = entries["first"].lost
+    assert lost is not None
+    assert (lost.after_increment, lost.limit_bytes) == (0, limit)
+    assert lost.retained_bytes >= kept["first"][lost.node] > limit
+    with pytest.raises(ChainLostError) as error:
+        create_increment(limited.fleet, CreateRequest("first"), NoSpark(), Silent())
+    assert (error.value.exit_code, error.value.slug) == (3, "chain-lost")
+    amount = f"{lost.retained_bytes / (1 << 20):.1f} MiB"
+    assert all(word in error.value.message for word in (f"node {lost.node}", amount, lost.at))
+    assert "under another name" in error.value.hint
+
+
+def assert_what_is_stored_comes_back(guarded: Guarded) -> None:
+    """A lost chain is whole: nothing has changed in the tables since it was taken."""
+    assert guarded.runs.check_one("first").result == "valid"
+    target = replace(guarded.fleet, nodes=(with_database(guarded.fleet.primaries[0], "back"),))
+    guarded.runs.restore("first", target)
+    (restored,) = (node.dsn for node in target.nodes)
+    assert sorted_copies(restored) == sorted_copies(guarded.fleet.primaries[0].dsn)
+    execute(guarded.fleet.primaries[0].dsn, "DROP DATABASE back WITH (FORCE)")
+
+
+def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
+    """The limit holds for the chain that the command is to continue too; a dry run says so and changes nothing."""
+    limited = guarded.limited(max(guarded.kept(chain).values()) + FILLER_BYTES)
+    guarded.fill(2 * FILLER_BYTES)
+    guarded.kept(chain)
+    slots = guarded.slots()
+    with pytest.raises(ChainLostError):
+        estimate_increment(limited.fleet, CreateRequest("second"), Silent())
+    assert guarded.slots() == slots
+    assert limited.listed()["second"] == "complete"
+    with pytest.raises(ChainLostError) as error:
+        create_increment(limited.fleet, CreateRequest("second"), NoSpark(), Silent())
+    assert "after increment 3" in error.value.message
+    assert guarded.slots() == [set(), set()]
+    code, document = run_command(guarded.fleet, "list")
+    assert code == 0
+    found = {entry["name"]: entry for entry in document["snapshots"]}
+    assert found["second"]["state"] == "lost"
+    assert found["second"]["lost"].keys() == {"node", "after_increment", "retained_bytes", "limit_bytes", "at"}
+    assert found["second"]["lost"]["after_increment"] == 3
+    assert found["second"]["retained_wal"] == {}
+    code, document = run_command(guarded.fleet, "create", "second", "--incremental")
+    assert (code, document["error"]) == (3, "chain-lost")
+
+
+def assert_the_hint_helps(guarded: Guarded) -> None:
+    """The hint of chain-lost, followed."""
+    guarded.runs.full("fourth")
+    assert guarded.runs.increment("fourth").increment == 1
+    assert guarded.listed() == {"first": "lost", "second": "lost", "fourth": "complete"}
+
+
+@pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])
+def test_a_guard_that_dies_is_finished_by_the_next_create(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, dies_at: str, *, marked: bool
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    chain = guarded.runs.full("first").chain
+    guarded.fill()
+    slots = guarded.slots()
+    assert slots == [{slot_name(chain)}] * 2
+    limited = guarded.limited(min(guarded.kept(chain).values()) - 1)
+    monkeypatch.setattr(module, dies_at, die)
+    with pytest.raises(KeyboardInterrupt):
+        create_full(limited.fleet, CreateRequest("second"), NoSpark(), Silent())
+    monkeypatch.undo()
+    # Never a chain without slots that is not marked.
+    assert guarded.slots() == slots
+    store = open_store(guarded.fleet.store_url, {})
+    assert store.exists(lost_key("first", chain)) == marked
+    assert guarded.listed() == {"first": "lost" if marked else "complete"}
+    # With no limit in the way: what is marked stays lost.
+    after = guarded if marked else limited
+    if marked:
+        assert any("the next create drops its slots" in text for text in list_store(limited.fleet).warnings)
+    with pytest.raises(ChainLostError):
+        create_increment(after.fleet, CreateRequest("first"), NoSpark(), Silent())
+    assert guarded.slots() == [set(), set()]
+    assert guarded.listed() == {"first": "lost"}
+    assert guarded.runs.check_one("first").result == "valid"
+
+
+def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(guarded: Guarded) -> None:
+    primary = guarded.fleet.primaries[0]
+    for name in (STRAY, FOREIGN):
+        create_exported_slot(primary, primary, name, 30).connection.close()
+    guarded.fill()
+    limited = guarded.limited(FILLER_BYTES // 2)
+    listing: Listing = list_store(limited.fleet)
+    assert [STRAY in text for text in listing.warnings] == [True]
+    store, notes = open_store(guarded.fleet.store_url, {}), Notes()
+    with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
+        guard_nodes(store, sessions, notes)
+    assert notes.only(STRAY, "node s1", "of no snapshot in this store")
+    assert notes.only(STRAY, "is dropped")
+    with psycopg.connect(primary.dsn) as connection:
+        query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
+        assert connection.execute(query).fetchall() == [(FOREIGN,)]
+    assert store.list("snapshots") == []
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port whose server takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_port: int, tmp_path: Path) -> None:
+    guarded.runs.full("first")
+    text = guarded.fleet.path.read_text()
+    ports = dict(zip(("s1", "s1-b1"), (*free_ports(1), silent_port), strict=True))
+    for node in guarded.fleet.nodes:
+        text = text.replace(node.dsn, moved(node, ports[node.id]))
+    path = tmp_path / "down.toml"
+    path.write_text(text)
+    fleet = replace(guarded.fleet, path=path)
+    began = time.monotonic()
+    code, document = run_command(fleet, "list")
+    assert time.monotonic() - began < LIST_SECONDS_MAX
+    assert code == 0
+    assert {one["node"] for one in document["not_asked"]} == {"s1", "s1-b1"}
+    (entry,) = document["snapshots"]
+    assert (entry["state"], entry["retained_wal"]) == ("complete", {})
+    shown = told(fleet, "list")
+    assert "node s1 was not asked" in shown
+    assert "node s1-b1 was not asked" in shown
+
+
+def moved(node: Node, port: int) -> str:
+    head, _, tail = node.dsn.rpartition(":")
+    return f"{head}:{port}/{tail.partition('/')[2]}"
+
+
+def told(fleet: Fleet, *words: str) -> str:
+    """What a command says to a person."""
+    import subprocess
+
+    done: Any = subprocess.run(command_line(fleet, *words), capture_output=True, text=True, timeout=60, check=True)
+    return str(done.stdout)

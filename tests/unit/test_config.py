@@ -20,7 +20,7 @@ client = {region = "eu", endpoints = ["http://${HOST}:1"]}
 [cut]
 global_id = "^(?P<global>[^:]+):"
 [wal]
-retained_bytes_max = 1000
+max_retained_wal = 1000
 [groups]
 include = ["public.*"]
 exclude = ["audit.*"]
@@ -37,6 +37,7 @@ dsn = "postgresql://u:${PASSWORD}@h/shop"
 id = "a-b"
 backup_of = "a"
 dsn = "dbname=shop"
+max_retained_wal = "1.5 KiB"
 """
 
 
@@ -52,12 +53,14 @@ def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch)
     fleet = load_fleet(fleet_file)
     assert (fleet.name, fleet.store_url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
     assert fleet.store_options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
-    assert fleet.nodes == (Node("a", "postgresql://u:p$@h/shop"), Node("a-b", "dbname=shop", "a"))
+    assert fleet.nodes == (
+        Node("a", "postgresql://u:p$@h/shop", retained_wal_bytes_max=1000),
+        Node("a-b", "dbname=shop", "a", retained_wal_bytes_max=1536),
+    )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
     assert fleet.primaries == fleet.nodes[:1]
     assert fleet.node("a-b") is fleet.nodes[1]
     assert fleet.global_id == "^(?P<global>[^:]+):"
-    assert fleet.retained_wal_bytes_max == 1000
     assert fleet.groups == GroupRules(("public.*",), ("audit.*",), ("public.events",))
     assert fleet.spark_master == "local[2]"
     assert fleet.spark_settings == {
@@ -69,11 +72,21 @@ def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch)
         fleet.node("nobody")
 
 
+@pytest.mark.parametrize(("text", "size_bytes"), [
+    ("1", 1), ('"1 B"', 1), ('"64KiB"', 65_536), ('"64 kB"', 64_000), ('"500MB"', 500_000_000),
+    ('"16GiB"', 17_179_869_184),
+    ('"16gib"', 17_179_869_184), ('"1.5TB"', 1_500_000_000_000), ('"2 TiB"', 2_199_023_255_552),
+])  # fmt: skip
+def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(fleet_file: Path, text: str, size_bytes: int) -> None:
+    fleet_file.write_text(f"{HEAD}[wal]\nmax_retained_wal = {text}\n{NODE}")
+    assert load_fleet(fleet_file).nodes[0].retained_wal_bytes_max == size_bytes
+
+
 def test_the_least_file_has_every_default(fleet_file: Path) -> None:
     fleet_file.write_text(HEAD + NODE)
     fleet = load_fleet(fleet_file)
     assert (fleet.global_id, fleet.spark_master, fleet.groups) == ("exact", "local[*]", GroupRules())
-    assert fleet.retained_wal_bytes_max == 16 << 30
+    assert fleet.nodes[0].retained_wal_bytes_max == 16 << 30
     assert (fleet.store_options, fleet.spark_settings) == ({}, {})
 
 
@@ -110,8 +123,13 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "node a: dsn must be a text"),
     (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is neither exact, xa, citus nor a regex"),
     (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
-    (HEAD + "[wal]\nretained_bytes_max = 0\n" + NODE, "wal.retained_bytes_max must be a number of bytes above 0"),
-    (HEAD + "[wal]\nretained_bytes_max = true\n" + NODE, "wal.retained_bytes_max must be"),
+    (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "wal.max_retained_wal must be above 0: a number of bytes"),
+    (HEAD + "[wal]\nmax_retained_wal = true\n" + NODE, "wal.max_retained_wal must be"),
+    (HEAD + "[wal]\nmax_retained_wal = '0 GiB'\n" + NODE, "wal.max_retained_wal must be above 0"),
+    (HEAD + "[wal]\nmax_retained_wal = '16 barrels'\n" + NODE, "wal.max_retained_wal: '16 barrels' is no size"),
+    (HEAD + "[wal]\nmax_retained_wal = '-1GiB'\n" + NODE, "is no size such as 16GiB"),
+    (HEAD + NODE + "max_retained_wal = '16'\n", "node a: max_retained_wal: '16' is no size"),
+    (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key wal.retained_bytes_max; known are max_retained_wal"),
     (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "groups.exclude must be a list"),
     (HEAD + "[groups]\ninclude = [1]\n" + NODE, "groups.include must be a list"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "spark.master must be a text"),

@@ -1,0 +1,34 @@
+"""Sizes in bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BYTES_PER_UNIT = 1024
+# What a size may be given in: KiB and its kin are powers of 1024, KB and its kin of 1000.
+UNIT_BYTES = {
+    "B": 1,
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
+}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def size_text(size_bytes: int) -> str:
+    """`0 B`, `1023 B`, `1.5 KiB`, `12.0 GiB`: one digit after the point, none for bytes."""
+    size = float(size_bytes)
+    for unit in SIZE_UNITS:
+        # 1023.95 and more would print as 1024.0.
+        if abs(size) < BYTES_PER_UNIT - 0.05 or unit == SIZE_UNITS[-1]:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= BYTES_PER_UNIT
+    raise AssertionError("the last unit always returns")
+
+
+def size_from_text(text: str) -> int:
+    """The bytes of `16GiB`, `1.5 TB`, `500MB`; ValueError for anything else."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in UNIT_BYTES:
+        raise ValueError(f"{text!r} is no size such as 16GiB or 500MB")
+    return int(float(match[1]) * UNIT_BYTES[match[2].upper()])

@@ -1,0 +1,221 @@
+"""One client that writes one causal chain, link by link, and keeps a journal of what it was told.
+
+A link is a local transaction (its parent) and then a two-phase one (child and twin), which the client commits on its
+shards in any order and with any delay, rolls back, or holds: as a whole, so that the chain waits for it, or committed
+on one shard only, from which the chain goes on meanwhile. It never writes on a shard what refers to something that
+is not committed there. Trimming deletes the oldest link on both its shards, by a two-phase transaction too.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from tests.integration.causal_journal import Transaction
+
+GID_PREFIX = "chain-"
+IDS_PER_CHAIN = 1_000_000
+LINKS_KEPT = 6
+DELAY_SECONDS_MAX = 0.3
+CUTS_HELD = (2, 6)
+
+PARENT = "INSERT INTO parent (id, chain, link, {column}) VALUES (%(id)s, %(chain)s, %(link)s, %(before)s)"
+CHILD = "INSERT INTO child VALUES (%(id)s, %(chain)s, %(link)s, %(parent)s, %(twin_shard)s)"
+TWIN = "INSERT INTO twin VALUES (%(id)s, %(chain)s, %(link)s, %(child_shard)s)"
+DELETE_CHILD = "DELETE FROM child WHERE id = %(id)s; DELETE FROM parent WHERE id = %(parent)s"
+DELETE_TWIN = "DELETE FROM twin WHERE id = %(id)s"
+
+# What becomes of a prepared transaction, and how often where it may be held.
+COMMIT, ROLL_BACK, HOLD, HOLD_THEN_ROLL_BACK, HALF = "commit", "roll back", "hold", "hold, roll back", "half"
+WEIGHTS = {COMMIT: 76, ROLL_BACK: 12, HOLD: 3, HOLD_THEN_ROLL_BACK: 3, HALF: 6}
+
+
+@dataclass(slots=True)
+class Calendar:
+    """What the clients know of the increments: how many were taken, and whether they may hold transactions."""
+
+    cuts: int = 0
+    may_hold: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class TwoPhase:
+    """A prepared transaction: the shards still to decide, the next one first, and when that is due."""
+
+    transaction: Transaction
+    remaining: list[int]
+    statement: str
+    due_cut: int = 0
+    due_time: float = 0.0
+
+    def is_due(self, calendar: Calendar) -> bool:
+        return calendar.cuts >= self.due_cut and time.monotonic() >= self.due_time
+
+    @property
+    def is_held_whole(self) -> bool:
+        return len(self.remaining) == len(self.transaction.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link: `row` has the parameters of its statements."""
+
+    number: int
+    row: Mapping[str, int]
+    two_phase: TwoPhase
+
+    def committed_on(self) -> list[int]:
+        return sorted({self.row["child_shard"], self.row["twin_shard"]} - set(self.two_phase.remaining))
+
+
+@dataclass(slots=True)
+class ChainClient:
+    """Writes chain `number` by its sessions on all shards; used by one thread. `fates` are tried first, in order."""
+
+    sessions: Sequence[psycopg.Connection[Any]]
+    number: int
+    chance: random.Random
+    calendar: Calendar
+    fates: list[str] = field(default_factory=list)
+    journal: list[Transaction] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    _open: list[TwoPhase] = field(default_factory=list)
+    _next_link: Link | None = None
+    _parent: Mapping[str, int] | None = None
+    _trimming: TwoPhase | None = None
+    _ids: int = 0
+
+    def step(self) -> None:
+        """Decide what is due, then trim or lengthen the chain unless its next link is held."""
+        for one in [one for one in self._open if one.is_due(self.calendar)]:
+            self._decide(one)
+        is_long = len(self.links) > LINKS_KEPT and not self.links[0].two_phase.remaining
+        if is_long and self._trimming is None and self.chance.random() < 0.3:
+            self.trim()
+        elif self._next_link is None:
+            self.grow()
+
+    def settle(self) -> None:
+        """Decide everything that is open."""
+        while self._open:
+            self._decide(self._open[0])
+
+    def grow(self) -> None:
+        """Write the next link's parent if it is not there yet, and prepare child and twin."""
+        parent = self._parent or self._insert_parent()
+        self._parent = parent
+        here = parent["shard"]
+        there = (here + self.chance.randrange(1, len(self.sessions))) % len(self.sessions)
+        row = {**self._named(parent["link"]), "parent": parent["id"], "child_shard": here, "twin_shard": there}
+        inserts = (("child", here, row["id"]), ("twin", there, row["id"]))
+        transaction = Transaction(f"{GID_PREFIX}{row['id']}", inserts, (), (here, there))
+        self._next_link = Link(parent["link"], row, self._prepared(transaction, {here: CHILD, there: TWIN}, row))
+        self._go_on(self._next_link.two_phase)
+
+    def trim(self) -> None:
+        """Delete the oldest link; what refers to it refers to nothing from then on."""
+        row = self.links[0].row
+        here, there = row["child_shard"], row["twin_shard"]
+        deletes = (("child", here, row["id"]), ("parent", here, row["parent"]), ("twin", there, row["id"]))
+        gid = f"{GID_PREFIX}{self._named(0)['id']}-trim"
+        transaction = Transaction(gid, (), deletes, (here, there))
+        self._trimming = self._prepared(transaction, {here: DELETE_CHILD, there: DELETE_TWIN}, row)
+        self._go_on(self._trimming)
+
+    def _named(self, link: int) -> dict[str, int]:
+        self._ids += 1
+        return {"id": self.number * IDS_PER_CHAIN + self._ids, "chain": self.number, "link": link}
+
+    def _insert_parent(self) -> Mapping[str, int]:
+        """Insert it where the last link is committed, so that it can refer to its part there."""
+        if not self.links:
+            here, column, before = self.chance.randrange(len(self.sessions)), "prev_child", None
+            row = self._named(1)
+        else:
+            last = self.links[-1]
+            here = self.chance.choice(last.committed_on())
+            column = "prev_child" if here == last.row["child_shard"] else "prev_twin"
+            before = last.row["id"]
+            row = self._named(last.number + 1)
+        transaction = Transaction(inserts=(("parent", here, row["id"]),), shards=(here,))
+        self.journal.append(transaction)
+        transaction.sent = transaction.decided = transaction.last_sent = time.monotonic()
+        self.sessions[here].execute(PARENT.format(column=column).encode(), {**row, "before": before})
+        transaction.told = time.monotonic()
+        return {**row, "shard": here}
+
+    def _prepared(self, transaction: Transaction, halves: Mapping[int, str], row: Mapping[str, int]) -> TwoPhase:
+        self.journal.append(transaction)
+        shards = self.chance.sample(transaction.shards, len(transaction.shards))
+        for shard in shards:
+            statement = f"BEGIN; {halves[shard]}; PREPARE TRANSACTION %(gid)s"
+            self.sessions[shard].execute(statement.encode(), {**row, "gid": transaction.gid})
+        transaction.prepared = time.monotonic()
+        one = TwoPhase(transaction, self.chance.sample(shards, len(shards)), "COMMIT PREPARED")
+        self._open.append(one)
+        return one
+
+    def _go_on(self, one: TwoPhase) -> None:
+        """Choose what becomes of a transaction that was just prepared."""
+        if self.fates and self.calendar.may_hold:
+            fate = self.fates.pop(0)
+        else:
+            fate = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            if fate not in (COMMIT, ROLL_BACK) and not self.calendar.may_hold:
+                fate = COMMIT
+        if fate in (ROLL_BACK, HOLD_THEN_ROLL_BACK):
+            one.statement = "ROLLBACK PREPARED"
+        if fate in (HOLD, HOLD_THEN_ROLL_BACK):
+            self._hold(one)
+            return
+        one.due_time = time.monotonic() + self._delay()
+        if fate == HALF:
+            self._decide_next(one)
+            self._hold(one)
+
+    def _hold(self, one: TwoPhase) -> None:
+        one.due_cut = self.calendar.cuts + self.chance.randint(*CUTS_HELD)
+
+    def _delay(self) -> float:
+        """Mostly short, now and then as long as it may be."""
+        return DELAY_SECONDS_MAX * float(self.chance.random() ** 4)
+
+    def _decide(self, one: TwoPhase) -> None:
+        """Decide on the next shard; a commit on the other one takes its time, and the chain goes on meanwhile."""
+        self._decide_next(one)
+        if one.statement == "ROLLBACK PREPARED" and one.remaining:
+            self._decide_next(one)
+        one.due_time = time.monotonic() + self._delay()
+        one.due_cut = 0
+
+    def _decide_next(self, one: TwoPhase) -> None:
+        transaction, is_first = one.transaction, one.is_held_whole
+        now = time.monotonic()
+        transaction.decided = now if is_first else transaction.decided
+        if one.statement == "COMMIT PREPARED":
+            transaction.sent = now if is_first else transaction.sent
+            transaction.last_sent = now if len(one.remaining) == 1 else transaction.last_sent
+        self.sessions[one.remaining[0]].execute(f"{one.statement} %(gid)s".encode(), {"gid": transaction.gid})
+        if one.statement == "COMMIT PREPARED" and is_first:
+            transaction.told = time.monotonic()
+        del one.remaining[0]
+        if is_first:
+            self._note_decided(one)
+        if not one.remaining:
+            self._open.remove(one)
+            self._trimming = None if one is self._trimming else self._trimming
+
+    def _note_decided(self, one: TwoPhase) -> None:
+        is_committed = one.statement == "COMMIT PREPARED"
+        if self._next_link is not None and one is self._next_link.two_phase:
+            if is_committed:
+                self.links.append(self._next_link)
+                self._parent = None
+            self._next_link = None
+        elif is_committed:
+            del self.links[0]

@@ -1,0 +1,255 @@
+"""In the manner of Jepsen: causal chains and the bank on four shards, increments at random moments, every one restored.
+
+What an increment restores to is judged by itself (foreign keys, twins, chains without a hole, the bank's sums) and
+by the journal of the clients: nothing that they were told is lost, nothing is there that they did not do. Of the
+cuts, most have markers that reach the shards as unevenly as over a bad network. Two-phase transactions are held over
+several cuts, prepared everywhere or committed on one shard only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import snapshots.cutting
+from fleet.bank import read_invariants
+from fleet.bank_client import open_session
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+from snapshots.manifest import Commit
+from tests.integration.causal_chain import HALF, Calendar, ChainClient
+from tests.integration.causal_journal import Occurred, Taken, Transaction, disagreements, occurred
+from tests.integration.causal_state import ChainState, create_chains, faults_of, read_state
+from tests.integration.causal_workload import CausalWorkload
+from tests.snapshot_runs import Ready, Runs, described
+from tests.soak import SOAK_SECONDS
+from wal.cut import NodeWindow, resolve
+from wal.cut_values import Cut
+from wal.markers import Marker, write_marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.integration.conftest import FleetFactory
+
+SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+NAME = "chains"
+BACK = "chains_back"
+SHARDS = 4
+INCREMENTS = 30
+PAUSE_SECONDS_MAX = 1.0
+# How late a marker comes at most, for one cut in four each.
+MARKER_SECONDS_MAX = (0.0, 0.02, 0.1, 0.3)
+SHORT_SECONDS_MAX = 600
+ROUND_SECONDS_MAX = 1200
+
+
+@dataclass(slots=True)
+class Increments:
+    """The chain of one round as it is taken: the commits, and when each was under way."""
+
+    runs: Runs
+    commits: list[Commit] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+
+    def take(self) -> None:
+        """The full snapshot first, then an increment every time."""
+        started = time.monotonic()
+        self.commits.append(self.runs.increment(NAME) if self.commits else self.runs.full(NAME))
+        self.taken.append(Taken(len(self.taken), started, time.monotonic()))
+
+    def restored(self, number: int) -> ChainState:
+        """What the increment restores to; by itself it must be sound in everything but the chains."""
+        target = replace(self.runs.fleet, nodes=tuple(with_database(n, BACK) for n in self.runs.fleet.primaries))
+        self.runs.restore(NAME, target, number)
+        dsns = [node.dsn for node in target.primaries]
+        try:
+            invariants = read_invariants(dsns)
+            assert invariants.hold, (number, invariants)
+            state = read_state(dsns)
+        finally:
+            for node in target.primaries:
+                drop_database(with_database(node, "postgres").dsn)
+        self.taken[number] = replace(self.taken[number], rows=state.rows)
+        return state
+
+
+def drop_database(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {BACK} WITH (FORCE)")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did."""
+
+    seed: int
+    increments: int
+    raised: int
+    occurred: Occurred
+    taking_seconds: float
+    seconds: float
+
+    def __str__(self) -> str:
+        done = self.occurred
+        return (
+            f"CUTLINE_SEED={self.seed}: {self.increments} increments, {self.raised} with a position raised; "
+            f"{done.transactions} transactions, {done.links} links, {done.trims} trims; {done.held} held "
+            f"({done.rolled_back} rolled back), {done.half} half committed, {done.early} times early; 0 torn; "
+            f"{self.taking_seconds:.0f} s until all were taken, {self.seconds:.0f} s until all were restored"
+        )
+
+
+def late_markers(chance: random.Random) -> Callable[..., dict[str, int]]:
+    """`write_markers` over a network that brings each message after a time of its own."""
+
+    def write_late(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
+        latest = chance.choice(MARKER_SECONDS_MAX)
+        delays = {node: chance.uniform(0, latest) for node in connections}
+
+        def write(node: str) -> int:
+            time.sleep(delays[node])
+            return write_marker(connections[node], marker)
+
+        with ThreadPoolExecutor(max_workers=len(connections)) as threads:
+            return dict(zip(connections, threads.map(write, connections), strict=True))
+
+    return write_late
+
+
+@contextmanager
+def fleet_of(directory: Path, backups: int) -> Iterator[EmbeddedFleet]:
+    """A fleet for one round: a long run must not keep those of all its rounds."""
+    fleet = start_fleet(directory, shards=SHARDS, backups=backups)
+    try:
+        yield fleet
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> Round:
+    """Take a snapshot and its increments under the workload, restore and judge every one."""
+    began = time.monotonic()
+    chance = random.Random(f"{seed} increments")
+    dsns = embedded.dsns()
+    for dsn in dsns:
+        create_chains(dsn)
+    runs.init()
+    increments = Increments(runs)
+    with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
+        patched.setattr(snapshots.cutting, "write_markers", late_markers(chance))
+        workload.wait(0.5)
+        # The slots of a full snapshot wait for what is prepared; later cuts wait for nothing.
+        increments.take()
+        workload.calendar.may_hold = True
+        for _ in range(INCREMENTS):
+            workload.wait(chance.uniform(0, PAUSE_SECONDS_MAX))
+            increments.take()
+            workload.calendar.cuts += 1
+    taking_seconds = time.monotonic() - began
+    faults = [f"increment {n}: {fault}" for n in range(INCREMENTS + 1) for fault in faults_of(increments.restored(n))]
+    faults += disagreements(workload.journal, increments.taken)
+    assert faults == []
+    assert_commits_agree(increments, workload.journal)
+    cuts = [commit.cut.cut.nodes.values() for commit in increments.commits]
+    raised = sum(any(node.position > node.start for node in nodes) for nodes in cuts)
+    happened = occurred(workload.journal, increments.taken)
+    return Round(seed, INCREMENTS, raised, happened, taking_seconds, time.monotonic() - began)
+
+
+def assert_commits_agree(increments: Increments, journal: list[Transaction]) -> None:
+    """What a commit says of open transactions is what their clients know."""
+    before = Taken(-1, 0.0, 0.0)
+    for taken, commit in zip(increments.taken, increments.commits, strict=True):
+        cut = commit.cut.cut
+        undecided = [{entry.global_id for entry in node.undecided} for node in cut.nodes.values()]
+        for one in journal:
+            if one.is_held_over(taken):
+                assert all(one.gid in undecided[shard] for shard in one.shards), (taken.number, one)
+        # One that is half committed over several cuts comes in early with the first of them.
+        early = [one for one in journal if one.is_half_committed_over(taken) and not one.may_be_in(before)]
+        assert cut.included_early >= len(early), (taken.number, cut.included_early, early)
+        before = taken
+
+
+def assert_something_happened(round_: Round) -> None:
+    """Or the round would prove nothing."""
+    done = round_.occurred
+    assert done.held - done.rolled_back >= 1, round_
+    assert done.rolled_back >= 2, round_
+    assert done.half >= 2, round_
+    assert done.early >= round_.increments // 2, round_
+    assert done.trims >= 20, round_
+    assert done.links >= 20 * round_.increments, round_
+    assert round_.raised >= 2, round_
+
+
+@pytest.mark.timeout(max(SHORT_SECONDS_MAX, SOAK_SECONDS + ROUND_SECONDS_MAX))
+def test_no_increment_tears_or_loses_what_a_client_was_told(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deadline = time.monotonic() + SOAK_SECONDS
+    rounds: list[Round] = []
+    while not rounds or time.monotonic() < deadline:
+        seed = SEED + len(rounds)
+        print(f"CUTLINE_SEED={seed}")  # noqa: T201  # shown when the test fails
+        directory = tmp_path / f"round-{len(rounds)}"
+        with fleet_of(directory, backups=1 if SOAK_SECONDS else 0) as embedded:
+            fleet = described(embedded, directory / "described.toml", f"file://{tmp_path}/store-{len(rounds)}")
+            runs = Runs(fleet, Ready(spark))
+            rounds.append(run_round(runs, embedded, seed, monkeypatch))
+            report = runs.check_one(NAME)
+        assert report.conflicts == []
+        assert report.result == ("valid" if SOAK_SECONDS else "inconclusive"), report
+        with capsys.disabled():
+            print(f"\n{rounds[-1]}")  # noqa: T201  # the figures are what a long run is for
+        assert_something_happened(rounds[-1])
+
+
+def cut_at_the_start_markers(windows: Mapping[str, NodeWindow]) -> Cut:
+    """Every node for itself, as backups of single nodes are: nothing raises a position, nothing comes in early."""
+    alone = [resolve({node: window}) for node, window in windows.items()]
+    nodes = {node: cut.nodes[node] for cut in alone for node in cut.nodes}
+    return Cut(nodes, sum(cut.global_transactions for cut in alone), 0, sum(cut.in_flight for cut in alone))
+
+
+def test_the_start_markers_alone_are_found_torn(
+    fleet_factory: FleetFactory, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded = fleet_factory(shards=2)
+    runs = Runs(described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store"), Ready(spark))
+    for dsn in embedded.dsns():
+        create_chains(dsn)
+    runs.init()
+    increments = Increments(runs)
+    increments.take()
+    with ExitStack() as opened:
+        sessions = [opened.enter_context(closing(open_session(dsn))) for dsn in embedded.dsns()]
+        chain = ChainClient(sessions, 0, random.Random(SEED), Calendar(may_hold=True), [HALF, HALF, HALF, HALF])
+        chain.grow()
+        chain.grow()
+        increments.take()
+        chain.settle()
+        chain.grow()
+        chain.grow()
+        monkeypatch.setattr(snapshots.cutting, "resolve", cut_at_the_start_markers)
+        increments.take()
+        chain.settle()
+    assert faults_of(increments.restored(0)) == []
+    assert faults_of(increments.restored(1)) == []
+    assert disagreements(chain.journal, increments.taken[:2]) == []
+    faults = faults_of(increments.restored(2))
+    assert len([fault for fault in faults if fault.startswith("torn")]) == 2, faults
+    found = disagreements(chain.journal, increments.taken)
+    assert len([fault for fault in found if fault.startswith("torn: increment 2")]) == 2, found
+    assert len([fault for fault in found if fault.startswith("lost: increment 2")]) == 2, found

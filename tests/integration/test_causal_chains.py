@@ -50,7 +50,7 @@ INCREMENTS = 30
 PAUSE_SECONDS_MAX = 1.0
 # How late a marker comes at most, for one cut in four each.
 MARKER_SECONDS_MAX = (0.0, 0.02, 0.1, 0.3)
-SHORT_SECONDS_MAX = 600
+SHORT_SECONDS_MAX = 900
 ROUND_SECONDS_MAX = 1200
 
 

@@ -6,8 +6,14 @@ row read from WAL are the same bytes only because both sessions are opened here.
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -34,7 +40,17 @@ PINNED_SETTINGS = {
     "lock_timeout": "0",
     "synchronize_seqscans": "off",
     "default_transaction_read_only": "off",
+    # A session whose client is gone ends on the server too, in the middle of a query, with its locks and slots.
+    "client_connection_check_interval": "2s",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
+
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+# What this process has open, with the server that it leads to.
+_open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+_open_lock = threading.Lock()
 
 
 class NodeUnreachableError(UnreachableError):
@@ -60,7 +76,7 @@ def conninfo(dsn: str, **more: str) -> str:
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if it can't be had."""
     try:
-        return psycopg.connect(conninfo(node.dsn, **more), autocommit=True)
+        return _noted(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True))
     except psycopg.OperationalError as error:
         raise unreachable(node, error) from error
 
@@ -68,11 +84,56 @@ def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
 def connect_replication(node: Node) -> psycopg.Connection[Any]:
     """Open a session on `node` that takes replication commands for its database."""
     try:
-        return psycopg.connect(
+        session = psycopg.connect(
             conninfo(node.dsn, replication="database"), autocommit=True, cursor_factory=psycopg.ClientCursor
         )
+        return _noted(node, session)
     except psycopg.OperationalError as error:
         raise unreachable(node, error) from error
+
+
+def shut_down(connection: AnyConnection) -> None:
+    """End the connection from any thread: whoever waits for its answer gets an OperationalError at once."""
+    try:
+        handle = socket.socket(fileno=os.dup(connection.fileno()))
+    except (OSError, psycopg.Error):
+        return
+    with handle, suppress(OSError):
+        # Its number can't have become another file's as long as the connection is open.
+        if not connection.closed:
+            handle.shutdown(socket.SHUT_RDWR)
+
+
+def shut_down_sessions(node: Node) -> None:
+    """End all connections of this process to the server of `node`."""
+    server = _server_of(node)
+    with _open_lock:
+        found = [connection for connection, known in _open.items() if known == server]
+    for connection in found:
+        shut_down(connection)
+
+
+@contextmanager
+def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Bound the block: a connection that is still in use after `seconds` is shut down."""
+    timer = threading.Timer(seconds, shut_down, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _noted(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    with _open_lock:
+        _open[connection] = _server_of(node)
+    return connection
+
+
+def _server_of(node: Node) -> str:
+    """The node's dsn without its database: all databases of a server answer or none does."""
+    return make_conninfo("", **{key: value for key, value in conninfo_to_dict(node.dsn).items() if key != "dbname"})
 
 
 def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:

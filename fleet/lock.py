@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
+from fleet.connections import shut_down_after
 from fleet.sessions import Sessions
 from storage.errors import BusyError
+
+UNLOCK_SECONDS_MAX = 5.0
 
 
 class FleetBusyError(BusyError):
@@ -42,7 +45,8 @@ def locked_fleet(sessions: Sessions, name: str) -> Iterator[None]:
         yield
     finally:
         for connection in taken:
-            if not connection.closed and not connection.broken:
+            # A lock that can't be given back in time ends with its session.
+            with suppress(psycopg.OperationalError), shut_down_after(connection, UNLOCK_SECONDS_MAX):
                 connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
 
 

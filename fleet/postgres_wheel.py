@@ -15,8 +15,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -111,23 +111,30 @@ def tool(name: str) -> list[str]:
 
 
 def run_tool(
-    name: str, *arguments: str, seconds_max: float = 600, text_input: str | None = None
+    name: str,
+    *arguments: str,
+    seconds_max: float = 600,
+    text_input: str | None = None,
+    ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run client program `name` to its end, with the caller's folder and environment (PGPASSFILE and such).
 
-    Raises ProgramFailedError if it fails or takes longer.
+    While it runs, the context of `ended_by` may call what that is given to end it. Raises ProgramFailedError if it
+    fails or takes longer.
     """
     command = [*tool(name), *arguments]
-    with _bounded(command, seconds_max):
-        completed = subprocess.run(
-            command,
-            input=text_input,
-            stdin=subprocess.DEVNULL if text_input is None else None,
-            capture_output=True,
-            text=True,
-            timeout=seconds_max,
-            check=False,
-        )
+    given = subprocess.DEVNULL if text_input is None else subprocess.PIPE
+    with (
+        _bounded(command, seconds_max),
+        subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            with ended_by(process.kill) if ended_by else nullcontext():
+                output, errors = process.communicate(text_input, timeout=seconds_max)
+        except BaseException:
+            process.kill()
+            raise
+    completed = subprocess.CompletedProcess(command, process.returncode, output, errors)
     if completed.returncode:
         raise _failed(name, completed)
     return completed

@@ -13,6 +13,7 @@ import psycopg
 from fleet.baseline import NodeIdentity, check_topology, read_identity
 from fleet.config import Fleet, Node
 from fleet.connections import connect, unreachable
+from fleet.watch import Watch, watched
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,6 +27,7 @@ class Sessions:
     nodes: tuple[Node, ...]
     connections: Mapping[str, psycopg.Connection[Any]]
     identities: Mapping[str, NodeIdentity]
+    watch: Watch
 
     @property
     def primaries(self) -> dict[str, psycopg.Connection[Any]]:
@@ -44,12 +46,14 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[R
 
 @contextmanager
 def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
-    """Connect to `nodes` all at once and see that they are what fleet.toml says.
+    """Connect to `nodes` all at once, see that they are what fleet.toml says, and watch that they answer.
 
-    Raises NodeUnreachableError, FleetTopologyError.
+    Raises NodeUnreachableError, also where a node falls silent or ends a session while the block runs, and
+    FleetTopologyError.
     """
     chosen = tuple(nodes)
     with ExitStack() as stack:
+        watch = stack.enter_context(watched(chosen))
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
         futures = [threads.submit(connect, node) for node in chosen]
         connections: dict[str, psycopg.Connection[Any]] = {}
@@ -63,7 +67,13 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
             raise problem
         identities = {node.id: identify(node, connections[node.id]) for node in chosen}
         check_topology(chosen, identities)
-        yield Sessions(fleet, chosen, connections, identities)
+        try:
+            yield Sessions(fleet, chosen, connections, identities, watch)
+        except psycopg.OperationalError as error:
+            lost = [node for node in chosen if connections[node.id].closed]
+            if not lost:
+                raise
+            raise unreachable(lost[0], error) from error
 
 
 def identify(node: Node, connection: psycopg.Connection[Any]) -> NodeIdentity:

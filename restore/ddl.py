@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.connections import conninfo
+from fleet.connections import connect
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
@@ -29,7 +29,7 @@ def run_section(node: Node, section: str, script: str) -> None:
     """Run one section's SQL as a whole; raise SchemaLoadError with the statement's own error."""
     try:
         # pg_dump's script sets what it needs; ours would get in the way of functions it checks.
-        with psycopg.connect(conninfo(node.dsn), autocommit=True) as connection:
+        with connect(node) as connection:
             for name, value in BUILD_SETTINGS.items():
                 connection.execute(f"SET {name} = '{value}'")
             result = connection.pgconn.exec_(script.encode())

@@ -18,6 +18,7 @@ from fleet.connections import connect
 from fleet.groups import Group, matches, qualified
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
+from fleet.watch import watched
 from restore.ddl import run_section, set_sequences, without_foreign_keys
 from restore.ledger import LEDGER, LEDGER_SCHEMA, LoadError, create_ledger
 from restore.target import (
@@ -159,7 +160,10 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
     """Restore every shard, all in parallel; nothing is visible before all of it is."""
     began = time.monotonic()
     progress.step("check targets")
-    with locked_targets(restoring.targets) as connections:
+    with (
+        watched(target.maintenance for target in restoring.targets) as watch,
+        locked_targets(restoring.targets) as connections,
+    ):
         _check(restoring, connections)
         scripts = {t.shard: _scripts(restoring, t.shard) for t in restoring.targets}
         spark.begin()
@@ -170,7 +174,7 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
             try:
                 progress.step("create databases")
                 in_parallel(lambda target: _create(restoring, target, connections, scripts), restoring.targets)
-                load_rows(restoring, spark, progress)
+                load_rows(restoring, spark, progress, watch)
                 progress.step("indexes and constraints")
                 with ThreadPoolExecutor(max_workers=len(restoring.targets)) as threads:
                     list(threads.map(lambda target: _finish(restoring, target, scripts), restoring.targets))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from fleet.progress import Progress
+from fleet.watch import Watch
 from restore.load import BaseLoadTask, LoadTarget, load_base, load_images
 from snapshots.folding import Fold, fold
 from snapshots.jobs import SparkSource, job_progress, raise_first, run_tasks
@@ -23,10 +24,20 @@ if TYPE_CHECKING:
 LOADED_ROWS = "rows bigint, problem string"
 
 
-def load_rows(restoring: Restoring, spark: SparkSource, progress: Progress) -> None:
-    """Load the state of every shard into its database; raise the first error that a task met."""
+def load_rows(restoring: Restoring, spark: SparkSource, progress: Progress, watch: Watch) -> None:
+    """Load the state of every shard into its database; raise the first error that a task met.
+
+    The jobs are cancelled when `watch` finds a target silent.
+    """
     began = time.monotonic()
     session = spark.session()
+    with watch.on_silence(session.sparkContext.cancelAllJobs):
+        _load_rows(restoring, session, progress)
+    for report in restoring.report.nodes:
+        report.seconds += time.monotonic() - began
+
+
+def _load_rows(restoring: Restoring, session: SparkSession, progress: Progress) -> None:
     progress.step("fold changes")
     nodes = tuple(target.shard for target in restoring.targets)
     sources = sources_of(restoring.chain, nodes, restoring.store)
@@ -43,8 +54,6 @@ def load_rows(restoring: Restoring, spark: SparkSource, progress: Progress) -> N
             _load_images(session, folded.images, targets, progress)
     finally:
         folded.release()
-    for report in restoring.report.nodes:
-        report.seconds += time.monotonic() - began
 
 
 def _load_bases(

@@ -18,6 +18,7 @@ from fleet.baseline import check_baseline
 from fleet.connections import connect
 from fleet.progress import Progress
 from fleet.sessions import Sessions, identify
+from fleet.watch import Watch
 from snapshots.jobs import SparkSource, raise_first, run_tasks, started
 from snapshots.manifest import CutRecord
 from snapshots.points import Point
@@ -88,7 +89,7 @@ def make_cut(sessions: Sessions, plan: CutPlan, spark: SparkSource, store: Objec
     for attempt in range(1, plan.retries + 2):
         try:
             marked = _mark(sessions, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
-            segments, ignored = _drained(plan, marked, spark, progress)
+            segments, ignored = _drained(plan, marked, spark, progress, sessions.watch)
             progress.reached(Point.ARCHIVED)
             cut = _resolved(plan, marked, segments, store)
             progress.reached(Point.RESOLVED)
@@ -107,6 +108,7 @@ def make_cut(sessions: Sessions, plan: CutPlan, spark: SparkSource, store: Objec
 def _mark(sessions: Sessions, start: Marker, progress: Progress) -> _Markers:
     """Write the start marker on all primaries, then the finish marker on all of them."""
     progress.step("cut")
+    sessions.watch.check()
     with_markers = _fresh(sessions)
     began = time.monotonic()
     try:
@@ -140,13 +142,13 @@ def _fresh(sessions: Sessions) -> dict[str, psycopg.Connection[Any]]:
 
 
 def _drained(
-    plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress
+    plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
 ) -> tuple[dict[str, tuple[Segment, ...]], int]:
     """Bring every archive up to the finish marker; a standby's up to its primary's."""
     session = started(spark, progress)
     tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    reports = run_tasks(session, drain, tasks, progress)
+    reports = run_tasks(session, drain, tasks, progress, watch)
     raise_first([report.problem for report in reports])
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 

@@ -89,13 +89,13 @@ def _copy_base(
 
     def dump(node: Node) -> list[StoredObject]:
         prefix = schema_prefix(snapshot, node.id, operation)
-        return store_schema(taking.store, node, prefix, slots[node.id].snapshot)
+        return store_schema(taking.store, node, prefix, slots[node.id].snapshot, taking.sessions.watch)
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         schemas = threads.submit(in_parallel, dump, primaries)
         session = started(spark, progress)
         progress.step("copy", total=len(tasks), unit="tasks")
-        reports = run_tasks(session, copy_ranges, tasks, progress)
+        reports = run_tasks(session, copy_ranges, tasks, progress, taking.sessions.watch)
         raise_first([report.problem for report in reports])
         progress.reached(Point.BASE_COPIED)
         copied = [stored for report in reports for stored in report.objects]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.progress import Progress
+from fleet.watch import Watch
 from snapshots.points import Point
 from storage.errors import ReportedError
 
@@ -40,15 +41,20 @@ def started(spark: SparkSource, progress: Progress) -> SparkSession:
 
 
 def run_tasks(
-    spark: SparkSession, work: Callable[[Task], Report], tasks: Sequence[Task], progress: Progress
+    spark: SparkSession,
+    work: Callable[[Task], Report],
+    tasks: Sequence[Task],
+    progress: Progress,
+    watch: Watch | None = None,
 ) -> list[Report]:
     """Run `work` on every task, each a Spark task of its own; the reports in the tasks' order.
 
+    When one of the nodes that `watch` asks falls silent, the job is cancelled: a task may wait for that node.
     Reports are small (descriptions of objects), so collecting them is bounded by the number of tasks.
     """
     if not tasks:
         return []
-    with job_progress(spark, progress) as seen:
+    with job_progress(spark, progress, watch) as seen:
         reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
     # What ended after the last look at the job.
     progress.advance(len(tasks) - sum(seen.values()))
@@ -56,8 +62,11 @@ def run_tasks(
 
 
 @contextmanager
-def job_progress(spark: SparkSession, progress: Progress) -> Iterator[dict[int, int]]:
-    """Tell `progress` of the tasks that end in the jobs of this block; yields their number by stage."""
+def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = None) -> Iterator[dict[int, int]]:
+    """Tell `progress` of the tasks that end in the jobs of this block; yields their number by stage.
+
+    The jobs are cancelled when the block ends by an error, and when `watch` finds a node silent.
+    """
     done = threading.Event()
     tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
@@ -76,7 +85,8 @@ def job_progress(spark: SparkSession, progress: Progress) -> Iterator[dict[int, 
     thread = threading.Thread(target=poll, name="job progress", daemon=True)
     thread.start()
     try:
-        yield seen
+        with watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext():
+            yield seen
     except BaseException:
         # What the tasks hold on the nodes (sessions, slots) must be free before anybody cleans up there.
         spark.sparkContext.cancelAllJobs()

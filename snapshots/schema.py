@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
 from fleet.postgres_wheel import run_tool
+from fleet.watch import Watch
 from snapshots.manifest import Sequence, StoredObject
 from storage.digest import digest
 from storage.errors import RefusedError
@@ -40,8 +41,8 @@ class SchemaDumpError(RefusedError):
     """The DDL of a database can't be had."""
 
 
-def dump_section(node: Node, section: str, exported: str) -> str:
-    """The DDL of `section` as plain SQL, as the exported snapshot shows it.
+def dump_section(node: Node, section: str, exported: str, watch: Watch) -> str:
+    """The DDL of `section` as plain SQL, as the exported snapshot shows it; ended when `watch` finds a node silent.
 
     The guards that psql's restrict mode needs, and no server understands, are left out.
     """
@@ -51,17 +52,17 @@ def dump_section(node: Node, section: str, exported: str) -> str:
     completed = run_tool(
         "pg_dump", "--dbname", dsn, f"--section={section}", "--schema-only", "--no-subscriptions",
         f"--snapshot={exported}", "--quote-all-identifiers", f"--restrict-key={guard}",
-        seconds_max=DUMP_SECONDS_MAX,
+        seconds_max=DUMP_SECONDS_MAX, ended_by=watch.on_silence,
     )  # fmt: skip
     lines = completed.stdout.split("\n")
     return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
 
 
-def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str) -> list[StoredObject]:
+def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str, watch: Watch) -> list[StoredObject]:
     """Dump both sections of a shard and store them, compressed with zstd."""
     stored: list[StoredObject] = []
     for section in SECTIONS:
-        body = zstandard.compress(dump_section(node, section, exported).encode())
+        body = zstandard.compress(dump_section(node, section, exported, watch).encode())
         key = f"{prefix}/{section}.sql.zst"
         store.create(key, body)
         stored.append(StoredObject(key, section, node.id, len(body), digest(body)))

@@ -36,11 +36,15 @@ class Mode(StrEnum):
 
 @dataclass(slots=True)
 class PgProxy:
-    """A running proxy; its modes may be set from any thread."""
+    """A running proxy; its modes may be set from any thread.
+
+    It stalls by itself once a client has sent something that holds `stall_after`: the server does what it is asked to.
+    """
 
     target_port: int
     port: int
     mode: Mode = Mode.PASS
+    stall_after: bytes = b""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -57,6 +61,7 @@ class PgProxy:
 
     async def _set(self, mode: Mode) -> None:
         self.mode = mode
+        self.stall_after = b""
         if mode in (Mode.REFUSE, Mode.RESET):
             for writer in list(self._open):
                 _reset(writer)
@@ -84,17 +89,21 @@ class PgProxy:
             return
         self._open.add(server_writer)
         try:
-            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+            await asyncio.gather(self._pump(reader, server_writer, is_asking=True), self._pump(server_reader, writer))
         finally:
             for end in (writer, server_writer):
                 self._open.discard(end)
                 end.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_asking: bool = False
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
                 writer.write(data)
+                if is_asking and self.stall_after and self.stall_after in data:
+                    await self._set(Mode.STALL)
                 await writer.drain()
         await self._flowing.wait()
         # Whoever ends a session is done with both directions of it.

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,15 @@ import psycopg
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.connections import connect, connect_replication, unreachable
+from fleet.connections import connect, connect_replication, shut_down_after, unreachable
 from fleet.lsn import lsn_from_text, lsn_to_text
+from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError
 
 PLUGIN = "pgoutput"
 STANDBY_SNAPSHOT_SECONDS = 0.5
+CANCEL_SECONDS_MAX = 10.0
+DROP_CONNECT_SECONDS_MAX = 5
 
 STATE_QUERY = """
 SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase
@@ -111,7 +114,11 @@ def create_exported_slot(node: Node, primary: Node, name: str, seconds_max: floa
 
 @contextmanager
 def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    timer = threading.Timer(seconds, connection.cancel)
+    def cancel() -> None:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+
+    timer = threading.Timer(seconds, cancel)
     timer.daemon = True
     timer.start()
     try:
@@ -129,7 +136,8 @@ def _standby_snapshots(node: Node, primary: Node) -> Iterator[None]:
     done = threading.Event()
 
     def log_snapshots() -> None:
-        with connect(primary) as connection:
+        # Where the primary does not answer, making the slot fails or is ended after its time.
+        with suppress(psycopg.Error, SnapshotError), connect(primary) as connection:
             while not done.wait(STANDBY_SNAPSHOT_SECONDS):
                 connection.execute("SELECT pg_log_standby_snapshot()")
 
@@ -186,7 +194,10 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
     deadline = time.monotonic() + seconds_max
     while True:
         try:
-            with connect(node) as connection:
+            with (
+                connect(node, connect_timeout=str(DROP_CONNECT_SECONDS_MAX)) as connection,
+                shut_down_after(connection, seconds_max),
+            ):
                 connection.execute(DROP_QUERY, (name,))
                 return True
         except psycopg.errors.ObjectInUse:
@@ -199,5 +210,7 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
 
 
 def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
-    """Drop a chain's slot on every node; return the nodes on which it may be left."""
-    return [node.id for node in nodes if not drop_slot(node, name)]
+    """Drop a chain's slot on all nodes at once; return the nodes on which it may be left."""
+    asked = list(nodes)
+    dropped = in_parallel(lambda node: drop_slot(node, name), asked)
+    return [node.id for node, is_gone in zip(asked, dropped, strict=True) if not is_gone]

@@ -1,0 +1,276 @@
+"""A node that falls silent, at every step: the command ends in time and names it, and the next one succeeds."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+import fleet.connections
+import fleet.watch
+import wal.slots
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from fleet.progress import Silent
+from snapshots.commits import read_chain
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
+from snapshots.manifest import Commit
+from storage.errors import SnapshotError, UnreachableError
+from storage.open import open_store
+from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxy
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of, sorted_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SILENCE_SECONDS = 2.0
+# Silence, then at most: a drop of slots, an unlock, and what a task that waited is given by Spark.
+END_SECONDS_MAX = 20.0
+GONE_SECONDS_MAX = 20.0
+PRIMARY, STANDBY = "s2", "s2-b1"
+LEFT_QUERY = """
+SELECT format('session %s: %s', pid, query) FROM pg_stat_activity
+ WHERE application_name IN ('cutline', 'pg_dump') AND datname = current_database()
+UNION ALL
+SELECT 'temporary slot ' || slot_name FROM pg_replication_slots WHERE temporary
+UNION ALL
+SELECT 'prepared ' || gid FROM pg_prepared_xacts
+"""
+
+
+@dataclass(slots=True)
+class Heard(Silent):
+    """A Progress that keeps the notes."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass(slots=True)
+class Network:
+    """The fleet as it is, the same with the second shard behind proxies, and the commands there."""
+
+    direct: Fleet
+    proxied: Fleet
+    proxies: dict[str, PgProxy]
+    spark: Ready
+
+    def create(self, name: str, *, full: bool) -> tuple[Commit, list[str]]:
+        """Take a snapshot or increment through the proxies; what is noted on the way."""
+        heard = Heard()
+        work = create_full if full else create_increment
+        return work(self.proxied, CreateRequest(name), self.spark, heard), heard.notes
+
+    def numbers(self, name: str) -> list[int]:
+        """The commits of a chain."""
+        return [c.increment for c in read_chain(open_store(self.direct.store_url, {}), name).commits]
+
+    def assert_nothing_is_left(self) -> None:
+        """Neither sessions nor anything else of ours, at the latest a while after the node speaks again."""
+        deadline = time.monotonic() + GONE_SECONDS_MAX
+        while True:
+            left = [row for node in self.direct.nodes for row in rows_of(node.dsn, LEFT_QUERY)]
+            if not left:
+                return
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+
+
+def rows_of(dsn: str, query: str) -> list[str]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return [row[0] for row in connection.execute(query.encode())]
+
+
+def execute(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed in seconds."""
+    monkeypatch.setattr(fleet.watch, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(fleet.watch, "ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(fleet.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
+    monkeypatch.setattr(fleet.connections, "CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(wal.slots, "DROP_CONNECT_SECONDS_MAX", 2)
+
+
+@pytest.fixture(scope="module")
+def network(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Network]:
+    """A chain to be continued, and the second shard behind proxies."""
+    folder = tmp_path_factory.mktemp("silent")
+    direct = described(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
+    runs = Runs(direct, Ready(spark))
+    runs.init()
+    with (
+        chains_dropped(direct),
+        pg_proxy(shared_fleet.node(PRIMARY).port) as primary,
+        pg_proxy(shared_fleet.node(STANDBY).port) as standby,
+    ):
+        proxies = {PRIMARY: primary, STANDBY: standby}
+        network = Network(direct, led_through(proxies, direct, folder / "proxied.toml"), proxies, Ready(spark))
+        runs.full("chain")
+        yield network
+
+
+FULL_STEPS = [
+    pytest.param(PRIMARY, b"CREATE_REPLICATION_SLOT", id="slot of a primary"),
+    pytest.param(STANDBY, b"CREATE_REPLICATION_SLOT", id="slot of a standby"),
+    pytest.param(PRIMARY, b"COPY (", id="copy of a primary"),
+    pytest.param(STANDBY, b"COPY (", id="copy of a standby"),
+    pytest.param(PRIMARY, b"pg_dump", id="DDL"),
+    pytest.param(PRIMARY, b"pg_get_userbyid", id="commit"),
+]
+INCREMENT_STEPS = [
+    pytest.param(PRIMARY, b"pg_control_system", id="first question"),
+    pytest.param(PRIMARY, b"pg_try_advisory_lock", id="lock"),
+    pytest.param(PRIMARY, b"pg_logical_emit_message", id="marker"),
+    pytest.param(PRIMARY, b"pg_logical_slot_peek", id="drain of a primary"),
+    pytest.param(STANDBY, b"pg_logical_slot_peek", id="drain of a standby"),
+    pytest.param(STANDBY, b"pg_last_wal_replay_lsn", id="replay"),
+    pytest.param(PRIMARY, b"pg_replication_slot_advance", id="advance"),
+]
+
+
+def ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[[], object]) -> None:
+    """The command ends within the bound, naming the node; what it waited for goes with the silence."""
+    proxy = network.proxies[node]
+    ended = threading.Event()
+    proxy.stall_after = trigger
+    with ThreadPoolExecutor(1) as threads:
+        stalling = threads.submit(stalled_seconds, proxy, ended)
+        try:
+            with pytest.raises(SnapshotError) as raised:
+                command()
+        finally:
+            ended.set()
+    assert 0 < stalling.result() < SILENCE_SECONDS + END_SECONDS_MAX
+    error = raised.value
+    assert error.exit_code == UnreachableError.exit_code, error.message
+    assert error.message.startswith(f"node {node}: no answer for "), error.message
+    assert error.hint
+    network.assert_nothing_is_left()
+
+
+def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
+    """How long the proxy stalls before the command has ended; then, or when that takes too long, it passes again."""
+    began = 0.0
+    while not ended.wait(0.01):
+        if proxy.mode is Mode.STALL:
+            began = began or time.monotonic()
+            if time.monotonic() - began > SILENCE_SECONDS + END_SECONDS_MAX:
+                break
+    seconds = time.monotonic() - began if began else 0.0
+    proxy.set(Mode.PASS)
+    return seconds
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("node", "trigger"), FULL_STEPS)
+def test_a_full_snapshot_ends_and_the_next_one_settles_it(network: Network, node: str, trigger: bytes) -> None:
+    before = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
+    ends_in_time(network, node, trigger, lambda: network.create("stalled", full=True))
+    assert names_of_snapshots(network.direct) == ["chain"]
+    # What it does not need is left to the next command: an increment of another chain.
+    _, notes = network.create("chain", full=False)
+    after = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
+    assert after == before
+    settled = [note for note in notes if "ended without committing snapshot stalled" in note]
+    assert len(settled) == 1, notes
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("node", "trigger"), INCREMENT_STEPS)
+def test_an_increment_ends_and_the_next_one_goes_on(network: Network, node: str, trigger: bytes) -> None:
+    before = network.numbers("chain")
+    slots = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
+    execute(network.direct.node(PRIMARY).dsn, "UPDATE account SET balance = balance + 1 WHERE id % 100 = 0")
+    ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
+    assert network.numbers("chain") == before
+    commit, _ = network.create("chain", full=False)
+    assert commit.increment == before[-1] + 1
+    assert commit.counts["changes"] > 0
+    assert {one.id: slots_of(one.dsn) for one in network.direct.nodes} == slots
+
+
+@contextmanager
+def targets(fleet: Fleet, database: str) -> Iterator[Fleet]:
+    """The fleet's primaries with another database, dropped at the end."""
+    try:
+        yield replace(fleet, nodes=tuple(with_database(node, database) for node in fleet.primaries))
+    finally:
+        for node in fleet.primaries:
+            execute(with_database(node, "postgres").dsn, f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_restore_ends_and_the_next_one_has_every_row(network: Network) -> None:
+    network.create("chain", full=False)
+    runs = Runs(network.direct, network.spark)
+    with targets(network.direct, "silent_again") as target, targets(network.proxied, "silent_again") as through:
+        for trigger in (b"CREATE TABLE", b"FROM STDIN"):
+            ends_in_time(network, PRIMARY, trigger, lambda: runs.restore("chain", through))
+        runs.restore("chain", through)
+        for source, copy in zip(network.direct.primaries, target.primaries, strict=True):
+            assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
+        left = [row for node in target.nodes for row in rows_of(node.dsn, "SELECT datname FROM pg_database")]
+        assert [name for name in left if "_restoring_" in name] == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_node_that_takes_long_is_not_silent(network: Network) -> None:
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(network.direct.node(PRIMARY).dsn) as older:
+        # The slot waits for this transaction, and the command for the slot.
+        older.execute("SELECT pg_current_xact_id()")
+        running = threads.submit(network.create, "patient", full=True)
+        time.sleep(3 * SILENCE_SECONDS)
+        waiting = "SELECT query FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
+        assert len(rows_of(network.direct.node(PRIMARY).dsn, waiting)) == 1
+        assert not running.done()
+        older.commit()
+        commit, _ = running.result()
+    assert commit.snapshot in names_of_snapshots(network.direct)
+
+
+# Says when it watches, and later whether it took a node for silent.
+WATCHING = """
+import sys, time
+import fleet.watch
+from fleet.config import Node
+fleet.watch.PROBE_SECONDS, fleet.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
+with fleet.watch.watched([Node(id="s", dsn=sys.argv[1])]) as watch:
+    time.sleep(0.5)
+    print("watching", flush=True)
+    sys.stdin.readline()
+    watch.check()
+"""
+
+
+def test_a_command_that_stood_still_itself_blames_no_node(network: Network) -> None:
+    words = [sys.executable, "-c", WATCHING, network.direct.nodes[0].dsn]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watching\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 0

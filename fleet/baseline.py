@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet.config import Node
+from fleet.config import Fleet, Node
+from fleet.hints import NEW_CHAIN
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ SERVER_VERSION_MIN = 150000
 
 IDENTITY_QUERY = """
 SELECT (pg_control_system()).system_identifier::text,
-       (pg_control_checkpoint()).timeline_id,
+       -- The control file has a new timeline only after the next checkpoint, which may take minutes.
+       CASE WHEN pg_is_in_recovery()
+            THEN greatest((pg_control_checkpoint()).timeline_id, (pg_control_recovery()).min_recovery_end_timeline,
+                          (SELECT received_tli FROM pg_stat_wal_receiver))
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+       END,
        d.oid::bigint,
        d.datname,
        current_setting('server_version_num')::int,
@@ -36,6 +42,16 @@ SELECT (pg_control_system()).system_identifier::text,
        to_jsonb(d) ->> 'daticurules'
   FROM pg_database d WHERE d.datname = current_database()
 """
+
+# In the order of what tells most: an upgrade has a new system identifier too, and a new server a new database.
+TELLING = {
+    "backup_of": "fleet.toml gives it another part",
+    "database": "fleet.toml's dsn leads to another database",
+    "server_version": "the server was upgraded",
+    "system_identifier": "another server answers for it",
+    "timeline": "a standby was promoted, or the server was restored to a point in time",
+    "database_oid": "the database was dropped and created again, or a restore has put another in its place",
+}
 
 
 class BaselineChangedError(RefusedError):
@@ -104,44 +120,76 @@ def check_topology(nodes: Iterable[Node], identities: Mapping[str, NodeIdentity]
 
 
 def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
-    problem = ""
+    problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
     if node.backup_of is None and found.in_recovery:
         problem = f"node {node.id} is a standby, and fleet.toml calls it a primary"
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
         if not found.in_recovery:
             problem = f"node {node.id} is no standby, and fleet.toml calls it a backup of {node.backup_of}"
-        elif (found.system_identifier, found.database_oid) != (
-            primary.system_identifier,
-            primary.database_oid,
-        ):
+            hint = (
+                f"make it a standby of {node.backup_of} again; or take it out of fleet.toml, or name it there as the"
+                f" primary that it is now, and then {NEW_CHAIN}"
+            )
+        elif found.system_identifier != primary.system_identifier:
             problem = f"node {node.id} is a standby of another primary than {node.backup_of}"
+        elif found.database_oid != primary.database_oid:
+            problem = (
+                f"node {node.id}: its database {found.database} is not that of {node.backup_of} (oid"
+                f" {found.database_oid}, {primary.database_oid} on the primary)"
+            )
+            hint = "wait until the standby has replayed what the primary did, or correct the dsn in fleet.toml"
         elif found.server_version < STANDBY_DECODING_VERSION:
             problem = f"node {node.id}: a standby below PostgreSQL 16 can't decode its WAL"
+            hint = "leave standbys out: snapshot create NAME --only-primary"
     if not problem and found.server_version < SERVER_VERSION_MIN:
         problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
+        hint = "upgrade the server, or take the node out of fleet.toml"
     if problem:
-        raise FleetTopologyError(
-            problem, hint="correct the node's dsn or backup_of in fleet.toml", details={"node": node.id}
-        )
+        raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
+
+
+def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node, ...]:
+    """fleet.toml's nodes of which the full snapshot has copies; contacts nothing.
+
+    A snapshot of primaries alone is not concerned by standbys. Raises BaselineChangedError for a node too many, a
+    node too few, or one that has another part in fleet.toml.
+    """
+    parts = {node.id: node for node in fleet.nodes}
+    only_primaries = all(identity.backup_of is None for identity in was.values())
+    added = {node.id for node in (fleet.primaries if only_primaries else fleet.nodes)} - was.keys()
+    for node in sorted(was.keys() | added):
+        if node not in parts:
+            raise _changed(node, "presence", "part of the fleet", "absent from fleet.toml")
+        if node not in was:
+            raise _changed(node, "presence", "absent", "in fleet.toml")
+        if was[node].backup_of != parts[node].backup_of:
+            raise _changed(node, "backup_of", was[node].backup_of, parts[node].backup_of)
+    return tuple(node for node in fleet.nodes if node.id in was)
 
 
 def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
-    """Raise BaselineChangedError naming the first node and property that differ."""
-    for node in sorted(was.keys() | now.keys()):
-        if node not in now:
-            _changed(node, "presence", "part of the fleet", "absent from fleet.toml")
-        if node not in was:
-            _changed(node, "presence", "absent", "in fleet.toml")
+    """Raise BaselineChangedError naming the first node and property that differ; both have the same nodes."""
+    for node in sorted(was):
         before, after = was[node].to_json(), now[node].to_json()
-        for name, value in before.items():
-            if after[name] != value and not (name == "server_version" and value // 10000 == after[name] // 10000):
-                _changed(node, name.replace("_", " "), value, after[name])
+        for name in (*TELLING, *(name for name in before if name not in TELLING)):
+            if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
+                raise _changed(node, name, before[name], after[name])
 
 
-def _changed(node: str, what: str, was: object, now: object) -> None:
-    raise BaselineChangedError(
-        f"node {node}: its {what} was {was} at the full snapshot and is {now}",
-        hint="take a new full snapshot: snapshot create NAME",
+def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
+    return was.server_version // 10000 == now.server_version // 10000
+
+
+def _changed(node: str, name: str, was: object, now: object) -> BaselineChangedError:
+    what, why = name.replace("_", " "), f": {TELLING[name]}" if name in TELLING else ""
+    shown = [_version_text(value) if name == "server_version" else value for value in (was, now)]
+    return BaselineChangedError(
+        f"node {node}: its {what} was {shown[0]} at the full snapshot and is {shown[1]}{why}",
+        hint=NEW_CHAIN,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )
+
+
+def _version_text(number: object) -> str:
+    return f"{int(str(number)) // 10000}.{int(str(number)) % 10000}"

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 TABLES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
        pg_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'),
-       EXISTS (SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary)
+       EXISTS (SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
+       EXISTS (SELECT FROM pg_attribute a
+                 LEFT JOIN pg_index i ON i.indrelid = c.oid
+                      AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
+                WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped
+                  AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'p'
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
@@ -105,16 +110,24 @@ class Table:
     size_bytes: int
     readable: bool
     has_primary_key: bool
+    identity_is_generated: bool = False
 
     @property
     def is_admissible(self) -> bool:
-        """Whether publishing its updates can't make them fail (PostgreSQL manual, "Replica Identity")."""
+        """Whether publishing its updates can't make them fail (PostgreSQL manual, "Replica Identity").
+
+        From 18 on an UPDATE fails too where a generated column is part of the identity, and before that WAL lacks it.
+        """
+        if self.identity_is_generated and self.group.identity != "append_only":
+            return False
         return self.group.key_width > 0 or self.group.identity in ("full", "append_only")
 
     @property
     def remedy(self) -> str:
         """The statement that would make this table admissible."""
         name = qualified(self.group)
+        if self.identity_is_generated:
+            return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one, without generated columns"
         if self.has_primary_key:
             return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
         return f"ALTER TABLE {name} ADD PRIMARY KEY (…)  -- or: ALTER TABLE {name} REPLICA IDENTITY FULL"
@@ -135,7 +148,7 @@ def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[
 
 
 def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
-    oid, schema, name, replica_identity, rows_estimate, size_bytes, readable, has_primary_key = row
+    oid, schema, name, replica_identity, rows_estimate, size_bytes, readable, *facts = row
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[4] for column in columns)
     if not keyed and identity != "full" and matches(f"{schema}.{name}", rules.append_only):
@@ -147,7 +160,7 @@ def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRul
     ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
     key_width = sum(is_key for is_key, _ in stored)
     group = Group(0, schema, name, identity, key_width, tuple(ordered))
-    return Table(oid, group, rows_estimate, size_bytes, readable, has_primary_key)
+    return Table(oid, group, rows_estimate, size_bytes, readable, *facts)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ from fleet.baseline import identity_from_json
 from fleet.config import GroupRules
 from fleet.groups import group_from_json
 from fleet.lsn import lsn_from_text, lsn_to_text
+from fleet.table_state import table_state_from_json
 from snapshots.manifest import Commit, CutRecord, FullPart, ManifestError, Sequence, StoredObject
 from wal.archive import segment_from_json
 from wal.cut_values import Cut, NodeCut, Undecided
@@ -44,6 +45,7 @@ def commit_to_json(commit: Commit) -> dict[str, Any]:
             "objects": [stored.to_json() for stored in part.objects],
             "roles": {node: list(found) for node, found in part.roles.items()},
             "rules": asdict(part.rules),
+            "tables": {shard: [state.to_json() for state in found.values()] for shard, found in part.tables.items()},
         }
     return document
 
@@ -92,6 +94,11 @@ def _full_from_json(document: dict[str, Any]) -> FullPart:
         ),
         roles={node: tuple(found) for node, found in document["roles"].items()},
         rules=GroupRules(**{name: tuple(patterns) for name, patterns in document["rules"].items()}),
+        # Commits of before this field say nothing of it, and their chains go on with the checks of then.
+        tables={
+            shard: {entry["table"]: table_state_from_json(entry) for entry in found}
+            for shard, found in document.get("tables", {}).items()
+        },
     )
 
 

@@ -15,8 +15,9 @@ from fleet.groups import Table, number_groups, read_tables
 from fleet.lock import locked_fleet
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
-from fleet.publications import check_admissible, check_published
+from fleet.publications import check_admissible
 from fleet.sessions import Sessions, open_sessions
+from fleet.table_state import TableState, read_table_states
 from snapshots.commits import SnapshotExistsError, check_name, commit_key
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
@@ -53,6 +54,7 @@ class FullPlan:
     tables: Mapping[str, list[Table]]
     fleet_id: str
     rules: GroupRules
+    states: Mapping[str, Mapping[str, TableState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,11 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     tables = {node: read_tables(connection, rules) for node, connection in sessions.primaries.items()}
     check_admissible(tables)
     tables = number_groups(tables, PARTITION_ROWS)
-    for node, connection in sessions.primaries.items():
-        names = [table.group.name for table in tables[node]]
-        check_published(connection, node, identity.fleet_id, names)
-    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules)
+    states = {
+        node: read_table_states(connection, node, identity.fleet_id, tables[node])
+        for node, connection in sessions.primaries.items()
+    }
+    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules, states)
 
 
 def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:

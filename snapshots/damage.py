@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.hints import NEW_CHAIN
 from storage.errors import RefusedError
 
 
@@ -11,7 +12,7 @@ class ObjectDamagedError(RefusedError):
     def __init__(self, *, key: str, kind: str, node: str, detail: str) -> None:
         super().__init__(
             f"object {key} of node {node}: {detail}",
-            hint="run: snapshot check   and take a new full snapshot: snapshot create NAME",
+            hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (what else is damaged: snapshot check)",
             details={"object": key, "kind": kind, "node": node},
         )
         self.kind, self.key, self.node, self.detail = kind, key, node, detail

@@ -19,6 +19,7 @@ from fleet.sessions import in_parallel
 from snapshots.base_copy import copy_ranges
 from snapshots.base_plan import plan_copy
 from snapshots.commits import publish
+from snapshots.continuable import check_tables
 from snapshots.counting import counts_of
 from snapshots.create import Taking
 from snapshots.cutting import Before, CutPlan, MadeCut, make_cut
@@ -45,7 +46,9 @@ def take_full(taking: Taking, spark: SparkSource, progress: Progress, began: flo
     progress.step("commit")
     sequences = {node: read_sequences(connection) for node, connection in taking.sessions.primaries.items()}
     progress.reached(Point.SEQUENCES_READ)
-    commit = _commit(taking, _full_part(taking, base, objects), made, sequences, time.monotonic() - began)
+    part = _full_part(taking, base, objects)
+    check_tables(taking.sessions, part)
+    commit = _commit(taking, part, made, sequences, time.monotonic() - began)
     publish(taking.store, commit)
     progress.reached(Point.COMMITTED)
     return commit
@@ -115,6 +118,7 @@ def _cut_plan(taking: Taking, base: Mapping[str, int]) -> CutPlan:
             chain=taking.operation.id,
             operation=taking.operation.id,
             groups={table.group.name: table.group for table in plan.tables[node.shard]},
+            oids={state.oid: name for name, state in plan.states[node.shard].items()},
             global_id_form=fleet.global_id,
             base=base[node.id],
             known=(),
@@ -139,6 +143,7 @@ def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObje
         objects=tuple(objects),
         roles={node: read_roles(connection) for node, connection in sessions.primaries.items()},
         rules=plan.rules,
+        tables=plan.states,
     )
 
 

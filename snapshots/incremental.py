@@ -11,9 +11,9 @@ import time
 from fleet.progress import Progress
 from fleet.publications import publication_names
 from snapshots.commits import publish
+from snapshots.continuable import Continuing, check_tables
 from snapshots.counting import counts_of
 from snapshots.cutting import Before, CutPlan, make_cut
-from snapshots.increment import Continuing
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation
@@ -30,6 +30,7 @@ def take_increment(
     progress.reached(Point.INTENT_STORED)
     sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
     made = make_cut(sessions, _cut_plan(continuing, operation.id), spark, store, progress)
+    check_tables(sessions, chain.part)
     progress.step("commit")
     sequences = {node: read_sequences(connection) for node, connection in sessions.primaries.items()}
     progress.reached(Point.SEQUENCES_READ)
@@ -62,6 +63,7 @@ def _cut_plan(continuing: Continuing, operation: str) -> CutPlan:
             chain=chain.full.operation,
             operation=operation,
             groups={group.name: group for group in chain.groups(node.id)},
+            oids={state.oid: name for name, state in chain.part.tables.get(node.shard, {}).items()},
             global_id_form=fleet.global_id,
             base=chain.part.base[node.id],
             known=chain.segments(node.id),

@@ -13,6 +13,7 @@ from typing import Any
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Group
+from fleet.table_state import TableState
 from storage.errors import SnapshotError
 from wal.archive import Segment, check_contiguous
 from wal.cut_values import Cut
@@ -89,7 +90,7 @@ class Commit:
 class FullPart:
     """What only a full snapshot's commit says. Groups by shard; positions and roles by node.
 
-    `rules` chose the groups.
+    `rules` chose the groups. `tables` is empty in commits of before it was there.
     """
 
     fleet_id: str
@@ -100,6 +101,7 @@ class FullPart:
     objects: tuple[StoredObject, ...]
     roles: Mapping[str, tuple[str, ...]]
     rules: GroupRules
+    tables: Mapping[str, Mapping[str, TableState]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import SnapshotError
 
@@ -106,7 +107,7 @@ def check_contiguous(node: str, base: int, segments: Iterable[Segment]) -> None:
         if segment.number != expected or segment.range.after != through or segment.range.node != node:
             raise ArchiveError(
                 f"node {node}: the archive has a hole at {lsn_to_text(through)}, before {segment.key}",
-                hint="the chain can't be continued; take a new full snapshot: snapshot create NAME",
+                hint=NEW_CHAIN,
                 details={"node": node, "object": segment.key},
             )
         through = segment.range.through

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleet.groups import Group, SchemaChangedError
+from fleet.hints import NEW_CHAIN
 from wal import pgoutput
 from wal.arrow_numbers import to_arrow, to_numpy
 from wal.bytes_column import BytesColumn
@@ -40,13 +41,14 @@ class Decoded:
 
 @dataclass(slots=True)
 class Decoder:
-    """Decodes the messages of `node`, whose tables are `groups` (by name)."""
+    """Decodes the messages of `node`, whose tables are `groups` (by name); `oids` are their names, where known."""
 
     node: str
     groups: Mapping[str, Group]
     global_id_form: str
     relations: dict[int, Group | None] = field(default_factory=dict)
     open: Open | None = None
+    oids: Mapping[int, str] = field(default_factory=dict)
 
     def feed(self, column: BytesColumn) -> Decoded:
         """Decode the next messages. Raises SchemaChangedError, DecodingError."""
@@ -67,6 +69,7 @@ class Decoder:
         for number in np.flatnonzero(messages.kinds == pgoutput.RELATION):
             relation = read_relation(messages.bytes_at(int(number)))
             group = self.groups.get(f"{relation.schema}.{relation.table}")
+            check_name(self.node, self.oids, relation)
             if group is not None:
                 check_relation(self.node, group, relation)
             self.relations[relation.oid] = group
@@ -120,6 +123,22 @@ class Decoder:
         return events, max(int(to_numpy(events["end_lsn"]).max(initial=0)), int(others.max(initial=0)))
 
 
+def check_name(node: str, oids: Mapping[int, str], relation: Relation) -> None:
+    """Raise SchemaChangedError if the relation had another name than at the full snapshot when it was changed.
+
+    A table that was renamed and renamed back looks as it was; what it was called meanwhile is only in WAL.
+    """
+    called = f"{relation.schema}.{relation.table}"
+    known = oids.get(relation.oid, called if called not in oids.values() else "")
+    if known != called:
+        raise SchemaChangedError(
+            f"node {node}: table {known or called} "
+            + (f"was changed under the name {called}" if known else "was another table when it was changed"),
+            hint=NEW_CHAIN,
+            details={"node": node, "group": known or called},
+        )
+
+
 def check_relation(node: str, group: Group, relation: Relation) -> None:
     """Raise SchemaChangedError unless the relation's columns and key are those that the group has."""
     now = [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
@@ -131,7 +150,7 @@ def check_relation(node: str, group: Group, relation: Relation) -> None:
         return
     raise SchemaChangedError(
         f"node {node}: table {group.name} is not as it was at the full snapshot",
-        hint="take a new full snapshot: snapshot create NAME",
+        hint=NEW_CHAIN,
         details={"node": node, "group": group.name, "columns": [column.name for column in relation.columns]},
     )
 

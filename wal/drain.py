@@ -20,6 +20,7 @@ import pyarrow as pa
 from fleet.config import Node
 from fleet.connections import connect, unreachable
 from fleet.groups import Group
+from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.open import open_store
@@ -55,7 +56,7 @@ class DrainTask:
     """What an executor needs to bring one node's archive up to `finish`.
 
     `known` are the segments that commits list; later ones are found in the store. `base` is where the
-    archive begins.
+    archive begins. `oids` are the tables' names by oid.
     """
 
     node: Node
@@ -71,6 +72,7 @@ class DrainTask:
     finish: int
     store_url: str
     store_options: Mapping[str, Any]
+    oids: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int)
         place = lsn_to_text(state.confirmed) if state else "nowhere"
         raise SlotLostError(
             f"node {task.node.id}: slot {task.slot} is at {place}, advanced to {lsn_to_text(through)}",
-            hint="somebody else moves it; take a new full snapshot: snapshot create NAME",
+            hint=f"somebody else moves it; {NEW_CHAIN}",
             details={"node": task.node.id, "slot": task.slot},
         )
 
@@ -215,7 +217,7 @@ class _Chunk:
 
     def read(self, task: DrainTask, messages_max: int) -> None:
         """Store what the slot has up to `task.finish`, or to the end of the transaction that fills it."""
-        decoder = Decoder(task.node.id, task.groups, task.global_id_form)
+        decoder = Decoder(task.node.id, task.groups, task.global_id_form, oids=task.oids)
         resumed = self.archive.open
         count, size = 0, 0
         self.through = self.archive.through

@@ -19,6 +19,7 @@ from psycopg import sql
 
 from fleet.config import Node
 from fleet.connections import connect, connect_replication, shut_down_after, unreachable
+from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError
@@ -29,8 +30,11 @@ CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
 
 STATE_QUERY = """
-SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase
-  FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()
+SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status, ''), two_phase,
+       -- 17 says why a slot is invalid; 16 has only this one reason besides lost WAL.
+       coalesce(to_jsonb(s) ->> 'invalidation_reason',
+                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')
+  FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()
 """
 DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 RUNNING_QUERY = """
@@ -51,13 +55,14 @@ class SlotWaitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot as its node has it; positions in the node's WAL."""
+    """A slot as its node has it; positions in the node's WAL. `invalid` is the server's reason, empty if it is not."""
 
     confirmed: int
     restart: int
     active: bool
     wal_status: str
     two_phase: bool
+    invalid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +173,18 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
     problem = ""
     if state is None:
         problem = f"slot {name} is gone"
-    elif state.wal_status == "lost":
-        problem = f"slot {name} has lost WAL that it needed (max_slot_wal_keep_size)"
+    elif state.wal_status == "lost" or state.invalid:
+        reason = state.invalid or "wal_removed"
+        problem = f"slot {name} was invalidated by the server, and WAL that it kept is lost ({reason})"
     elif not state.two_phase:
         problem = f"slot {name} does not decode prepared transactions"
     elif state.confirmed > archived:
         place = lsn_to_text(state.confirmed)
-        problem = f"slot {name} is at {place}, but the archive ends at {lsn_to_text(archived)}"
+        problem = f"slot {name} is at {place}, but the archive ends at {lsn_to_text(archived)}: somebody advanced it"
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",
-            hint="the chain can't be continued; take a new full snapshot: snapshot create NAME",
+            hint=NEW_CHAIN,
             details={"node": node, "slot": name},
         )
     return state

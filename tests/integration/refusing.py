@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ import psycopg
 import pytest
 
 from fleet.config import Fleet
+from fleet.progress import Silent
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
 from storage.errors import SnapshotError
 from storage.open import open_store
 
@@ -31,6 +35,22 @@ def execute(dsn: str, *statements: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement.encode())
+
+
+def create(fleet: Fleet, name: str) -> None:
+    """Take a full snapshot that is to be refused."""
+    create_full(fleet, CreateRequest(name), NoSpark(), Silent())
+
+
+def go_on(fleet: Fleet, name: str) -> None:
+    """Take an increment that is to be refused."""
+    create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
+
+
+def published_as(fleet: Fleet) -> str:
+    """The name of the fleet's publication of keyed tables, as docs/architecture.md has it: by the store's fleet id."""
+    document = json.loads(open_store(fleet.store_url, fleet.store_options).read("fleet.json"))
+    return f"cutline_{document['fleet']}"
 
 
 def all_of(fleet: Fleet) -> dict[str, object]:

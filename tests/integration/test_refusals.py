@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.initialise import initialise
 from storage.errors import SnapshotError
-from storage.open import open_store
 from tests.integration.refusing import NoSpark, changed, execute, refused
 from tests.snapshot_runs import (
     Ready,
@@ -104,39 +102,6 @@ def test_a_restore_into_a_standby_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "target-unfit"):
         plan = plan_restore(chain.fleet, replace(chain.fleet, nodes=nodes), RestoreRequest(NAME))
         restore_fleet(plan, NoSpark(), Silent())
-
-
-@pytest.mark.parametrize(("change", "back", "what"), [
-    ("ALTER TABLE account ADD more int", "ALTER TABLE account DROP more", "account is not as it was"),
-    ("CREATE TABLE more (id int PRIMARY KEY)", "DROP TABLE more", "more is new"),
-    ("ALTER TABLE transfer RENAME TO moved", "ALTER TABLE moved RENAME TO transfer", "moved is new"),
-    ("ALTER TABLE account REPLICA IDENTITY FULL", "ALTER TABLE account REPLICA IDENTITY DEFAULT", "not as it was"),
-    ("ALTER TABLE account ALTER balance TYPE numeric", "ALTER TABLE account ALTER balance TYPE bigint", "account"),
-])  # fmt: skip
-def test_a_changed_schema_ends_a_chain(chain: Runs, change: str, back: str, what: str) -> None:
-    dsn = chain.fleet.primaries[0].dsn
-    with changed(dsn, change, back), refused(chain.fleet, "schema-changed") as errors:
-        go_on(chain.fleet)
-    assert what in errors[0].message
-    assert "node s1" in errors[0].message
-
-
-def test_a_table_taken_out_of_the_publication_ends_a_chain(chain: Runs) -> None:
-    dsn = chain.fleet.primaries[0].dsn
-    with psycopg.connect(dsn) as connection:
-        query = "SELECT pubname FROM pg_publication_tables WHERE tablename = 'account'"
-        publications = [row[0] for row in connection.execute(query)]
-    ours = next(name for name in publications if name in published_by(chain))
-    with (
-        changed(dsn, f"ALTER PUBLICATION {ours} DROP TABLE account", f"ALTER PUBLICATION {ours} ADD TABLE account"),
-        refused(chain.fleet, "publication-changed"),
-    ):
-        go_on(chain.fleet)
-
-
-def published_by(runs: Runs) -> set[str]:
-    store = open_store(runs.fleet.store_url, {})
-    return {f"cutline_{json.loads(store.read('fleet.json'))['fleet']}"}
 
 
 def test_a_standby_of_another_primary_is_refused(chain: Runs) -> None:

@@ -15,6 +15,7 @@ import snapshots.commits as module
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Column, Group
+from fleet.table_state import TableState
 from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
     CommitIndeterminateError,
@@ -76,6 +77,7 @@ OBJECTS = st.builds(
     StoredObject, TEXTS, TEXTS, TEXTS, COUNTS, TEXTS, st.dictionaries(st.integers(1, 99), COUNTS, max_size=3)
 )
 RULES = st.builds(GroupRules, several(TEXTS), several(TEXTS), several(TEXTS))
+TABLE_STATES = st.builds(TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, TEXTS, several(TEXTS))
 FULL_PARTS = st.builds(
     FullPart,
     TEXTS,
@@ -86,6 +88,7 @@ FULL_PARTS = st.builds(
     several(OBJECTS),
     few(NAMES, several(TEXTS)),
     RULES,
+    few(NAMES, several(TABLE_STATES).map(lambda found: {one.table: one for one in found})),
 )
 COMMITS = st.builds(
     Commit,
@@ -136,6 +139,15 @@ def memory() -> InMemoryStore:
 def test_a_commit_is_what_its_file_says(found: Commit) -> None:
     document = json.loads(sealed(commit_to_json(found)))
     assert commit_from_json("key", document) == found
+
+
+@given(COMMITS.filter(lambda found: found.full))
+def test_a_commit_of_before_the_tables_states_is_read(found: Commit) -> None:
+    document = {name: value for name, value in commit_to_json(found).items() if name != "tables"}
+    read = commit_from_json("key", document)
+    assert read.full
+    assert found.full
+    assert read.full == replace(found.full, tables={})
 
 
 @given(COMMITS)

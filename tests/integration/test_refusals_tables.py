@@ -1,0 +1,281 @@
+"""A chain whose tables, publications or slots are not what they were is refused, and the hint begins a new one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet
+from fleet.embedded import EmbeddedFleet
+from fleet.hints import NEW_CHAIN
+from snapshots.commits import increment_numbers
+from snapshots.manifest import Commit
+from storage.errors import SnapshotError
+from storage.open import open_store
+from tests.integration.refusing import create, execute, go_on, published_as, refused
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of
+from wal.slots import drop_slots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS_MAX = 30
+GROUPS = """
+[groups]
+include = ["kept.*"]
+append_only = ["kept.log"]
+"""
+SCHEMA = (
+    "CREATE SCHEMA kept",
+    "CREATE TYPE kept.mood AS ENUM ('sad', 'glad')",
+    "CREATE DOMAIN kept.amount AS integer CHECK (value >= 0)",
+    "CREATE TABLE kept.person (id int PRIMARY KEY, name text NOT NULL, mood kept.mood, age int CHECK (age < 200),"
+    " paid kept.amount)",
+    "CREATE TABLE kept.total (id int PRIMARY KEY, price int, twice int GENERATED ALWAYS AS (price * 2) STORED)",
+    "CREATE TABLE kept.log (said text)",
+    "INSERT INTO kept.person (id, name, mood, age, paid) SELECT n, 'one', 'glad', n, n FROM generate_series(1, 50) n",
+)
+
+
+@dataclass(slots=True)
+class Standing:
+    """A fleet, and the chain that goes on for now; empty if a test that failed has left none."""
+
+    runs: Runs
+    names: Iterator[str]
+    name: str = ""
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.runs.fleet
+
+    @property
+    def dsn(self) -> str:
+        return self.fleet.primaries[0].dsn
+
+    def begin_anew(self) -> Commit:
+        """What NEW_CHAIN says, command by command."""
+        ended = self.slots
+        self.runs.init()
+        name = next(self.names)
+        self.runs.full(name)
+        commit = self.runs.increment(name)
+        self.name = name
+        # Nobody misses the slots of the chain that has ended; the servers have 20.
+        for slot in ended:
+            assert drop_slots(self.fleet.nodes, slot) == []
+        return commit
+
+    def take_name(self) -> str:
+        """The name of the chain, which the caller is about to end."""
+        name, self.name = self.name, ""
+        return name
+
+    @property
+    def slots(self) -> set[str]:
+        return {slot for node in self.fleet.nodes for slot in slots_of(node.dsn)}
+
+
+@pytest.fixture(scope="module")
+def shard(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One primary of the shared fleet and its standby, with tables and a store of their own."""
+    directory = tmp_path_factory.mktemp("tables")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
+    fleet = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.shard == "s1"))
+    with chains_dropped(fleet):
+        try:
+            execute(fleet.nodes[0].dsn, *SCHEMA)
+            yield fleet
+        finally:
+            execute(fleet.nodes[0].dsn, "DROP SCHEMA IF EXISTS kept CASCADE")
+
+
+@pytest.fixture(scope="module")
+def chain_of_one(shard: Fleet, spark: SparkSession) -> Standing:
+    return Standing(Runs(replace(shard, nodes=shard.primaries), Ready(spark)), (f"one-{n}" for n in count(1)))
+
+
+@pytest.fixture(scope="module")
+def chain_of_two(shard: Fleet, spark: SparkSession) -> Standing:
+    return Standing(Runs(shard, Ready(spark)), (f"two-{n}" for n in count(1)))
+
+
+@pytest.fixture
+def standing(chain_of_one: Standing) -> Standing:
+    """A chain of the primary alone that can be continued: the one that the test before has begun, where it did."""
+    if not chain_of_one.name:
+        execute(chain_of_one.dsn, "DROP SCHEMA IF EXISTS kept CASCADE", *SCHEMA)
+        chain_of_one.begin_anew()
+    return chain_of_one
+
+
+ADD, DROP = "ALTER PUBLICATION {ours} ADD TABLE ONLY kept.person", "ALTER PUBLICATION {ours} DROP TABLE kept.person"
+
+
+@pytest.mark.parametrize(("change", "slug", "what"), [
+    (["ALTER TABLE kept.person ADD more int"], "schema-changed", "kept.person is not as it was"),
+    (["CREATE TABLE kept.more (id int PRIMARY KEY)"], "schema-changed", "kept.more is new"),
+    (["ALTER TABLE kept.more RENAME TO moved"], "schema-changed", "kept.more is gone .* called kept.moved now"),
+    (["DROP TABLE kept.moved"], "schema-changed", "kept.moved is gone"),
+    (["CREATE TABLE kept.other (LIKE kept.log)", "DROP TABLE kept.log", "ALTER TABLE kept.other RENAME TO log"],
+     "schema-changed", "kept.log is another table"),
+    (["ALTER TABLE kept.person REPLICA IDENTITY FULL"], "schema-changed", "kept.person is not as it was"),
+    (["ALTER TABLE kept.person ALTER name DROP NOT NULL"], "schema-changed", "no longer: column name NOT NULL"),
+    (["ALTER TABLE kept.person DROP CONSTRAINT person_age_check"], "schema-changed", "no longer: constraint .*age"),
+    (["ALTER TABLE kept.total ALTER twice SET EXPRESSION AS (price + price)"], "schema-changed",
+     r"kept.total .* no longer: column twice GENERATED AS \(\(price \* 2\)\)"),
+    (["ALTER TYPE kept.mood ADD VALUE 'calm'"], "schema-changed", r"no longer: type kept.mood ENUM \('sad', 'glad'\)"),
+    (["ALTER DOMAIN kept.amount DROP CONSTRAINT amount_check"], "schema-changed", "domain kept.amount AS integer"),
+    (["CREATE UNIQUE INDEX one_age ON kept.person (id, age)"], "schema-changed", "new: CREATE UNIQUE INDEX one_age"),
+    (["ALTER TABLE kept.person ALTER paid TYPE kept.amount USING paid * 100"], "schema-changed", "was rewritten"),
+    (["DROP PUBLICATION {ours}"], "publication-changed", "publication {ours} is gone, which held kept.person"),
+    ([DROP], "publication-changed", "not in Cutline's publication {ours}: kept.person"),
+    ([DROP, "UPDATE kept.person SET age = 1", ADD], "publication-changed", "kept.person was taken out .* put back"),
+    ([DROP, "ALTER TABLE kept.person SET UNLOGGED"], "schema-changed", "kept.person was made unlogged"),
+    (["ALTER TABLE kept.person SET LOGGED"], "schema-changed", "kept.person is new"),
+    ([DROP, "ALTER TABLE kept.person SET UNLOGGED", "UPDATE kept.person SET age = 2",
+      "ALTER TABLE kept.person SET LOGGED", ADD], "publication-changed", "kept.person was taken out .* put back"),
+    (["ALTER PUBLICATION {ours} SET (publish = 'insert')"], "publication-changed",
+     "publication {ours}, with kept.person, kept.total, was altered: it publishes insert$"),
+    (["ALTER PUBLICATION {ours} SET (publish = 'insert')", "UPDATE kept.person SET age = 3",
+      "ALTER PUBLICATION {ours} SET (publish = 'insert, update, delete, truncate')"], "publication-changed",
+     "kept.person is in a publication .* altered since"),
+    (["ALTER PUBLICATION {ours} SET (publish_via_partition_root)"], "publication-changed", "partitions as their root"),
+    (["ALTER PUBLICATION {ours}_append_only SET (publish = 'truncate')"], "publication-changed", "publishes truncate$"),
+    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person WHERE (id < 10)"], "publication-changed",
+     "kept.person with a row filter"),
+    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person WHERE (id < 10)",
+      "ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person"], "publication-changed",
+     "was taken out .* put back"),
+    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person (id, name)"], "publication-changed",
+     "kept.person with a column list"),
+])  # fmt: skip
+def test_what_loses_changes_ends_a_chain_and_the_hint_begins_another(
+    standing: Standing, change: list[str], slug: str, what: str
+) -> None:
+    ours = published_as(standing.fleet)
+    name = standing.take_name()
+    execute(standing.dsn, *(statement.format(ours=ours) for statement in change))
+    with refused(standing.fleet, slug) as errors:
+        go_on(standing.fleet, name)
+    (error,) = errors
+    assert error.message.startswith("node s1: ")
+    assert re.search(what.format(ours=ours), error.message), error.message
+    assert error.hint == NEW_CHAIN
+    standing.begin_anew()
+
+
+def test_what_loses_nothing_ends_no_chain(standing: Standing) -> None:
+    ours = published_as(standing.fleet)
+    execute(
+        standing.dsn,
+        "VACUUM (FULL, FREEZE) kept.person",
+        "VACUUM (FULL, FREEZE) pg_publication",
+        "VACUUM (FULL, FREEZE) pg_publication_rel",
+        "VACUUM FULL pg_attribute",
+        "CLUSTER kept.person USING person_pkey",
+        "ANALYZE kept.person",
+        "CREATE INDEX by_name ON kept.person (name)",
+        "GRANT SELECT ON kept.person TO public",
+        "INSERT INTO kept.log VALUES ('said')",
+        "TRUNCATE kept.log",
+        f"BEGIN; ALTER PUBLICATION {ours} SET (publish = 'insert'); ROLLBACK",
+    )
+    standing.runs.init()
+    # The insert and the TRUNCATE; the rest changed no row.
+    assert standing.runs.increment(standing.name).counts["changes"] == 2
+
+
+def test_a_column_may_change_where_no_row_was_rewritten(standing: Standing) -> None:
+    standing.begin_anew()
+    execute(standing.dsn, "ALTER TABLE kept.person ALTER age SET STATISTICS 500, ALTER age SET DEFAULT 7")
+    standing.runs.increment(standing.name)
+
+
+def test_a_table_that_was_renamed_while_it_changed_ends_a_chain(standing: Standing) -> None:
+    name = standing.take_name()
+    execute(
+        standing.dsn,
+        "ALTER TABLE kept.person RENAME TO somebody",
+        "UPDATE kept.somebody SET age = 4 WHERE id = 1",
+        "ALTER TABLE kept.somebody RENAME TO person",
+    )
+    before = increment_numbers(open_store(standing.fleet.store_url, {}), name)
+    with pytest.raises(SnapshotError) as raised:
+        standing.runs.increment(name)
+    assert (raised.value.slug, raised.value.exit_code) == ("schema-changed", 3)
+    assert re.search("node s1(-b1)?: table kept.person was changed under the name kept.somebody", raised.value.message)
+    assert raised.value.hint == NEW_CHAIN
+    assert increment_numbers(open_store(standing.fleet.store_url, {}), name) == before
+    standing.begin_anew()
+
+
+@pytest.mark.parametrize(("node", "change", "what"), [
+    ("s1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} is gone"),
+    ("s1-b1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} is gone"),
+    ("s1", "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())", "slot {slot} is at .* advanced it"),
+    ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*"),
+])  # fmt: skip
+def test_a_gap_in_the_wal_ends_a_chain_and_the_hint_begins_another(
+    chain_of_two: Standing, node: str, change: str, what: str
+) -> None:
+    standing = chain_of_two
+    if not standing.name:
+        standing.begin_anew()
+    (slot,) = slots_of(standing.fleet.nodes[-1].dsn)
+    dsn, name = standing.fleet.node(node).dsn, standing.take_name()
+    execute(standing.dsn, "UPDATE kept.person SET age = 5")
+    replayed(standing)
+    execute(dsn, change.format(slot=slot))
+    with refused(standing.fleet, "slot-lost") as errors:
+        go_on(standing.fleet, name)
+    assert re.search(f"node {node}: {what.format(slot=slot)}", errors[0].message), errors[0].message
+    assert errors[0].hint == NEW_CHAIN
+    standing.begin_anew()
+
+
+def replayed(standing: Standing) -> None:
+    """Wait until the standby has replayed what the primary has written."""
+    with psycopg.connect(standing.dsn) as primary, psycopg.connect(standing.fleet.nodes[-1].dsn) as standby:
+        (place,) = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while standby.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", (place,)).fetchone() != (False,):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("identity", ["FULL", "USING INDEX total_twice"])
+def test_a_table_whose_identity_is_generated_is_refused(standing: Standing, identity: str) -> None:
+    """PostgreSQL 18 rejects the updates of such a table once it is published: that must be found before."""
+    execute(
+        standing.dsn,
+        "ALTER TABLE kept.total ALTER twice SET NOT NULL",
+        "CREATE UNIQUE INDEX IF NOT EXISTS total_twice ON kept.total (twice)",
+        f"ALTER TABLE kept.total REPLICA IDENTITY {identity}",
+        "CREATE TABLE kept.published (LIKE kept.total INCLUDING ALL)",
+        f"ALTER TABLE kept.published REPLICA IDENTITY {identity.replace('total', 'published')}_idx"
+        if "INDEX" in identity
+        else "ALTER TABLE kept.published REPLICA IDENTITY FULL",
+        "CREATE PUBLICATION somebodys FOR TABLE kept.published",
+    )
+    try:
+        with pytest.raises(psycopg.errors.InvalidColumnReference):
+            execute(standing.dsn, "UPDATE kept.published SET price = 1")
+        with refused(standing.fleet, "table-not-admissible") as errors:
+            create(standing.fleet, "another")
+        assert "kept.published on s1, kept.total on s1" in errors[0].message
+    finally:
+        execute(
+            standing.dsn,
+            "DROP PUBLICATION somebodys",
+            "DROP TABLE kept.published",
+            "ALTER TABLE kept.total REPLICA IDENTITY DEFAULT",
+        )
+    standing.begin_anew()

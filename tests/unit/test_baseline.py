@@ -1,0 +1,94 @@
+"""The baseline: what must not change, told in the order of what says most, and what may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.baseline import (
+    BaselineChangedError,
+    FleetTopologyError,
+    NodeIdentity,
+    check_baseline,
+    check_presence,
+    check_topology,
+)
+from fleet.config import Fleet, GroupRules, Node
+from fleet.hints import NEW_CHAIN
+
+
+def identity(node: str, backup_of: str | None = None, **other: Any) -> NodeIdentity:
+    found = NodeIdentity(node, backup_of, "7", 1, 5, "shop", 150013, "UTF8", "C", "C", backup_of is not None, node)
+    return replace(found, **other)
+
+
+WAS = {"a": identity("a"), "b": identity("b", system_identifier="8")}
+WITH_STANDBY = WAS | {"a-b1": identity("a-b1", "a", server_version=160004)}
+
+
+def fleet(*nodes: Node) -> Fleet:
+    return Fleet(Path("fleet.toml"), "shop", "file:///s", {}, nodes, "exact", GroupRules(), "local[*]", {})
+
+
+A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node("c", "w")
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ({"server_version": 180006, "system_identifier": "9", "database_oid": 6},
+     "its server version was 15.13 at the full snapshot and is 18.6: the server was upgraded"),
+    ({"system_identifier": "9", "timeline": 2, "database_oid": 6}, "its system identifier was 7 .* and is 9: another"),
+    ({"timeline": 2}, "its timeline was 1 at the full snapshot and is 2: a standby was promoted"),
+    ({"database_oid": 6}, "its database oid was 5 at the full snapshot and is 6: the database was dropped"),
+    ({"database": "store", "database_oid": 6}, "its database was shop at the full snapshot and is store"),
+    ({"encoding": "LATIN1"}, "its encoding was UTF8 at the full snapshot and is LATIN1"),
+    ({"collate": "de_DE"}, "its collate was C at the full snapshot and is de_DE"),
+    ({"locale_provider": "i", "locale": "de"}, "its locale provider was c at the full snapshot and is i"),
+    ({"in_recovery": True}, "its in recovery was False"),
+])  # fmt: skip
+def test_a_node_that_is_another_is_refused_by_what_tells_most(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(BaselineChangedError, match=f"node a: {message}") as raised:
+        check_baseline(WAS, WAS | {"a": replace(WAS["a"], **other)})
+    assert raised.value.hint == NEW_CHAIN
+    assert raised.value.details["node"] == "a"
+
+
+@pytest.mark.parametrize("other", [{"server_version": 150014}, {"process": "another"}])
+def test_a_minor_upgrade_and_a_restart_are_no_change(other: dict[str, Any]) -> None:
+    check_baseline(WAS, WAS | {"a": replace(WAS["a"], **other)})
+
+
+@pytest.mark.parametrize(("was", "nodes", "message"), [
+    (WITH_STANDBY, (A, B), "node a-b1: its presence was part of the fleet .* absent from fleet.toml"),
+    (WAS, (A,), "node b: its presence was part of the fleet"),
+    (WAS, (A, B, C), "node c: its presence was absent at the full snapshot and is in fleet.toml"),
+    (WITH_STANDBY, (A, B, STANDBY, Node("b-b1", "v", "b")), "node b-b1: its presence was absent"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: its backup of was a at .* and is b"),
+    (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: its backup of was a at .* and is None"),
+    (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: its backup of was None at .* a-b1"),
+])  # fmt: skip
+def test_another_fleet_file_is_refused_before_anything_is_contacted(
+    was: dict[str, NodeIdentity], nodes: tuple[Node, ...], message: str
+) -> None:
+    with pytest.raises(BaselineChangedError, match=message):
+        check_presence(was, fleet(*nodes))
+
+
+def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
+    assert check_presence(WAS, fleet(A, STANDBY, B)) == (A, B)
+    assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY)) == (A, B, STANDBY)
+
+
+@pytest.mark.parametrize(("other", "message", "hint"), [
+    ({"in_recovery": False}, "node a-b1 is no standby, and fleet.toml calls it a backup of a", NEW_CHAIN),
+    ({"system_identifier": "9"}, "node a-b1 is a standby of another primary than a", "fleet.toml"),
+    ({"database_oid": 6}, "node a-b1: its database shop is not that of a", "replayed"),
+    ({"server_version": 150013}, "node a-b1: a standby below PostgreSQL 16", "--only-primary"),
+])  # fmt: skip
+def test_a_node_that_does_not_play_its_part_is_named(other: dict[str, Any], message: str, hint: str) -> None:
+    found = {"a": identity("a"), "a-b1": identity("a-b1", "a", **({"server_version": 180006} | other))}
+    with pytest.raises(FleetTopologyError, match=message) as raised:
+        check_topology((A, STANDBY), found)
+    assert hint in raised.value.hint

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint format bench writers clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ format: $(INSTALLED)  ## put the code into its format
 
 bench: $(INSTALLED)  ## measure; ROWS=N for the size, JSON=FILE for the figures
 	@$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
+
+writers: $(INSTALLED)  ## measure what cuts cost those who write; JSON=FILE for the figures
+	@$(BIN)/python -m benchmarks writers $(if $(JSON),--json $(JSON))
 
 clean:  ## delete .venv and the caches of the tools
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,7 @@
 """`python -m benchmarks`: measure Cutline beside PostgreSQL's own tools and print the ratios.
 
+`python -m benchmarks writers` measures what cuts and increments cost the fleet's own writers.
+
 Exits with 1 if a step failed, 0 otherwise: a missed aim is a figure, not a failure.
 """
 
@@ -30,15 +32,19 @@ from benchmarks.parts import (
     restore_part,
 )
 from benchmarks.peers import Peers
-from benchmarks.report import document, show
+from benchmarks.report import document, show, show_facts
 from benchmarks.results import Results
 from benchmarks.shard import Shard, running_shard
+from benchmarks.writers import SHARDS, WriterFigures, measure_cuts, measure_increments, running_fleet
+from benchmarks.writers_report import document as writers_document
+from benchmarks.writers_report import show as show_writers
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     *,
     rows: Annotated[int, typer.Option(min=100_000, help="Rows of pgbench_accounts, in steps of 100000.")] = 5_000_000,
     transactions: Annotated[int, typer.Option(min=SPLIT, help="Transactions of one increment.")] = 200_000,
@@ -47,6 +53,8 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure one shard; everything made for it is removed afterwards."""
+    if context.invoked_subcommand:
+        return
     parts = set(only or PARTS)
     if unknown := parts - set(PARTS):
         raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--only")
@@ -67,6 +75,33 @@ def main(
                     figures = json.dumps(document(results, facts, options), indent=2)
                     json_file.write_text(f"{figures}\n")
     raise typer.Exit(1 if results.failures else 0)
+
+
+@app.command()
+def writers(
+    *,
+    cuts: Annotated[int, typer.Option(min=1, help="How many cuts to make.")] = 100,
+    seconds: Annotated[float, typer.Option(min=1, help="For how long with cuts, and for how long without.")] = 20,
+    increments: Annotated[int, typer.Option(min=0, help="How many whole increments to take.")] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure how long the bank's transactions take with and without cuts; all made for it is removed."""
+    console, progress = Console(), Console(stderr=True)
+    options = {"cuts": cuts, "seconds": seconds, "increments": increments}
+    facts = environment()
+    figures = WriterFigures()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
+        progress.print(f"[dim]starting a fleet of {SHARDS} shards[/dim]")
+        with running_fleet(Path(folder)) as fleet:
+            progress.print(f"[dim]{cuts} cuts[/dim]")
+            measure_cuts(fleet, figures, cuts=cuts, seconds=seconds)
+            if increments:
+                measure_increments(fleet, figures, increments, lambda text: progress.print(f"[dim]{text}[/dim]"))
+    show_facts(console, facts, options)
+    show_writers(console, figures)
+    if json_file:
+        json_file.write_text(f"{json.dumps(writers_document(figures, facts, options), indent=2)}\n")
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:

@@ -27,9 +27,10 @@ from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
 from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, check_contiguous, segment_key
 from wal.arrow_numbers import to_mask, to_numpy
-from wal.bytes_column import from_arrow
+from wal.bytes_column import from_arrow, from_list
 from wal.decoding import Decoder
 from wal.peek import SlotInUseError, peek, slot_in_use
+from wal.rolled_back import RolledBack, undecodable_ahead
 from wal.segment_schema import SEGMENT_SCHEMA
 from wal.segments import create_segment, read_metadata
 from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
@@ -160,15 +161,27 @@ def _drain(task: DrainTask, archive: _Archive) -> int:
             _await_replay(connection, task)
         if state.confirmed < archive.through:
             _advance(connection, task, archive.through)
-        ignored = 0
-        messages = FIRST_CHUNK_MESSAGES
-        while archive.through < task.finish:
-            chunk = _Chunk(archive)
+        return _fill(connection, task, archive)
+
+
+def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> int:
+    ignored = 0
+    messages = FIRST_CHUNK_MESSAGES
+    while archive.through < task.finish:
+        chunk = _Chunk(archive)
+        try:
             chunk.read(task, messages)
-            ignored += chunk.ignored
-            _advance(connection, task, archive.through)
-            messages = chunk.next_messages
-        return ignored
+        except UnreachableError:
+            gone = undecodable_ahead(task.node, task.slot, task.publications, task.finish)
+            if gone is None:
+                raise
+            if gone.before > archive.through:
+                ignored += _fill(connection, replace(task, finish=gone.before), archive)
+            chunk.pass_over(task, gone)
+        ignored += chunk.ignored
+        _advance(connection, task, archive.through)
+        messages = chunk.next_messages
+    return ignored
 
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
@@ -241,6 +254,13 @@ class _Chunk:
             self._store(None)
         average = max(size / max(count, 1), 1.0)
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
+
+    def pass_over(self, task: DrainTask, gone: RolledBack) -> None:
+        """Store the PREPARE of a transaction that can't be decoded, and none of its changes."""
+        decoded = Decoder(task.node.id, task.groups, task.global_id_form).feed(from_list(list(gone.messages)))
+        self.through = decoded.through
+        self.tables = [(decoded.changes, decoded.events)]
+        self._store(None)
 
     def _store(self, opened: OpenTransaction | None) -> None:
         empty = pa.Table.from_batches([], SEGMENT_SCHEMA)

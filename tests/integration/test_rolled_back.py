@@ -1,0 +1,146 @@
+"""Prepared transactions that PostgreSQL can't decode once they are rolled back do not end a chain."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import psycopg
+import pytest
+
+from fleet.connections import connect
+from fleet.lsn import lsn_to_text
+from tests.integration.test_decoding import confirmed_on
+from tests.integration.wal_follower import Follower
+from tests.integration.wal_place import Place, groups_of, one_table, place
+from wal.rolled_back import XIDS, is_rolled_back, undecodable_ahead
+
+__all__ = ["place"]  # the fixture
+
+TABLES = 40
+ROUNDS_MAX = 40
+
+
+def undone(place: Place, gid: str, *statements: str) -> None:
+    """Do this within a savepoint of a transaction that is prepared and rolled back."""
+    place.connection.execute("BEGIN; SAVEPOINT s")
+    for statement in statements:
+        place.connection.execute(statement.encode())
+    place.connection.execute(f"RELEASE s; PREPARE TRANSACTION '{gid}'".encode())
+    place.connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+
+
+def reading_ends(follower: Follower, finish: int) -> str:
+    """What the server says when the slot is read up to `finish`; nothing if it can be."""
+    task = follower.task
+    query = (
+        "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, %s, NULL,"
+        " 'proto_version', '3', 'publication_names', %s, 'messages', 'true')"
+    )
+    with connect(task.node) as connection:
+        wait_for_replay(connection, task.node.backup_of is not None, finish)
+        try:
+            connection.execute(query, [task.slot, lsn_to_text(finish), ",".join(task.publications)])
+        except psycopg.errors.InternalError as error:
+            return str(error)
+        return ""
+
+
+def wait_for_replay(connection: psycopg.Connection[object], is_standby: bool, finish: int) -> None:  # noqa: FBT001
+    deadline = time.monotonic() + 30
+    query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+    while is_standby and connection.execute(query, [lsn_to_text(finish)]).fetchone() != (True,):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read_catalog(follower: Follower) -> None:
+    """Have every row of pg_class looked at, by which PostgreSQL notes in them who was rolled back."""
+    with connect(follower.task.node) as connection:
+        connection.execute("SELECT count(*) FROM (SELECT * FROM pg_class OFFSET 0) AS every")
+
+
+@pytest.mark.parametrize("where", ["primary", "standby"])
+def test_a_table_rewritten_and_filled_in_a_savepoint_does_not_end_the_chain(place: Place, where: str) -> None:
+    groups = one_table(place, "CREATE TABLE other (id integer PRIMARY KEY)", "INSERT INTO t VALUES (0, 'before')")
+    follower = place.follow(groups, standby=where == "standby")
+    refill = ["TRUNCATE t", "INSERT INTO t VALUES (7, 'never')", "INSERT INTO other VALUES (7)"]
+    # One is the first that the slot has, two stand behind each other, one is the last.
+    undone(place, "first ü", *refill)
+    place.connection.execute("INSERT INTO t VALUES (1, 'one')")
+    place.connection.execute("BEGIN; INSERT INTO t VALUES (2, 'two'); PREPARE TRANSACTION 'kept'")
+    undone(place, "second", "TRUNCATE other", "INSERT INTO other VALUES (7)")
+    undone(place, "third", "ALTER TABLE other ALTER id TYPE bigint", "INSERT INTO other VALUES (7)")
+    place.connection.execute("COMMIT PREPARED 'kept'")
+    place.connection.execute("SELECT pg_logical_emit_message(false, 'others', 'x')")
+    undone(place, "last", "TRUNCATE other", "INSERT INTO other VALUES (7)")
+    finish = place.finish()
+    reading_ends(follower, finish)
+    read_catalog(follower)
+    assert "could not map filenumber" in reading_ends(follower, finish)
+
+    report = follower.drained(finish)
+    assert confirmed_on(follower) == report.segments[-1].range.through
+    assert follower.state() == place.lines(groups)
+    events = [(chr(event["op"]), event["global_id"]) for event in follower.events() if chr(event["op"]) in "PKR"]
+    names = ["first ü", "second", "third", "last"]
+    expected = [(op, name) for name in names for op in "PR"]
+    assert sorted(events) == sorted([*expected, ("P", "kept"), ("K", "kept")])
+    ends = {event["global_id"]: event["end_lsn"] for event in follower.events() if chr(event["op"]) == "P"}
+    assert {event["lsn"] for event in follower.events() if chr(event["op"]) == "R"} == {ends[name] for name in names}
+    # What comes later is decoded as ever.
+    place.connection.execute("INSERT INTO t VALUES (3, 'three')")
+    follower.drained(place.finish())
+    assert follower.state() == place.lines(groups)
+
+
+@pytest.mark.parametrize("where", ["primary", "standby"])
+def test_a_table_truncated_in_a_savepoint_does_not_end_the_chain(place: Place, where: str) -> None:
+    """Whether this can be decoded depends on when PostgreSQL pruned a page of pg_class."""
+    chance = random.Random(7)
+    for number in range(TABLES):
+        place.connection.execute(f"CREATE TABLE t{number} (id integer PRIMARY KEY)".encode())
+        place.connection.execute(f"INSERT INTO t{number} VALUES (1)".encode())
+    groups = groups_of(place)
+    follower = place.follow(groups, standby=where == "standby")
+    for number in range(ROUNDS_MAX):
+        undone(place, f"gid {number}", f"TRUNCATE t{number % TABLES}")
+        for _ in range(chance.randrange(5, 20)):
+            place.connection.execute(f"TRUNCATE t{chance.randrange(TABLES)}".encode())
+        with connect(place.primary) as other:
+            other.execute("SELECT count(*) FROM public.t1")
+        if "could not open relation" in reading_ends(follower, finish := place.finish()):
+            break
+    else:
+        pytest.fail("reading the slot never ended")
+    place.connection.execute("INSERT INTO t0 VALUES (2)")
+    follower.drained(finish)
+    follower.drained(place.finish())
+    assert follower.state() == place.lines(groups)
+
+
+@pytest.mark.parametrize("where", ["primary", "standby"])
+def test_only_what_is_known_to_be_rolled_back_may_be_passed_over(place: Place, where: str) -> None:
+    one_table(place)
+    xids = {}
+    for end in ("COMMIT", "ROLLBACK", "PREPARE TRANSACTION 'open'"):
+        place.connection.execute(f"BEGIN; INSERT INTO t VALUES ({len(xids)})".encode())
+        (xid,) = place.connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)
+        xids[end] = int(xid) % XIDS
+        place.connection.execute(end.encode())
+    node = place.standby if where == "standby" else place.primary
+    with connect(node) as connection:
+        wait_for_replay(connection, where == "standby", place.finish())
+    assert [is_rolled_back(node, xid) for xid in xids.values()] == [False, True, False]
+    assert not is_rolled_back(node, max(xids.values()) + 100), "nobody has had that number yet"
+
+
+def test_a_slot_that_can_be_read_has_nothing_to_pass_over(place: Place) -> None:
+    follower = place.follow(one_table(place))
+    task = follower.task
+    undone(place, "gone", "INSERT INTO t VALUES (7, 'never')")
+    middle = place.finish()
+    place.connection.execute("INSERT INTO t VALUES (1, 'one')")
+    for finish in (middle, place.finish()):
+        assert undecodable_ahead(task.node, task.slot, task.publications, finish) is None
+    assert confirmed_on(follower) == task.base

@@ -263,6 +263,9 @@ class Traffic:
     def execute(self, kind: Kind, what: str) -> int:
         if what == "truncate":
             self.connection.execute(f"TRUNCATE {kind.name}".encode())
+            if self.source.random() < 0.5:
+                # Into the table's new file, which is gone if this is rolled back.
+                self.insert(kind)
             return 1
         if what == "insert":
             return self.insert(kind)

@@ -14,6 +14,7 @@ from fleet.connections import connect
 from tests.integration.random_tables import Traffic, create_tables
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place, small_chunks
+from tests.soak import SOAK_SECONDS
 from wal.markers import Marker, marker_from_bytes, write_marker
 from wal.slots import drop_slot
 
@@ -22,7 +23,8 @@ __all__ = ["place"]  # the fixture
 SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 
 
-@pytest.mark.parametrize("round_", range(2))
+# A round takes some ten seconds.
+@pytest.mark.parametrize("round_", range(2 + SOAK_SECONDS // 10))
 def test_base_and_changes_folded_are_postgresqls_own_copy(place: Place, round_: int) -> None:
     seed = SEED + round_
     print(f"CUTLINE_SEED={seed}")  # noqa: T201  # shown when the test fails

@@ -8,7 +8,7 @@ import typer
 
 from cli.arguments import DryRun, Groups, SnapshotName
 from cli.context import command_context
-from cli.format import count_text, seconds_text, size_text
+from cli.format import causes_lines, count_text, seconds_text, size_text
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.lsn import lsn_to_text
@@ -79,6 +79,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         "cut": {
             "id": cut.id,
             "attempts": cut.attempts,
+            "causes": list(cut.causes),
             "seconds": round(cut.seconds, 6),
             "nodes": [
                 {
@@ -110,6 +111,7 @@ def lines_of(commit: Commit) -> list[str]:
         + f": {count_text(cut.cut.global_transactions)} global transactions, {cut.cut.in_flight} in flight across it, "
         f"{cut.cut.included_early} of them included",
     ]
+    lines += causes_lines(cut.causes)
     if commit.full:
         append_only = sorted(
             {g.name for found in commit.full.groups.values() for g in found if g.identity == "append_only"}

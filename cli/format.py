@@ -5,6 +5,7 @@ Pure functions of their arguments: the present moment is one of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fleet.sizes import size_text as size_text
@@ -59,3 +60,8 @@ def time_text(moment: datetime) -> str:
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def causes_lines(causes: Iterable[str]) -> list[str]:
+    """Why a cut had to be made again, attempt by attempt."""
+    return [f"attempt {number} at the cut was inconsistent: {cause}" for number, cause in enumerate(causes, 1)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from cli.context import command_context
@@ -11,11 +13,20 @@ from snapshots.initialise import InitReport, initialise
 SCHEMA = "cutline/init/1"
 
 
-def init(context: typer.Context) -> None:
+def init(
+    context: typer.Context,
+    *,
+    forget_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--forget-nodes", help="The fleet was made smaller: count its majority by the primaries that are left."
+        ),
+    ] = False,
+) -> None:
     """Check every node and the store, and prepare both. Safe to repeat."""
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
-        report = initialise(fleet, shown)
+        report = initialise(fleet, shown, forgets_nodes=forget_nodes)
     document = {
         "schema": SCHEMA,
         "fleet": report.store.fleet_id,
@@ -25,6 +36,7 @@ def init(context: typer.Context) -> None:
         "groups": report.groups,
         "append_only": report.append_only,
         "published": report.published,
+        "forgotten": report.forgotten,
     }
     emit(context, document, lines_of(report))
 
@@ -40,4 +52,6 @@ def lines_of(report: InitReport) -> list[str]:
         lines.append(f"{node}: {len(tables)} tables are followed" + (f", new: {', '.join(new)}" if new else ""))
         if report.append_only[node]:
             lines.append(f"{node}: inserts and truncates only: {', '.join(report.append_only[node])}")
+    if report.forgotten:
+        lines.append(f"forgotten: {', '.join(report.forgotten)}")
     return [*lines, "next: snapshot create NAME"]

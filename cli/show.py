@@ -8,7 +8,7 @@ import typer
 
 from cli.arguments import SnapshotName
 from cli.context import command_context
-from cli.format import count_text, seconds_text, size_text
+from cli.format import causes_lines, count_text, seconds_text, size_text
 from cli.list import chain_bytes, entry_document
 from cli.output import emit
 from fleet.lsn import lsn_to_text
@@ -76,7 +76,16 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
                 shard, group.name, group.identity, key or "none", str(group.partitions),
                 count_text(rows.get(group.number, 0)),
             )  # fmt: skip
-    return [*lines, nodes, "", groups, "", _cuts(chain)]
+    return [*lines, nodes, "", groups, "", _cuts(chain), *_causes(chain)]
+
+
+def _causes(chain: Chain) -> list[str | RenderableType]:
+    """Why cuts had to be made again."""
+    return [
+        f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
+        for commit in chain.commits
+        for line in causes_lines(commit.cut.causes)
+    ]
 
 
 def _cuts(chain: Chain) -> RenderableType:

@@ -146,6 +146,15 @@ def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     )
 
 
+@contextmanager
+def answering(node: Node) -> Iterator[None]:
+    """Name `node` where its session is lost in this block: raise NodeUnreachableError."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise unreachable(node, error) from error
+
+
 def database_name(dsn: str) -> str:
     """The database that `dsn` leads to, by libpq's rule (dbname, else user)."""
     given = conninfo_to_dict(dsn)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from fleet.baseline import NodeIdentity, check_topology, read_identity
+from fleet.baseline import NodeIdentity, check_baseline, check_topology, read_identity
 from fleet.config import Fleet, Node
-from fleet.connections import connect, unreachable
+from fleet.connections import answering, connect, unreachable
 from fleet.watch import Watch, watched
 
 Item = TypeVar("Item")
@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """One open session per node, and what each node is."""
+    """One open session per node, and what each node is. `renew` puts a new one in place of one that was lost."""
 
     fleet: Fleet
     nodes: tuple[Node, ...]
-    connections: Mapping[str, psycopg.Connection[Any]]
+    connections: dict[str, psycopg.Connection[Any]]
     identities: Mapping[str, NodeIdentity]
     watch: Watch
 
@@ -33,6 +33,31 @@ class Sessions:
     def primaries(self) -> dict[str, psycopg.Connection[Any]]:
         """The primaries' sessions."""
         return {node.id: self.connections[node.id] for node in self.nodes if node.backup_of is None}
+
+    def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """What `read` finds in every primary's session, all at once; raise NodeUnreachableError naming the lost one."""
+
+        def ask(node: Node) -> Result:
+            with answering(node):
+                return read(self.connections[node.id])
+
+        primaries = [node for node in self.nodes if node.backup_of is None]
+        return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
+
+    def renew(self, node: Node) -> psycopg.Connection[Any]:
+        """Open a new session on `node` in place of the one it had, and see that it is still the same node.
+
+        Raises NodeUnreachableError, BaselineChangedError.
+        """
+        self.connections[node.id].close()
+        connection = connect(node)
+        try:
+            check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection)})
+        except BaseException:
+            connection.close()
+            raise
+        self.connections[node.id] = connection
+        return connection
 
 
 def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -57,10 +82,11 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
         futures = [threads.submit(connect, node) for node in chosen]
         connections: dict[str, psycopg.Connection[Any]] = {}
+        stack.callback(_close, connections)
         problem: BaseException | None = None
         for node, future in zip(chosen, futures, strict=True):
             try:
-                connections[node.id] = stack.enter_context(future.result())
+                connections[node.id] = future.result()
             except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
                 problem = problem or error
         if problem:
@@ -76,9 +102,12 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
             raise unreachable(lost[0], error) from error
 
 
+def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
 def identify(node: Node, connection: psycopg.Connection[Any]) -> NodeIdentity:
     """What the node is; raise NodeUnreachableError if it can't say."""
-    try:
+    with answering(node):
         return read_identity(node, connection)
-    except psycopg.OperationalError as error:
-        raise unreachable(node, error) from error

@@ -107,6 +107,7 @@ def cut_to_json(record: CutRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "attempts": record.attempts,
+        "causes": list(record.causes),
         "seconds": round(record.seconds, 6),
         "nodes": [_node_cut_json(node, cut) for node, cut in record.cut.nodes.items()],
         "global_transactions": record.cut.global_transactions,
@@ -146,4 +147,4 @@ def _cut_from_json(entry: dict[str, Any]) -> CutRecord:
         for found in entry["nodes"]
     }
     cut = Cut(nodes, int(entry["global_transactions"]), int(entry["included_early"]), int(entry["in_flight"]))
-    return CutRecord(entry["id"], int(entry["attempts"]), float(entry["seconds"]), cut)
+    return CutRecord(entry["id"], int(entry["attempts"]), float(entry["seconds"]), cut, tuple(entry.get("causes", ())))

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.groups import Table, number_groups, read_tables
-from fleet.lock import locked_fleet
+from fleet.lock import FleetLock
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
 from fleet.publications import check_admissible
 from fleet.sessions import Sessions, open_sessions
 from fleet.table_state import TableState, read_table_states
 from snapshots.commits import SnapshotExistsError, check_name, commit_key
+from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation, new_operation, recorded
@@ -66,6 +67,7 @@ class Taking:
     store: ObjectStore
     operation: Operation
     sessions: Sessions
+    lock: FleetLock
     plan: FullPlan
 
     @property
@@ -125,7 +127,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     with open_sessions(fleet, nodes) as sessions:
         plan = plan_full(fleet, request, sessions, store)
         progress.reached(Point.CHECKED)
-        with locked_fleet(sessions, fleet.name):
+        with exclusive(sessions, store, "create", request.name) as lock:
             progress.reached(Point.LOCKED)
             settle_operations(store, fleet, progress)
             progress.reached(Point.SETTLED)
@@ -133,7 +135,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             progress.reached(Point.GIVEN_UP)
             operation = new_operation("create", request.name, 0, tuple(node.id for node in nodes))
             operation = replace(operation, slot=slot_name(operation.id))
-            taking = Taking(fleet, request, store, operation, sessions, plan)
+            taking = Taking(fleet, request, store, operation, sessions, lock, plan)
             spark.begin()
             progress.reached(Point.SPARK_BEGUN)
             from snapshots.full import take_full

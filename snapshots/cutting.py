@@ -1,11 +1,13 @@
 """Making a cut: markers on all primaries, every node's archive brought up to them, the cut resolved.
 
-An attempt that turns out inconsistent is repeated; what it archived is simply the beginning of the next one,
-for its markers mean nothing to another cut id.
+An attempt that turns out inconsistent is repeated, after a pause that grows; what it archived is simply the beginning
+of the next one, for its markers mean nothing to another cut id. A node that was restarted gets a new session, which
+must be granted the fleet's lock again.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,24 +16,27 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from fleet.baseline import check_baseline
-from fleet.connections import connect
+from fleet.connections import NodeUnreachableError
+from fleet.lock import FleetLock
 from fleet.progress import Progress
-from fleet.sessions import Sessions, identify
 from fleet.watch import Watch
-from snapshots.jobs import SparkSource, raise_first, run_tasks, started
+from snapshots.jobs import SparkSource, run_tasks, started
 from snapshots.manifest import CutRecord
 from snapshots.points import Point
-from storage.errors import SnapshotError
+from storage.errors import ReportedError, SnapshotError, UnreachableError
 from storage.store import ObjectStore
 from wal.archive import Segment
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.cut import NodeWindow, resolve
 from wal.cut_values import Cut, Undecided
-from wal.drain import DrainTask, advanced, drain
+from wal.drain import DrainReport, DrainTask, ReplayLagError, advanced, drain
 from wal.markers import Marker, marker_from_bytes, write_markers
 from wal.segment_schema import MARKER, SEGMENT_SCHEMA
 from wal.segments import read_events
+
+PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
+# Pauses differ by this part either way, so that what disturbs an attempt at regular times does not meet each one.
+PAUSE_JITTER = 0.25
 
 
 class CutInconsistentError(SnapshotError):
@@ -40,8 +45,16 @@ class CutInconsistentError(SnapshotError):
     exit_code = 9
 
 
+class CutUnreachableError(UnreachableError):
+    """A node could not be reached in the last of all attempts at a cut."""
+
+
 class _AttemptFailedError(Exception):
-    """One attempt is void: `reason` names the node and what happened to it."""
+    """One attempt is void: its text names the node and what happened to it; `unreachable` if the node is away."""
+
+    def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
+        super().__init__(cause)
+        self.unreachable = unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,65 +93,82 @@ class _Markers:
     seconds: float
 
 
-def make_cut(sessions: Sessions, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> MadeCut:
+def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> MadeCut:
     """Make the cut, repeating it up to `plan.retries` times.
 
-    Raises CutInconsistentError after that, and at once whatever no repetition would mend.
+    Raises CutInconsistentError after that, CutUnreachableError if the last attempt missed a node, and at once
+    whatever no repetition would mend.
     """
-    reasons: list[str] = []
+    causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
         try:
-            marked = _mark(sessions, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
-            segments, ignored = _drained(plan, marked, spark, progress, sessions.watch)
+            marked = _mark(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
+            segments, ignored = _drained(plan, marked, spark, progress, lock.sessions.watch)
             progress.reached(Point.ARCHIVED)
             cut = _resolved(plan, marked, segments, store)
             progress.reached(Point.RESOLVED)
         except _AttemptFailedError as error:
-            reasons.append(str(error))
-            progress.note(f"the cut is inconsistent, and made again: {error}")
+            causes.append(str(error))
+            report = f"attempt {attempt} of {plan.retries + 1} at a cut was inconsistent: {error}"
+            if attempt > plan.retries:
+                progress.note(report)
+                raise _given_up(causes, error.unreachable) from error
+            seconds = pause_seconds(attempt)
+            progress.note(f"{report}; made again in {seconds:.1f} s")
+            time.sleep(seconds)
             continue
-        return MadeCut(CutRecord(marked.marker.cut, attempt, marked.seconds, cut), segments, ignored)
-    raise CutInconsistentError(
-        f"no consistent cut in {len(reasons)} attempts; last: {reasons[-1]}",
-        hint="see why the node restarts or loses its connections, then repeat",
-        details={"attempts": reasons},
+        return MadeCut(CutRecord(marked.marker.cut, attempt, marked.seconds, cut, tuple(causes)), segments, ignored)
+    raise ValueError(f"{plan.retries} retries")
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait after a failed attempt (1 is the first): twice as long each time, within bounds."""
+    seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
+    return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
+
+
+def _given_up(causes: list[str], unreachable: SnapshotError | None) -> SnapshotError:
+    attempts = f"{len(causes)} attempts" if len(causes) > 1 else "one attempt"
+    if unreachable:
+        return CutUnreachableError(
+            f"no cut in {attempts}: {unreachable.message}",
+            hint=unreachable.hint,
+            details={**unreachable.details, "attempts": causes},
+        )
+    return CutInconsistentError(
+        f"no consistent cut in {attempts}; last: {causes[-1]}",
+        hint="see why the node restarts or loses its connections, then repeat; or try more often: --retries N",
+        details={"attempts": causes},
     )
 
 
-def _mark(sessions: Sessions, start: Marker, progress: Progress) -> _Markers:
+def _mark(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
     """Write the start marker on all primaries, then the finish marker on all of them."""
     progress.step("cut")
-    sessions.watch.check()
-    with_markers = _fresh(sessions)
+    # A node that was silent for long ends it, however often it would be tried.
+    lock.sessions.watch.check()
+    try:
+        lock.renew()
+    except NodeUnreachableError as error:
+        raise _AttemptFailedError(error.message, error) from error
+    primaries = lock.sessions.primaries
     began = time.monotonic()
     try:
-        starts = write_markers(with_markers, start)
+        starts = write_markers(primaries, start)
         progress.reached(Point.STARTS_WRITTEN)
-        finishes = write_markers(with_markers, replace(start, kind="finish"))
+        finishes = write_markers(primaries, replace(start, kind="finish"))
         progress.reached(Point.FINISHES_WRITTEN)
-    except psycopg.OperationalError as error:
-        raise _AttemptFailedError(f"a primary's session was lost between its markers: {error}") from error
-    finally:
-        for node, connection in with_markers.items():
-            if connection is not sessions.connections[node]:
-                connection.close()
+    except (psycopg.OperationalError, NodeUnreachableError) as error:
+        raise _AttemptFailedError(_lost_between(primaries, error)) from error
     # A restart between the markers would have ended the session that wrote both.
     return _Markers(start, starts, finishes, time.monotonic() - began)
 
 
-def _fresh(sessions: Sessions) -> dict[str, psycopg.Connection[Any]]:
-    """The primaries' sessions, a new one where one was lost; each still to the node of the baseline."""
-    found: dict[str, psycopg.Connection[Any]] = {}
-    for node in sessions.nodes:
-        if node.backup_of is not None:
-            continue
-        connection = sessions.connections[node.id]
-        if connection.closed or connection.broken:
-            connection = connect(node)
-        identity = identify(node, connection)
-        check_baseline({node.id: sessions.identities[node.id]}, {node.id: identity})
-        found[node.id] = connection
-    return found
+def _lost_between(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
+    lost = [node for node, connection in primaries.items() if connection.closed]
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    where = f"node {', '.join(lost)}" if lost else "a node"
+    return f"{where}: its session was lost between its markers: {reason}"
 
 
 def _drained(
@@ -149,8 +179,26 @@ def _drained(
     tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     reports = run_tasks(session, drain, tasks, progress, watch)
-    raise_first([report.problem for report in reports])
+    _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
+
+
+def _raise_problems(reports: list[DrainReport]) -> None:
+    """Raise what ended a drain: as void attempt only if nothing but nodes that went away did."""
+    met = [(report.node, ReportedError(report.problem)) for report in reports if report.problem]
+    final = [error for _, error in met if not _passes(error)]
+    for error in final[:1]:
+        if len(met) > 1:
+            error.details["others"] = [other.message for _, other in met if other is not error]
+        raise error
+    if met:
+        raise _AttemptFailedError("; ".join(error.message for _, error in met), met[0][1])
+
+
+def _passes(error: ReportedError) -> bool:
+    """Whether a node went away while its slot was read: its archive goes on where it ends, once the node is back."""
+    is_lag = error.slug == ReplayLagError("").slug  # that has waited long enough
+    return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
 
 
 def _resolved(plan: CutPlan, marked: _Markers, segments: Mapping[str, tuple[Segment, ...]], store: ObjectStore) -> Cut:

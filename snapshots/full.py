@@ -7,6 +7,7 @@ is stored nothing of it exists, and an error takes the slots away again.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,11 @@ from snapshots.continuable import check_tables
 from snapshots.counting import counts_of
 from snapshots.create import Taking
 from snapshots.cutting import Before, CutPlan, MadeCut, make_cut
+from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource, raise_first, run_tasks, started
 from snapshots.manifest import Commit, FullPart, Sequence, StoredObject
 from snapshots.points import Point
-from snapshots.prepared import await_prepared, prepared_transactions
+from snapshots.prepared import await_prepared
 from snapshots.schema import read_roles, read_sequences, schema_prefix, store_schema
 from wal.drain import DrainTask
 from wal.slots import ExportedSlot, create_exported_slot
@@ -39,16 +41,16 @@ def take_full(taking: Taking, spark: SparkSource, progress: Progress, began: flo
         base = {node: slot.position for node, slot in slots.items()}
         objects = _copy_base(taking, slots, spark, progress)
     progress.reached(Point.SNAPSHOTS_RELEASED)
-    prepared = {node: prepared_transactions(c) for node, c in taking.sessions.primaries.items()}
-    await_prepared(taking.sessions.primaries, prepared, taking.request.wait_seconds, progress)
+    await_prepared(taking.sessions, taking.request.wait_seconds, progress)
     progress.reached(Point.PREPARED_OVER)
-    made = make_cut(taking.sessions, _cut_plan(taking, base), spark, taking.store, progress)
+    made = make_cut(taking.lock, _cut_plan(taking, base), spark, taking.store, progress)
     progress.step("commit")
-    sequences = {node: read_sequences(connection) for node, connection in taking.sessions.primaries.items()}
+    sequences = taking.sessions.ask_primaries(read_sequences)
     progress.reached(Point.SEQUENCES_READ)
     part = _full_part(taking, base, objects)
     check_tables(taking.sessions, part)
     commit = _commit(taking, part, made, sequences, time.monotonic() - began)
+    check_exclusive(taking.lock, taking.store, taking.operation)
     publish(taking.store, commit)
     progress.reached(Point.COMMITTED)
     return commit
@@ -59,9 +61,12 @@ def _exported_slots(taking: Taking, progress: Progress) -> Iterator[dict[str, Ex
     """Slots on all nodes; while the block runs, their exported snapshots can be used."""
     progress.step("slots", total=len(taking.plan.nodes), unit="nodes")
 
+    abandoned = threading.Event()
+
     def create(node: Node) -> ExportedSlot:
         primary = taking.fleet.node(node.shard)
-        slot = create_exported_slot(node, primary, taking.slot, taking.request.wait_seconds)
+        waiting = (taking.request.wait_seconds, progress, abandoned)
+        slot = create_exported_slot(node, primary, taking.slot, *waiting)
         progress.advance(1)
         progress.reached(Point.SLOT_MADE, node=node.id)
         return slot
@@ -76,6 +81,7 @@ def _exported_slots(taking: Taking, progress: Progress) -> Iterator[dict[str, Ex
                 stack.callback(slots[node].connection.close)
             except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
                 problem = problem or error
+                abandoned.set()
         if problem:
             raise problem
         yield slots
@@ -141,7 +147,7 @@ def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObje
         groups={node: tuple(table.group for table in found) for node, found in plan.tables.items()},
         base=base,
         objects=tuple(objects),
-        roles={node: read_roles(connection) for node, connection in sessions.primaries.items()},
+        roles=sessions.ask_primaries(read_roles),
         rules=plan.rules,
         tables=plan.states,
     )

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 
 from fleet.config import Fleet
-from fleet.lock import locked_fleet
 from fleet.progress import Progress
 from fleet.sessions import open_sessions
 from snapshots.commits import read_chain
 from snapshots.continuable import Continuing, check_continuable, check_described
 from snapshots.create import CreateRequest
+from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
 from snapshots.lost import check_not_lost
 from snapshots.manifest import Commit
@@ -36,7 +36,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     store = open_store(fleet.store_url, fleet.store_options)
     read_identity(store, fleet)
     nodes = check_described(fleet, read_chain(store, request.name, 0))
-    with open_sessions(fleet, nodes) as sessions, locked_fleet(sessions, fleet.name):
+    with (
+        open_sessions(fleet, nodes) as sessions,
+        exclusive(sessions, store, "create", request.name) as lock,
+    ):
         progress.reached(Point.LOCKED)
         settle_operations(store, fleet, progress)
         progress.reached(Point.SETTLED)
@@ -55,7 +58,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         from snapshots.incremental import take_increment
 
         with recorded(store, operation):
-            commit = take_increment(continuing, operation, spark, progress, began)
+            commit = take_increment(continuing, lock, operation, spark, progress, began)
         progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
     return commit

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 
+from fleet.lock import FleetLock
 from fleet.progress import Progress
 from fleet.publications import publication_names
 from snapshots.commits import publish
 from snapshots.continuable import Continuing, check_tables
 from snapshots.counting import counts_of
 from snapshots.cutting import Before, CutPlan, make_cut
+from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation
@@ -24,15 +26,20 @@ from wal.slots import slot_name
 
 
 def take_increment(
-    continuing: Continuing, operation: Operation, spark: SparkSource, progress: Progress, began: float
+    continuing: Continuing,
+    lock: FleetLock,
+    operation: Operation,
+    spark: SparkSource,
+    progress: Progress,
+    began: float,
 ) -> Commit:
     """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
     sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
-    made = make_cut(sessions, _cut_plan(continuing, operation.id), spark, store, progress)
+    made = make_cut(lock, _cut_plan(continuing, operation.id), spark, store, progress)
     check_tables(sessions, chain.part)
     progress.step("commit")
-    sequences = {node: read_sequences(connection) for node, connection in sessions.primaries.items()}
+    sequences = sessions.ask_primaries(read_sequences)
     progress.reached(Point.SEQUENCES_READ)
     commit = Commit(
         snapshot=chain.name,
@@ -47,6 +54,7 @@ def take_increment(
         counts=counts_of(sessions.nodes, made),
         comment=continuing.request.comment,
     )
+    check_exclusive(lock, store, operation)
     publish(store, commit)
     progress.reached(Point.COMMITTED)
     return commit

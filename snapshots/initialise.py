@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from fleet.baseline import NodeIdentity
 from fleet.config import Fleet
 from fleet.groups import Table, read_tables
+from fleet.label import own_label
+from fleet.lock import locked_fleet
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
 from fleet.publications import check_admissible, ensure_publications
-from fleet.sessions import open_sessions
+from fleet.sessions import Sessions, open_sessions
+from snapshots.baselines import forget_nodes
 from snapshots.store_identity import StoreIdentity, ensure_identity
 from storage.open import open_store
 from storage.probe import probe_store
+from storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,14 @@ class InitReport:
     groups: dict[str, list[str]]
     append_only: dict[str, list[str]]
     published: dict[str, list[str]]
+    forgotten: list[str]
 
 
-def initialise(fleet: Fleet, progress: Progress) -> InitReport:
+def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
-    Everything is checked before anything is changed. Raises what the checks raise.
+    Everything is checked before anything is changed. With `forgets_nodes` the primaries that fleet.toml names now
+    are the baseline that operations are measured by from now on. Raises what the checks raise.
     """
     progress.step("check nodes")
     store = open_store(fleet.store_url, fleet.store_options)
@@ -47,6 +53,7 @@ def initialise(fleet: Fleet, progress: Progress) -> InitReport:
             node: ensure_publications(connection, identity.fleet_id, tables[node])
             for node, connection in sessions.primaries.items()
         }
+        forgotten = _forget(sessions, store) if forgets_nodes else []
         return InitReport(
             store=identity,
             store_created=created,
@@ -54,7 +61,13 @@ def initialise(fleet: Fleet, progress: Progress) -> InitReport:
             groups={node: [table.group.name for table in found] for node, found in tables.items()},
             append_only={node: _append_only(found) for node, found in tables.items()},
             published=published,
+            forgotten=forgotten,
         )
+
+
+def _forget(sessions: Sessions, store: ObjectStore) -> list[str]:
+    with locked_fleet(sessions, sessions.fleet.name, own_label("init")) as lock:
+        return forget_nodes(store, {node: sessions.identities[node] for node in lock.granted})
 
 
 def _append_only(tables: list[Table]) -> list[str]:

@@ -52,12 +52,16 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class CutRecord:
-    """A resolved cut, and how it came about. `seconds` from the first start marker to the last finish marker."""
+    """A resolved cut, and how it came about: `causes` says why each attempt before was inconsistent.
+
+    `seconds` from the first start marker to the last finish marker.
+    """
 
     id: str
     attempts: int
     seconds: float
     cut: Cut
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,11 @@ def read_intent(store: ObjectStore, operation_id: str) -> Operation:
     return Operation(operation_id, *known, tuple(intent["nodes"]), intent["slot"])
 
 
+def is_open(store: ObjectStore, operation: Operation) -> bool:
+    """Whether the operation has no outcome yet."""
+    return not store.exists(f"operations/{operation.id}/outcome.json")
+
+
 def recorded_commits(store: ObjectStore) -> dict[str, dict[str, int]]:
     """By snapshot, the increments (0: the full snapshot) that were committed, by operation id.
 

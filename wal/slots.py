@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,16 @@ from fleet.config import Node
 from fleet.connections import connect, connect_replication, shut_down_after, unreachable
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
+from fleet.progress import Progress, Silent
 from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError
+from wal.waiting import Awaited, WaitNotes, horizon_of, older_transactions, wait_error
 
 PLUGIN = "pgoutput"
-STANDBY_SNAPSHOT_SECONDS = 0.5
+# How often a slot that is being made is looked after.
+WATCH_SECONDS = 0.5
+# What making a slot takes where it waits for nothing is never cut off.
+SLOT_SECONDS_MIN = 2.0
 CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
 
@@ -37,20 +42,10 @@ SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status
   FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()
 """
 DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
-RUNNING_QUERY = """
-SELECT format('transaction %s of process %s (%s)', backend_xid, pid, coalesce(application_name, ''))
-  FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-UNION ALL
-SELECT format('prepared transaction %L of %s', gid, prepared) FROM pg_prepared_xacts LIMIT 5
-"""
 
 
 class SlotLostError(RefusedError):
     """A chain's slot is gone, unusable, or ahead of the archive: the WAL between is lost to the chain."""
-
-
-class SlotWaitError(RefusedError):
-    """A slot could not be made in time, because transactions older than it did not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +74,25 @@ def slot_name(chain: str) -> str:
     return "cutline_" + re.sub(r"[^a-z0-9]", "_", chain.lower())
 
 
-def create_exported_slot(node: Node, primary: Node, name: str, seconds_max: float) -> ExportedSlot:
+def create_exported_slot(
+    node: Node,
+    primary: Node,
+    name: str,
+    seconds_max: float,
+    progress: Progress | None = None,
+    abandoned: threading.Event | None = None,
+) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
 
-    PostgreSQL waits for the transactions that run on the node, prepared ones too; after `seconds_max` a
-    SlotWaitError names them. For a standby, `primary` is asked to log what runs, as long as that takes.
+    PostgreSQL waits for the transactions that run on its server, prepared ones too. `progress` is told which, while it
+    waits; after `seconds_max` (but at least SLOT_SECONDS_MIN), or once `abandoned` is set, a SlotWaitError names them,
+    and nothing is left of the slot. For a standby, `primary` is asked to log what runs, as long as that takes.
     """
     connection = connect_replication(node)
+    waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
     try:
         # statement_timeout does not bound replication commands.
-        with _standby_snapshots(node, primary), _cancelled_after(connection, seconds_max):
+        with waiting.running():
             query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
             row = connection.execute(sql.SQL(query)).fetchone()
         if row is None:
@@ -97,11 +101,7 @@ def create_exported_slot(node: Node, primary: Node, name: str, seconds_max: floa
         return ExportedSlot(lsn_from_text(row[1]), row[2], connection)
     except psycopg.errors.QueryCanceled:
         connection.close()
-        raise SlotWaitError(
-            f"node {node.id}: no slot after {seconds_max:.0f} s; it waits for {'; '.join(_running(primary))}",
-            hint="wait until they end or end them, then repeat; or give more time with --wait SECONDS",
-            details={"node": node.id},
-        ) from None
+        raise wait_error(waiting.what, waiting.notes.waited_seconds, waiting.awaited, node.id) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         connection.close()
         raise SlotLostError(
@@ -117,47 +117,65 @@ def create_exported_slot(node: Node, primary: Node, name: str, seconds_max: floa
         raise
 
 
-@contextmanager
-def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    def cancel() -> None:
-        with suppress(psycopg.Error):
-            connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+class _SlotWait:
+    """Beside the session that makes a slot: says what it waits for, and cancels it when it has waited long enough.
 
-    timer = threading.Timer(seconds, cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    While a slot is made on a standby, its primary logs its running transactions again and again.
+    """
 
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        node: Node,
+        primary: Node,
+        seconds_max: float,
+        abandoned: threading.Event,
+        progress: Progress,
+    ) -> None:
+        self.what = f"slot on node {node.id}"
+        self.notes = WaitNotes(self.what, progress)
+        self.awaited: list[Awaited] = []
+        self._connection, self._node, self._primary = connection, node, primary
+        self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
+        self._abandoned, self._done = abandoned, threading.Event()
+        self._horizon = ""
 
-@contextmanager
-def _standby_snapshots(node: Node, primary: Node) -> Iterator[None]:
-    """While a slot is made on a standby, have its primary log its running transactions again and again."""
-    if node.backup_of is None:
-        yield
-        return
-    done = threading.Event()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch in a thread while the block runs."""
+        thread = threading.Thread(target=self._run, name=self.what, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            thread.join()
 
-    def log_snapshots() -> None:
-        # Where the primary does not answer, making the slot fails or is ended after its time.
-        with suppress(psycopg.Error, SnapshotError), connect(primary) as connection:
-            while not done.wait(STANDBY_SNAPSHOT_SECONDS):
-                connection.execute("SELECT pg_log_standby_snapshot()")
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            asking: psycopg.Connection[Any] | None = None
+            while not self._done.wait(WATCH_SECONDS):
+                if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set():
+                    # Again and again: a cancel that comes before its command is lost.
+                    with suppress(psycopg.Error):
+                        self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+                    continue
+                try:
+                    asking = asking or stack.enter_context(closing(connect(self._primary)))
+                    self._look(asking)
+                except (psycopg.Error, SnapshotError):
+                    # A primary that is away says nothing; the slot's own session tells whether it goes on.
+                    asking = None
 
-    thread = threading.Thread(target=log_snapshots, name=f"standby snapshots for {node.id}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _running(node: Node) -> list[str]:
-    with connect(node) as connection:
-        return [row[0] for row in connection.execute(RUNNING_QUERY)] or ["nothing that is visible"]
+    def _look(self, asking: psycopg.Connection[Any]) -> None:
+        if self._node.backup_of is not None:
+            asking.execute("SELECT pg_log_standby_snapshot()")
+        if self._horizon:
+            self.awaited = older_transactions(self._primary.id, asking, self._horizon)
+            self.notes.tell(self.awaited)
+        if not self.awaited:
+            # PostgreSQL waits in several rounds, each for what runs when it begins (snapbuild.c).
+            self._horizon = horizon_of(asking)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

@@ -1,0 +1,277 @@
+"""One operation at a time: who is told what, who may not begin, and who may not commit."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import snapshots.incremental as incremental
+from fleet.config import Fleet
+from fleet.embedded import EmbeddedFleet
+from fleet.label import own_label
+from fleet.lock import locked_fleet
+from fleet.progress import Silent
+from fleet.sessions import open_sessions
+from snapshots.commits import increment_numbers
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
+from snapshots.initialise import initialise
+from snapshots.settle import settle_operations
+from storage.errors import SnapshotError
+from storage.open import open_store
+from tests.integration.refusing import NoSpark, execute, refused
+from tests.snapshot_runs import (
+    Ready,
+    Runs,
+    chains_dropped,
+    command_line,
+    described,
+    names_of_snapshots,
+    run_command,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.integration.conftest import FleetFactory
+
+NAME = "locked"
+WAIT_SECONDS_MAX = 60
+# The sessions that hold an advisory lock in this database, as PostgreSQL knows them.
+HOLDERS_QUERY = """
+SELECT a.pid, to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), host(a.client_addr)
+  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database()
+"""
+
+
+@pytest.fixture(scope="module")
+def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """The shared fleet with a full snapshot in a store of its own."""
+    directory = tmp_path_factory.mktemp("lock")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
+    runs = Runs(fleet, Ready(spark))
+    with chains_dropped(fleet):
+        runs.init()
+        runs.full(NAME)
+        yield runs
+
+
+def holders(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(HOLDERS_QUERY).fetchall()
+
+
+def end_holder(fleet: Fleet, node: str) -> None:
+    """End the session that holds a node's lock, as an administrator would."""
+    dsn = fleet.node(node).dsn
+    ((session, *_),) = holders(dsn)
+    execute(dsn, f"SELECT pg_terminate_backend({session}, 5000)")
+    assert holders(dsn) == []
+
+
+def committed(runs: Runs) -> list[int]:
+    return increment_numbers(open_store(runs.fleet.store_url, {}), NAME)
+
+
+def go_on(fleet: Fleet) -> None:
+    create_increment(fleet, CreateRequest(NAME), NoSpark(), Silent())
+
+
+def test_the_loser_is_told_who_holds_the_fleet(chain: Runs) -> None:
+    primary = chain.fleet.primaries[0]
+    host = socket.gethostname().partition(".")[0]
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        locked_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+    ):
+        ((session, since, address),) = holders(primary.dsn)
+        with refused(chain.fleet, "fleet-busy", 7) as errors:
+            go_on(chain.fleet)
+    (error,) = errors
+    where = address or "local socket"
+    assert error.message == (
+        f"node {primary.id}: another operation is running: create daily by {getpass.getuser()}@{host}"
+        f" (process {os.getpid()}), since {since}, from {where}"
+    )
+    assert error.details == {
+        "node": primary.id, "command": "create", "snapshot": "daily", "operation": None, "user": getpass.getuser(),
+        "host": host, "process": os.getpid(), "since": since, "from": where, "session": session,
+    }  # fmt: skip
+    assert f"pg_terminate_backend({session})" in error.hint
+
+
+def test_another_applications_session_that_holds_the_lock_is_named_too(chain: Runs) -> None:
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        locked_fleet(sessions, chain.fleet.name, "somebody's script"),
+        refused(chain.fleet, "fleet-busy", 7) as errors,
+    ):
+        go_on(chain.fleet)
+    assert "of somebody's script, since " in errors[0].message
+    assert errors[0].details["command"] is None
+
+
+def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) -> None:
+    """One process waits for a transaction; another one begins, and is told of it."""
+    operations = Path(chain.fleet.store_url.removeprefix("file://")) / "operations"
+    before = set(operations.iterdir())
+    with psycopg.connect(chain.fleet.primaries[0].dsn) as holding:
+        holding.execute("UPDATE account SET balance = balance WHERE id = 1")
+        with subprocess.Popen(
+            [*command_line(chain.fleet, "create", "slow"), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            deadline = time.monotonic() + WAIT_SECONDS_MAX
+            while not (new := set(operations.iterdir()) - before):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            code, document = run_command(chain.fleet, "create", NAME, "--incremental")
+            holding.rollback()
+            out, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert (code, document["error"]) == (7, "fleet-busy")
+    (operation,) = new
+    told = document["details"]
+    assert (told["command"], told["snapshot"], told["operation"], told["process"]) == (
+        "create", "slow", operation.name, process.pid,
+    )  # fmt: skip
+    assert (process.returncode, json.loads(out)["operation"]) == (0, operation.name), errors
+
+
+def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
+    """Do `disturb` before the step `name` of an increment's work."""
+    step = getattr(incremental, name)
+
+    def after(*arguments: Any) -> Any:
+        disturb()
+        return step(*arguments)
+
+    monkeypatch.setattr(incremental, name, after)
+
+
+@pytest.mark.parametrize(("step", "slug"), [
+    # The sequences are read between these two, by the same sessions.
+    ("read_sequences", "node-unreachable"), ("check_exclusive", "fleet-lock-lost"),
+])  # fmt: skip
+def test_who_lost_the_lock_after_the_cut_does_not_commit(
+    chain: Runs, monkeypatch: pytest.MonkeyPatch, step: str, slug: str
+) -> None:
+    before = committed(chain)
+    with monkeypatch.context() as patched:
+        if step == "read_sequences":
+            made = incremental.make_cut
+
+            def make_cut(*arguments: Any) -> Any:
+                cut = made(*arguments)
+                end_holder(chain.fleet, "s2")
+                return cut
+
+            patched.setattr(incremental, "make_cut", make_cut)
+        else:
+            disturbed(patched, step, lambda: end_holder(chain.fleet, "s2"))
+        with pytest.raises(SnapshotError) as raised:
+            chain.increment(NAME)
+    assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == (slug, 6, "s2")
+    assert committed(chain) == before
+    assert chain.increment(NAME).increment == len(before) + 1
+
+
+def test_a_lock_that_was_lost_before_the_cut_is_taken_again(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = committed(chain)
+    with monkeypatch.context() as patched:
+        disturbed(patched, "make_cut", lambda: end_holder(chain.fleet, "s1"))
+        commit = chain.increment(NAME)
+    assert commit.increment == len(before) + 1
+    assert commit.cut.attempts == 1
+    assert [holders(node.dsn) for node in chain.fleet.primaries] == [[], []]
+
+
+def test_a_lock_that_another_took_meanwhile_ends_the_operation(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = committed(chain)
+    primary = chain.fleet.node("s1")
+    with open_sessions(chain.fleet, [primary]) as sessions, monkeypatch.context() as patched:
+
+        def overtaken() -> None:
+            end_holder(chain.fleet, "s1")
+            entered.__enter__()
+
+        entered = locked_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
+        disturbed(patched, "make_cut", overtaken)
+        with pytest.raises(SnapshotError) as raised:
+            chain.increment(NAME)
+        entered.__exit__(None, None, None)
+    assert (raised.value.slug, raised.value.exit_code) == ("fleet-busy", 7)
+    assert raised.value.details["snapshot"] == "faster"
+    assert committed(chain) == before
+
+
+def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
+    chain: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = committed(chain)
+
+    def settled() -> None:
+        for node in chain.fleet.primaries:
+            end_holder(chain.fleet, node.id)
+        with (
+            open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+            locked_fleet(sessions, chain.fleet.name),
+        ):
+            settle_operations(open_store(chain.fleet.store_url, {}), chain.fleet, Silent())
+
+    with monkeypatch.context() as patched:
+        disturbed(patched, "make_cut", settled)
+        with pytest.raises(SnapshotError) as raised:
+            chain.increment(NAME)
+    assert (raised.value.slug, raised.value.exit_code) == ("operation-settled", 7)
+    assert committed(chain) == before
+    assert chain.increment(NAME).increment == len(before) + 1
+
+
+def test_two_coordinators_with_half_of_the_fleet_each_cannot_both_create(
+    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    embedded = fleet_factory(shards=4)
+    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    halves = [replace(fleet, nodes=fleet.nodes[:2]), replace(fleet, nodes=fleet.nodes[2:])]
+    runs = Runs(fleet, Ready(spark))
+    runs.init()
+
+    # An empty store: the first half to come is the fleet, and the other one none of it.
+    Runs(halves[0], runs.spark).full("first")
+    with refused(fleet, "majority-missing") as errors:
+        create(halves[1])
+    assert errors[0].details["missing"] == ["s1", "s2"]
+
+    # The whole fleet has the majority of that half, and outgrows it.
+    runs.full("whole")
+    for half, missing in zip(halves, (["s3", "s4"], ["s1", "s2"]), strict=True):
+        with refused(fleet, "majority-missing") as errors:
+            create(half)
+        assert errors[0].details["missing"] == missing
+        assert errors[0].details["needed"] == 3
+    most = replace(fleet, nodes=fleet.nodes[1:])
+    Runs(most, runs.spark).full("most")
+
+    # The operator says that the fleet is smaller now; then that half goes on, and the other one still can't.
+    report = initialise(halves[0], Silent(), forgets_nodes=True)
+    assert report.forgotten == ["s3", "s4"]
+    Runs(halves[0], runs.spark).full("smaller")
+    with refused(fleet, "majority-missing"):
+        create(halves[1])
+    assert names_of_snapshots(fleet) == ["first", "most", "smaller", "whole"]
+
+
+def create(fleet: Fleet) -> None:
+    create_full(fleet, CreateRequest("another"), NoSpark(), Silent())

@@ -1,0 +1,116 @@
+"""The majority of the largest baseline: who may create, and who may not, whatever order they come in."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+
+from fleet.baseline import NodeIdentity
+from snapshots.baselines import (
+    Baseline,
+    MajorityMissingError,
+    check_majority,
+    claim_majority,
+    forget_nodes,
+    recorded_baseline,
+)
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+
+FOUR = ("s1", "s2", "s3", "s4")
+
+
+def identities(*nodes: str) -> dict[str, NodeIdentity]:
+    return {
+        node: NodeIdentity(node, None, f"7{node[1:]}", 1, 5, "shop", 180000, "UTF8", "C", "C", in_recovery=False)
+        for node in nodes
+    }
+
+
+def stored(store: ObjectStore) -> list[set[str]]:
+    return [{entry["node"] for entry in json.loads(store.read(key))["primaries"]} for key in store.list("baselines")]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_no_two_disjoint_parts_of_a_fleet_both_have_the_majority(size: int) -> None:
+    nodes = [f"s{number}" for number in range(1, size + 1)]
+
+    def has_majority(part: set[str]) -> bool:
+        try:
+            check_majority(Baseline(1, tuple(nodes)), identities(*part))
+        except MajorityMissingError:
+            return False
+        return True
+
+    parts = [set(part) for count in range(size + 1) for part in combinations(nodes, count)]
+    majorities = [part for part in parts if has_majority(part)]
+    assert all(one & other for one in majorities for other in majorities)
+    assert {len(part) for part in majorities} == {count for count in range(size + 1) if 2 * count > size}
+
+
+def test_the_refusal_has_the_numbers_and_the_missing_nodes() -> None:
+    with pytest.raises(MajorityMissingError) as raised:
+        check_majority(Baseline(1, FOUR), identities("s1", "s2"))
+    error = raised.value
+    assert "2 of the 4 primaries" in error.message
+    assert "3 are needed" in error.message
+    assert "missing: s3, s4" in error.message
+    assert "--forget-nodes" in error.hint
+    assert (error.exit_code, error.slug) == (3, "majority-missing")
+    assert error.details == {"granted": ["s1", "s2"], "baseline": list(FOUR), "needed": 3, "missing": ["s3", "s4"]}
+
+
+def test_only_a_larger_baseline_is_recorded() -> None:
+    store = InMemoryStore("memory://baselines")
+    claim_majority(store, identities("s1", "s2"))
+    claim_majority(store, identities("s1", "s2"))
+    claim_majority(store, identities(*FOUR))
+    claim_majority(store, identities("s1", "s2", "s3"))
+    assert stored(store) == [{"s1", "s2"}, set(FOUR)]
+    assert recorded_baseline(store).primaries == FOUR
+
+
+def test_of_two_halves_that_begin_with_an_empty_store_the_second_is_refused() -> None:
+    store = InMemoryStore("memory://baselines")
+    claim_majority(store, identities("s1", "s2"))
+    with pytest.raises(MajorityMissingError):
+        claim_majority(store, identities("s3", "s4"))
+    assert stored(store) == [{"s1", "s2"}]
+
+
+def test_of_two_halves_that_both_found_the_store_empty_the_second_to_record_is_refused() -> None:
+    others = [identities("s3", "s4")]
+
+    class Racing(InMemoryStore):
+        """Another coordinator records its half between our reading and our put."""
+
+        def create(self, key: str, body: bytes) -> None:
+            while others:
+                claim_majority(self, others.pop())
+            InMemoryStore.create(self, key, body)
+
+    store = Racing("memory://baselines")
+    with pytest.raises(MajorityMissingError):
+        claim_majority(store, identities("s1", "s2"))
+    assert stored(store) == [{"s3", "s4"}]
+
+
+def test_forgetting_counts_anew_by_what_is_left() -> None:
+    store = InMemoryStore("memory://baselines")
+    claim_majority(store, identities(*FOUR))
+    assert forget_nodes(store, identities("s1")) == ["s2", "s3", "s4"]
+    claim_majority(store, identities("s1"))
+    with pytest.raises(MajorityMissingError):
+        claim_majority(store, identities("s2", "s3", "s4"))
+    claim_majority(store, identities("s1", "s5"))
+    assert stored(store) == [set(FOUR), {"s1"}, {"s1", "s5"}]
+
+
+def test_forgetting_nothing_records_nothing() -> None:
+    store = InMemoryStore("memory://baselines")
+    assert forget_nodes(store, identities(*FOUR)) == []
+    claim_majority(store, identities("s1", "s2"))
+    assert forget_nodes(store, identities(*FOUR)) == []
+    assert stored(store) == [{"s1", "s2"}]

@@ -26,7 +26,7 @@ LOGGING: Mapping[str, str] = {
 }
 OWN_NAME = "tests"
 RELEASE_SECONDS_MAX = 10
-ENTRY = re.compile(r"(?m)^@(?P<application>[^@\n]*)@(?P<pid>\d+)@(?P<level>[A-Z]+):  ")
+ENTRY = re.compile(r"(?m)^@(?P<application>[^\n]*)@(?P<pid>\d+)@(?P<level>[A-Z]+):  ")
 STATEMENT = re.compile(r"(?:statement|execute [^:]*|received replication command): ")
 
 OBJECTS: Mapping[str, str] = {
@@ -36,6 +36,7 @@ OBJECTS: Mapping[str, str] = {
     r"snapshots/[^/]+/schema/.*": "schema object",
     r"snapshots/[^/]+/wal/.*": "segment",
     r"snapshots/[^/]+/lost/.*": "mark of a lost chain",
+    r"baselines/\d+\.json": "baseline",
     r"snapshots/[^/]+/(snapshot|increments/\d+)\.json": "commit",
 }
 CHANGING: Mapping[str, str] = {

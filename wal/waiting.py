@@ -23,12 +23,12 @@ REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
 HORIZON_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::xid::text"
 PREPARED = """
-SELECT 'prepared', gid, extract(epoch FROM clock_timestamp() - prepared)::float8,
+SELECT 'prepared', gid, extract(epoch FROM now() - prepared)::float8,
        '', owner::text, 'prepared', database::text, transaction::text
   FROM pg_prepared_xacts
 """
 RUNNING = """
-SELECT 'process', pid::text, extract(epoch FROM clock_timestamp() - xact_start)::float8,
+SELECT 'process', pid::text, extract(epoch FROM now() - xact_start)::float8,
        coalesce(nullif(application_name, ''), backend_type, ''), coalesce(usename, ''), coalesce(state, ''),
        coalesce(datname, ''), backend_xid::text
   FROM pg_stat_activity WHERE pid <> pg_backend_pid()

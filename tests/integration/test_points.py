@@ -44,6 +44,7 @@ CUT_EFFECTS: Mapping[Point, frozenset[str]] = {
 }
 FULL_EFFECTS: Mapping[Point, frozenset[str]] = {
     **CUT_EFFECTS,
+    Point.LOCKED: frozenset({"lock", "baseline"}),
     Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
     Point.SPARK_READY: frozenset({"schema object"}),
     Point.BASE_COPIED: frozenset({"schema object", "base object"}),

@@ -2,7 +2,8 @@
 
 In this order, always: peek a chunk, decode it, create the segment, advance the slot. Whoever dies in between
 leaves WAL that is decoded again, or a segment that the next drain finds and goes on from; nothing is lost and
-nothing is archived twice. A transaction too large for one segment is stored in several, and the slot is
+nothing is archived twice. A task that Spark repeats may meet the first attempt still at work: what that stores
+counts, and the second goes on from there. A transaction too large for one segment is stored in several, and the slot is
 advanced when its last is there.
 """
 
@@ -94,6 +95,8 @@ class _Archive:
     task: DrainTask
     store: ObjectStore
     segments: list[Segment] = field(default_factory=list)
+    ignored: int = 0
+    grown_at: float = 0.0
 
     @property
     def prefix(self) -> str:
@@ -113,11 +116,12 @@ class _Archive:
         return self.last.range.open if self.last else None
 
     def find(self) -> None:
-        """Take over what earlier attempts stored after the known segments."""
-        number = len(self.task.known) + 1
+        """Take over what others have stored after the segments that are known here."""
+        number = len(self.task.known) + len(self.segments) + 1
         present = set(self.store.list(self.prefix))
         while segment_key(self.prefix, number) in present:
             self.segments.append(read_metadata(self.store, segment_key(self.prefix, number), number))
+            self.grown_at = time.monotonic()
             number += 1
         check_contiguous(self.task.node.id, self.task.base, [*self.task.known, *self.segments])
 
@@ -128,24 +132,32 @@ class _Archive:
         try:
             self.segments.append(create_segment(self.store, self.prefix, number, held, tables))
         except ObjectExistsError as error:
-            raise DrainBusyError(
-                f"node {self.task.node.id}: another process archives this chain's WAL",
-                hint="wait until it is done, then repeat",
-            ) from error
+            raise archived_elsewhere(self.task) from error
+        self.grown_at = time.monotonic()
+
+
+def archived_elsewhere(task: DrainTask) -> DrainBusyError:
+    """The error for an archive that grows by another process's hand."""
+    return DrainBusyError(
+        f"node {task.node.id}: another process archives this chain's WAL",
+        hint="wait until it is done, then repeat",
+        details={"node": task.node.id},
+    )
 
 
 def drain(task: DrainTask) -> DrainReport:
     """Bring the node's archive up to `task.finish`; never raises a SnapshotError, but reports it."""
     began = time.monotonic()
+    archive: _Archive | None = None
     while True:
         try:
-            archive = _Archive(task, open_store(task.store_url, task.store_options))
-            archive.find()
-            ignored = _drain(task, archive)
-            return DrainReport(task.node.id, tuple(archive.segments), ignored, time.monotonic() - began)
-        except SlotInUseError as error:
-            # A command that was killed holds its slot until its executors have noticed.
-            if time.monotonic() - began > SLOT_IN_USE_SECONDS_MAX:
+            archive = archive or _Archive(task, open_store(task.store_url, task.store_options))
+            _drain(task, archive)
+            return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, time.monotonic() - began)
+        except (SlotInUseError, DrainBusyError) as error:
+            # A command or a task that was killed reads the slot, and may store what it has read, until its process
+            # has noticed. Both would store the same: whoever is second goes on from there.
+            if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(REPLAY_POLL_SECONDS)
         except SnapshotError as error:
@@ -154,18 +166,20 @@ def drain(task: DrainTask) -> DrainReport:
             return DrainReport(task.node.id, problem=report_of(unreachable(task.node, error)))
 
 
-def _drain(task: DrainTask, archive: _Archive) -> int:
+def _drain(task: DrainTask, archive: _Archive) -> None:
     with connect(task.node) as connection:
-        state = check_slot(task.node.id, task.slot, slot_state(connection, task.slot), archive.through)
+        # In this order: a slot that is ahead of the archive as it is found later has lost something.
+        state = slot_state(connection, task.slot)
+        archive.find()
+        state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
             _await_replay(connection, task)
         if state.confirmed < archive.through:
             _advance(connection, task, archive.through)
-        return _fill(connection, task, archive)
+        _fill(connection, task, archive)
 
 
-def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> int:
-    ignored = 0
+def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
     messages = FIRST_CHUNK_MESSAGES
     while archive.through < task.finish:
         chunk = _Chunk(archive)
@@ -176,12 +190,10 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
             if gone is None:
                 raise
             if gone.before > archive.through:
-                ignored += _fill(connection, replace(task, finish=gone.before), archive)
+                _fill(connection, replace(task, finish=gone.before), archive)
             chunk.pass_over(task, gone)
-        ignored += chunk.ignored
         _advance(connection, task, archive.through)
         messages = chunk.next_messages
-    return ignored
 
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int) -> None:
@@ -192,6 +204,9 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int)
     except psycopg.errors.ObjectInUse as error:
         raise slot_in_use(task.node, task.slot) from error
     state = slot_state(connection, task.slot)
+    if state is not None and state.confirmed > through:
+        # Sound only if the archive has grown by another hand as well, which the next look at both tells.
+        raise archived_elsewhere(task)
     if state is None or state.confirmed != through:
         place = lsn_to_text(state.confirmed) if state else "nowhere"
         raise SlotLostError(
@@ -225,7 +240,6 @@ class _Chunk:
     tables: list[tuple[pa.Table, pa.Table]] = field(default_factory=list)
     held_bytes: int = 0
     through: int = 0
-    ignored: int = 0
     next_messages: int = FIRST_CHUNK_MESSAGES
 
     def read(self, task: DrainTask, messages_max: int) -> None:
@@ -240,7 +254,7 @@ class _Chunk:
             size += int(column.offsets[-1] - column.offsets[0])
             decoded = decoder.feed(column)
             changes = _after(decoded.changes, resumed)
-            self.ignored += decoded.ignored
+            self.archive.ignored += decoded.ignored
             self.through = max(self.through, decoded.through)
             self.tables.append((changes, decoded.events))
             self.held_bytes += changes.nbytes + decoded.events.nbytes

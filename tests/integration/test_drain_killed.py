@@ -1,0 +1,221 @@
+"""A drain that is killed at four fifths: the next increment archives the rest alone, and loses nothing.
+
+The short form has small chunks and a drain that stands still where it is to be killed. The long form (CUTLINE_SOAK)
+archives 20 million changes in chunks as they are, and prints what it measured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.lsn import lsn_from_text
+from snapshots.commits import read_chain
+from snapshots.manifest import Commit
+from storage.errors import BusyError, SnapshotError
+from storage.local import LocalStore
+from storage.open import open_store
+from tests.integration.conftest import FleetFactory
+from tests.snapshot_runs import Ready, Runs, command_line, described, sorted_copies
+from tests.soak import SOAK_SECONDS
+from wal.segments import read_metadata
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHARD = "s1"
+SHARE = 0.8
+TRANSACTIONS = 30
+ROWS_EACH = 10_000
+LONG_TRANSACTIONS, LONG_ROWS_EACH = 200, 100_000
+KILL_SECONDS_MAX, LONG_KILL_SECONDS_MAX = 120, 1800
+FREE_SECONDS_MAX = 60
+
+# Read by every Python process of the command that is killed, the workers of its tasks too: a chunk is a transaction,
+# and whoever has stored so many segments stands still.
+STANDING_STILL = """
+import time
+import wal.drain
+
+create = wal.drain.create_segment
+
+def create_some(store, prefix, number, held, tables):
+    while number > {last}:
+        time.sleep(1)
+    return create(store, prefix, number, held, tables)
+
+wal.drain.create_segment = create_some
+wal.drain.FIRST_CHUNK_MESSAGES = wal.drain.CHUNK_MESSAGES_MIN = wal.drain.CHUNK_MESSAGES_MAX = {messages}
+"""
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Reads where the slot is, and then where the archive ends, again and again."""
+
+    dsn: str
+    archive: Path
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def sample(self) -> None:
+        store = LocalStore(self.archive)
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'"
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            while not self.done.wait(0.01):
+                (confirmed,) = connection.execute(query).fetchone() or ("",)
+                newest = max(path.name for path in self.archive.glob("*.parquet"))
+                through = read_metadata(store, newest, int(newest.split(".")[0])).range.through
+                self.pairs.append((lsn_from_text(confirmed), through))
+
+
+@contextmanager
+def sampled(dsn: str, archive: Path) -> Iterator[Sampler]:
+    """Sample all through the block."""
+    sampler = Sampler(dsn, archive)
+    thread = threading.Thread(target=sampler.sample)
+    thread.start()
+    try:
+        yield sampler
+    finally:
+        sampler.done.set()
+        thread.join()
+
+
+def execute(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def change_rows(dsn: str, transactions: int, rows_each: int) -> None:
+    """In every three transactions two of inserts and one of updates."""
+    for number in range(transactions):
+        low = (number // 3 * 2 + number % 3) * rows_each
+        if number % 3 < 2:
+            execute(dsn, f"INSERT INTO t SELECT n, md5(n::text) FROM generate_series({low}, {low + rows_each - 1}) n")
+        else:
+            low -= rows_each
+            execute(dsn, f"UPDATE t SET v = v || 'x' WHERE id BETWEEN {low} AND {low + rows_each - 1}")
+
+
+def files_of(archive: Path) -> dict[str, tuple[int, int, int]]:
+    """Every segment as the file that it is: one written again would be another."""
+    found = {path.name: path.stat() for path in sorted(archive.glob("*.parquet"))}
+    return {name: (status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found.items()}
+
+
+def changes_archived(archive: Path) -> int:
+    store = LocalStore(archive)
+    names = sorted(path.name for path in archive.glob("*.parquet"))
+    return sum(read_metadata(store, name, number).changes for number, name in enumerate(names, 1))
+
+
+def kill_command(fleet: Fleet, python_path: str, is_time: Callable[[], bool], seconds_max: float) -> float:
+    """Take an increment in a process and kill that as soon as it is time; the seconds until then."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        command_line(fleet, "create", "chain", "--incremental"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": python_path},
+    ) as process:  # fmt: skip
+        try:
+            while not is_time():
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() - began < seconds_max
+                time.sleep(0.02)
+        finally:
+            process.send_signal(signal.SIGKILL)
+    return time.monotonic() - began
+
+
+def once_free(work: Callable[[], Commit]) -> Commit:
+    """Do it as soon as the server has noticed that the command before is gone."""
+    deadline = time.monotonic() + FREE_SECONDS_MAX
+    while True:
+        try:
+            return work()
+        except SnapshotError as error:
+            if error.exit_code != BusyError.exit_code or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def test_a_drain_killed_at_four_fifths_goes_on_from_there(
+    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    embedded = fleet_factory(shards=1, schema=False)
+    transactions, rows_each = (LONG_TRANSACTIONS, LONG_ROWS_EACH) if SOAK_SECONDS else (TRANSACTIONS, ROWS_EACH)
+    changes = transactions * rows_each
+    (server,) = embedded.primaries
+    execute(server.dsn("postgres"), "CREATE DATABASE bank")
+    execute(server.dsn(), "CREATE TABLE t (id integer PRIMARY KEY, v text)")
+    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    runs = Runs(fleet, Ready(spark))
+    runs.init()
+    runs.full("chain")
+    change_rows(server.dsn(), transactions, rows_each)
+    (archive,) = (tmp_path / "store" / "snapshots" / "chain" / "wal" / SHARD).iterdir()
+    before = files_of(archive)
+    if SOAK_SECONDS:
+        python_path, seconds_max = os.environ.get("PYTHONPATH", ""), LONG_KILL_SECONDS_MAX
+    else:
+        last = len(before) + int(transactions * SHARE)
+        (tmp_path / "sitecustomize.py").write_text(STANDING_STILL.format(last=last, messages=rows_each))
+        python_path, seconds_max = f"{tmp_path}:{Path(__file__).parents[2]}", KILL_SECONDS_MAX
+
+    def is_time() -> bool:
+        return changes_archived(archive) >= SHARE * changes
+
+    with sampled(server.dsn(), archive) as sampler:
+        killed_after = kill_command(fleet, python_path, is_time, seconds_max)
+        kept = files_of(archive)
+        began = time.monotonic()
+        # What was under way in its tasks comes to an end.
+        commit = once_free(lambda: runs.increment("chain"))
+        resumed_after = time.monotonic() - began
+    figures(sampler, killed_after, resumed_after, commit)
+    assert kept.items() <= files_of(archive).items()
+    assert commit.counts["changes"] == changes
+    assert_resumed(fleet, archive, before, commit)
+    # Never a slot past what was known to be stored when it was asked.
+    assert all(confirmed <= through for confirmed, through in sampler.pairs)
+    assert len({confirmed for confirmed, _ in sampler.pairs}) >= (8 if SOAK_SECONDS else 20)
+    target = replace(fleet, nodes=tuple(with_database(node, "again") for node in fleet.primaries))
+    runs.restore("chain", target)
+    assert sorted_copies(server.dsn("again")) == sorted_copies(server.dsn())
+
+
+def figures(sampler: Sampler, killed_after: float, resumed_after: float, commit: Commit) -> None:
+    """What the long form measures; pytest shows it with -s."""
+    own = sum(one.changes for one in commit.segments[SHARD] if one.range.operation == commit.operation)
+    print(  # noqa: T201
+        f"{commit.counts['changes']:,} changes: killed after {killed_after:.1f} s, resumed in {resumed_after:.1f} s,"
+        f" which archived {own:,}; {len(sampler.pairs)} samples at {len({slot for slot, _ in sampler.pairs})} positions"
+    )
+
+
+def assert_resumed(fleet: Fleet, archive: Path, before: dict[str, tuple[int, int, int]], commit: Commit) -> None:
+    """The command that was killed wrote four fifths, the next one the rest, and nobody wrote any of it twice."""
+    segments = commit.segments[SHARD]
+    assert [segment.number for segment in segments] == list(range(len(before) + 1, len(before) + len(segments) + 1))
+    own = [segment.range.operation == commit.operation for segment in segments]
+    # First all of the other's, then all of its own.
+    assert own == sorted(own)
+    assert len({segment.range.operation for segment in segments}) == 2
+    total = sum(segment.changes for segment in segments)
+    earlier = sum(segment.changes for segment, is_own in zip(segments, own, strict=True) if not is_own)
+    assert SHARE * total <= earlier < total
+    chain = read_chain(open_store(fleet.store_url, {}), "chain")
+    assert [segment.key.rsplit("/", 1)[-1] for segment in chain.segments(SHARD)] == list(files_of(archive))

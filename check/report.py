@@ -55,13 +55,14 @@ class Compared:
 
 @dataclass(slots=True)
 class SnapshotReport:
-    """One snapshot's check, up to `increment`."""
+    """One snapshot's check, up to `increment`. `append_only`: groups whose updates and deletes nobody followed."""
 
     name: str
     increment: int
     compared: Compared = field(default_factory=Compared)
     skipped: list[Skipped] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    append_only: list[str] = field(default_factory=list)
 
     @property
     def result(self) -> str:
@@ -78,6 +79,7 @@ class SnapshotReport:
             "increment": self.increment,
             "result": self.result,
             "compared": {name: getattr(self.compared, name) for name in names},
+            "append_only": self.append_only,
             "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
             "conflicts": [one.to_json() for one in self.conflicts],
         }

@@ -35,7 +35,7 @@ def check_structure(
         report = SnapshotReport(name, increment or 0)
         report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
         return None, report
-    report = SnapshotReport(name, chain.last.increment)
+    report = SnapshotReport(name, chain.last.increment, append_only=chain.append_only)
     if increment is None:
         report.conflicts += _lost(chain, recorded)
     if chain.part.fleet_id != fleet_id:

@@ -13,6 +13,7 @@ from cli.arguments import Increment
 from cli.context import command_context
 from cli.format import count_text, seconds_text, size_text
 from cli.junit import junit_of
+from cli.left_out import append_only_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from storage.errors import UsageError
@@ -64,6 +65,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")
+    lines += [f"  {line}" for line in append_only_lines(one.append_only)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
 
 

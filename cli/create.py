@@ -9,6 +9,7 @@ import typer
 from cli.arguments import DryRun, Groups, SnapshotName
 from cli.context import command_context
 from cli.format import causes_lines, count_text, seconds_text, size_text
+from cli.left_out import left_out_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.lsn import lsn_to_text
@@ -50,13 +51,15 @@ def create(
         with progress(context) as shown:
             noting = Noting(shown)
             if incremental:
-                retained = estimate_increment(fleet, request, noting)
-                document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": name, "wal_bytes": retained}
-                lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in retained.items()]
+                planned = estimate_increment(fleet, request, noting)
+                document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": name, "wal_bytes": planned.wal_bytes}
+                lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in planned.wal_bytes.items()]
+                left_out = planned.left_out
             else:
                 plan = estimate_full(fleet, request, noting)
-                document, lines = plan_document(name, plan), plan_lines(plan)
-        document["warnings"] = noting.notes
+                document, lines, left_out = plan_document(name, plan), plan_lines(plan), plan.left_out
+        document |= {"left_out": [one.to_json() for one in left_out], "warnings": noting.notes}
+        lines += left_out_lines(left_out)
         emit(context, document, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
@@ -94,6 +97,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
             "included_early": cut.cut.included_early,
             "in_flight": cut.cut.in_flight,
         },
+        "left_out": [one.to_json() for one in commit.left_out or ()],
     }
 
 
@@ -111,16 +115,7 @@ def lines_of(commit: Commit) -> list[str]:
         + f": {count_text(cut.cut.global_transactions)} global transactions, {cut.cut.in_flight} in flight across it, "
         f"{cut.cut.included_early} of them included",
     ]
-    lines += causes_lines(cut.causes)
-    if commit.full:
-        append_only = sorted(
-            {g.name for found in commit.full.groups.values() for g in found if g.identity == "append_only"}
-        )
-        if append_only:
-            lines.append(
-                f"warning: inserts and truncates only, updates and deletes are not followed: {', '.join(append_only)}"
-            )
-    return lines
+    return lines + causes_lines(cut.causes) + left_out_lines(commit.left_out or ())
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:

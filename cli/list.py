@@ -9,6 +9,7 @@ import typer
 
 from cli.context import command_context
 from cli.format import age_text, count_text, size_text
+from cli.left_out import append_only_lines
 from cli.output import emit
 from snapshots.catalog import Entry, Listing, list_store
 from snapshots.manifest import Chain, Commit
@@ -50,6 +51,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],
         "groups": sorted({group.name for found in chain.part.groups.values() for group in found}),
+        "append_only": chain.append_only,
         "type": "full",
         "bytes": chain_bytes(chain),
         "comment": chain.full.comment,
@@ -79,6 +81,8 @@ def chain_bytes(chain: Chain) -> int:
 def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     """What a person is told."""
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
+    names = {name for entry in listing.entries if entry.chain for name in entry.chain.append_only}
+    lines += append_only_lines(names)
     lines += [
         f"node {node} was not asked how much WAL it keeps: {why}" for node, why in listing.answers.not_asked.items()
     ]

@@ -10,6 +10,7 @@ import typer
 from cli.arguments import DryRun, Groups, Increment, SnapshotName
 from cli.context import command_context
 from cli.format import count_text, seconds_text, size_text
+from cli.left_out import left_out_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.config import load_fleet
@@ -38,7 +39,8 @@ def restore(
             check_restore(restoring, shown)
         report = restoring.report
         document = document_of(report) | {"schema": PLAN_SCHEMA}
-        emit(context, document, [_called(report, "would be restored"), "every check passed; nothing was changed"])
+        lines = [_called(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
+        emit(context, document, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         report = restore_fleet(restoring, spark, shown)
@@ -61,6 +63,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         ],
         "aside": report.aside,
         "left_out": report.left_out,
+        "not_in_snapshot": [one.to_json() for one in report.not_in_snapshot],
     }
 
 
@@ -70,7 +73,7 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += [f"put aside on {name}" for name in report.aside]
     lines += [f"left out: {name}" for name in report.left_out]
-    return lines
+    return lines + left_out_lines(report.not_in_snapshot)
 
 
 def _called(report: RestoreReport, what: str) -> str:

@@ -9,6 +9,7 @@ import typer
 from cli.arguments import SnapshotName
 from cli.context import command_context
 from cli.format import causes_lines, count_text, seconds_text, size_text
+from cli.left_out import left_out_lines
 from cli.list import chain_bytes, entry_document
 from cli.output import emit
 from fleet.lsn import lsn_to_text
@@ -41,6 +42,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         },
         "base_positions": {node: lsn_to_text(position) for node, position in chain.part.base.items()},
         "cuts": [cut_to_json(commit.cut) for commit in chain.commits],
+        "left_out": [one.to_json() for one in chain.left_out],
         "counts": [dict(commit.counts) for commit in chain.commits],
     }
 
@@ -76,7 +78,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
                 shard, group.name, group.identity, key or "none", str(group.partitions),
                 count_text(rows.get(group.number, 0)),
             )  # fmt: skip
-    return [*lines, nodes, "", groups, "", _cuts(chain), *_causes(chain)]
+    return [*lines, nodes, "", groups, "", _cuts(chain), *_causes(chain), "", *left_out_lines(chain.left_out)]
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:

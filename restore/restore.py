@@ -16,6 +16,7 @@ from typing import Any
 from fleet.config import Fleet
 from fleet.connections import connect
 from fleet.groups import Group, matches, qualified
+from fleet.left_out import LeftOut
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
 from fleet.watch import watched
@@ -67,7 +68,10 @@ class NodeReport:
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore did. `aside`: where existing databases went; `left_out`: what was not restored, by name."""
+    """What a restore did. `aside`: where existing databases went; `left_out`: what was not restored, by name.
+
+    `not_in_snapshot`: what there was not to restore.
+    """
 
     snapshot: str
     increment: int
@@ -78,6 +82,7 @@ class RestoreReport:
     seconds: float = 0.0
     aside: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    not_in_snapshot: tuple[LeftOut, ...] = ()
 
 
 @dataclass(slots=True)
@@ -117,6 +122,7 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     report = RestoreReport(
         request.name, chain.last.increment, operation.id, [NodeReport(t.node.id, t.database) for t in targets]
     )
+    report.not_in_snapshot = chain.left_out
     report.bytes = sum(sum(commit.object_sizes.values()) for commit in chain.commits)
     restoring = Restoring(
         chain, store, (source.store_url, dict(source.store_options)), targets, request, operation, report

@@ -8,6 +8,7 @@ from typing import Any
 from fleet.baseline import identity_from_json
 from fleet.config import GroupRules
 from fleet.groups import group_from_json
+from fleet.left_out import left_out_from_json
 from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.table_state import table_state_from_json
 from snapshots.manifest import Commit, CutRecord, FullPart, ManifestError, Sequence, StoredObject
@@ -34,6 +35,8 @@ def commit_to_json(commit: Commit) -> dict[str, Any]:
         "sequences": {shard: [asdict(entry) for entry in found] for shard, found in commit.sequences.items()},
         "segments": {node: [one.to_json() for one in found] for node, found in commit.segments.items()},
     }
+    if commit.left_out is not None:
+        document["left_out"] = [one.to_json() for one in commit.left_out]
     if commit.full:
         part = commit.full
         document |= {
@@ -72,6 +75,7 @@ def commit_from_json(key: str, document: dict[str, Any]) -> Commit:
                 node: tuple(segment_from_json(entry) for entry in found) for node, found in document["segments"].items()
             },
             full=_full_from_json(document) if document["schema"] == FULL_SCHEMA else None,
+            left_out=tuple(map(left_out_from_json, document["left_out"])) if "left_out" in document else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestError(

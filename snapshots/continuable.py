@@ -18,6 +18,7 @@ from fleet.config import Fleet, Node
 from fleet.connections import unreachable
 from fleet.groups import Group, SchemaChangedError, Table, read_tables
 from fleet.hints import NEW_CHAIN
+from fleet.left_out import LeftOut
 from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.preconditions import check_decoding
 from fleet.sessions import Sessions, in_parallel
@@ -50,13 +51,14 @@ class GlobalIdRuleChangedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Continuing:
-    """One increment under way."""
+    """One increment under way. `left_out` is what of the primaries' databases will not be in it."""
 
     fleet: Fleet
     request: CreateRequest
     store: ObjectStore
     sessions: Sessions
     chain: Chain
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:

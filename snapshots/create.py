@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.groups import Table, number_groups, read_tables
+from fleet.left_out import LeftOut, read_left_out
 from fleet.lock import FleetLock
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
@@ -49,13 +50,14 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """What a full snapshot will copy: the nodes, and every shard's tables."""
+    """What a full snapshot will copy: the nodes, every shard's tables, and what of their databases it leaves out."""
 
     nodes: tuple[Node, ...]
     tables: Mapping[str, list[Table]]
     fleet_id: str
     rules: GroupRules
     states: Mapping[str, Mapping[str, TableState]]
+    left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,9 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         node: read_table_states(connection, node, identity.fleet_id, tables[node])
         for node, connection in sessions.primaries.items()
     }
-    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules, states)
+    groups = {node: [table.group for table in found] for node, found in tables.items()}
+    left_out = read_left_out(sessions.primaries, rules, groups)
+    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules, states, left_out)
 
 
 def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:

@@ -169,4 +169,5 @@ def _commit(
         counts=counts_of(taking.plan.nodes, made, part.objects),
         comment=taking.request.comment,
         full=part,
+        left_out=taking.plan.left_out,
     )

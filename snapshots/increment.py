@@ -6,11 +6,14 @@ Nothing here needs Arrow or Spark, as in `snapshots.create`.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 
 from fleet.config import Fleet
+from fleet.left_out import LeftOut, read_left_out, since
 from fleet.progress import Progress
 from fleet.sessions import open_sessions
 from snapshots.commits import read_chain
@@ -27,6 +30,14 @@ from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from storage.open import open_store
 from wal.slots import slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementPlan:
+    """What an increment would hold: bytes of WAL to decode by node, and what of the databases it leaves out."""
+
+    wal_bytes: Mapping[str, int]
+    left_out: tuple[LeftOut, ...]
 
 
 def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -50,6 +61,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(Point.GIVEN_UP)
         check_not_lost(store, chain)
         check_continuable(continuing)
+        continuing = replace(continuing, left_out=find_left_out(continuing))
         progress.reached(Point.CHECKED)
         number = chain.last.increment + 1
         operation = new_operation("create", request.name, number, tuple(node.id for node in nodes))
@@ -64,8 +76,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     return commit
 
 
-def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> dict[str, int]:
-    """Make every check of an increment and return the bytes of WAL that each node would have decoded."""
+def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
+    """Make every check of an increment and return what it would hold, changing nothing."""
     progress.step("check the chain")
     store = open_store(fleet.store_url, fleet.store_options)
     read_identity(store, fleet)
@@ -73,9 +85,18 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
     with open_sessions(fleet, check_described(fleet, chain)) as sessions:
         check_not_lost(store, chain)
         foresee(store, sessions, chain.full.chain, progress)
-        check_continuable(Continuing(fleet, request, store, sessions, chain))
+        continuing = Continuing(fleet, request, store, sessions, chain)
+        check_continuable(continuing)
         slot = slot_name(chain.full.operation)
-        return {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
+        waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
+        return IncrementPlan(waiting, find_left_out(continuing))
+
+
+def find_left_out(continuing: Continuing) -> tuple[LeftOut, ...]:
+    """What is not in the increment; what the full snapshot's DDL does not have either is said to be new."""
+    chain, primaries = continuing.chain, continuing.sessions.primaries
+    found = read_left_out(primaries, chain.part.rules, {node: chain.groups(node) for node in primaries})
+    return found if chain.full.left_out is None else since(found, chain.full.left_out)
 
 
 def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:

@@ -53,6 +53,7 @@ def take_increment(
         sequences=sequences,
         counts=counts_of(sessions.nodes, made),
         comment=continuing.request.comment,
+        left_out=continuing.left_out,
     )
     check_exclusive(lock, store, operation)
     publish(store, commit)

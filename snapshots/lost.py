@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fleet.hints import NEW_CHAIN
 from fleet.sizes import size_text
 from snapshots.commits import read_sealed, sealed
 from snapshots.manifest import Chain, ManifestError
@@ -92,6 +93,6 @@ def chain_lost(lost: Lost) -> ChainLostError:
     """The refusal to continue the chain."""
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
-        hint="take a new full snapshot under another name: snapshot create NAME   (what is stored can be restored)",
+        hint=f"{NEW_CHAIN}   (what is stored can be restored)",
         details={"snapshot": lost.snapshot, **lost.to_json()},
     )

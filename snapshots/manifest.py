@@ -13,6 +13,7 @@ from typing import Any
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Group
+from fleet.left_out import LeftOut, append_only_of
 from fleet.table_state import TableState
 from storage.errors import SnapshotError
 from wal.archive import Segment, check_contiguous
@@ -66,7 +67,10 @@ class CutRecord:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A full snapshot (increment 0) or an increment. `segments` are those after the commit before."""
+    """A full snapshot (increment 0) or an increment. `segments` are those after the commit before.
+
+    `left_out` names what of the primaries' databases is not in it; None in a commit that was written before it did.
+    """
 
     snapshot: str
     increment: int
@@ -80,6 +84,7 @@ class Commit:
     counts: Mapping[str, int]
     comment: str = ""
     full: FullPart | None = None
+    left_out: tuple[LeftOut, ...] | None = None
 
     @property
     def object_sizes(self) -> dict[str, int]:
@@ -168,6 +173,16 @@ class Chain:
     def groups(self, node: str) -> tuple[Group, ...]:
         """The groups that the node holds."""
         return self.part.groups[self.shard_of(node)]
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What of the databases is not in the newest commit's state; at least the append-only tables' updates."""
+        return append_only_of(self.part.groups) if self.last.left_out is None else self.last.left_out
+
+    @property
+    def append_only(self) -> list[str]:
+        """The groups that are followed for inserts and truncates only, on any shard: every output says so."""
+        return sorted({one.name for one in append_only_of(self.part.groups)})
 
     def check_archive(self) -> None:
         """Raise ArchiveError unless every node's segments are without a hole from its base on."""

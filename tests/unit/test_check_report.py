@@ -40,7 +40,7 @@ def test_a_check_is_as_good_as_its_worst_snapshot(reports: tuple[SnapshotReport,
 
 def test_the_document_is_what_scripts_rely_on() -> None:
     compared = Compared(objects=1, bytes=2, rows=3, changes=4, partitions=5, transactions=6)
-    report = CheckReport((SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT]),), 0.12345)
+    report = CheckReport((SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT], ["public.log"]),), 0.12345)
     assert json.loads(json.dumps(report.to_json())) == {
         "schema": "cutline/check/1",
         "result": "conflicts",
@@ -50,6 +50,7 @@ def test_the_document_is_what_scripts_rely_on() -> None:
             "compared": {
                 "objects": 1, "bytes": 2, "rows": 3, "changes": 4, "partitions": 5, "transactions": 6,
             },
+            "append_only": ["public.log"],
             "skipped": [{"what": "rows of shard s1", "why": "it has no backup copy to compare with"}],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,

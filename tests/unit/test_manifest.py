@@ -15,6 +15,7 @@ import snapshots.commits as module
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Column, Group
+from fleet.left_out import LeftOut, LeftOutKind
 from fleet.table_state import TableState
 from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
@@ -104,6 +105,7 @@ COMMITS = st.builds(
     counts=few(NAMES, COUNTS),
     comment=TEXTS,
     full=st.none() | FULL_PARTS,
+    left_out=st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS)),
 )
 
 
@@ -172,6 +174,19 @@ def test_a_commit_that_lacks_something_is_refused_by_name(name: str) -> None:
     del document[name]
     with pytest.raises(ManifestError, match="object the/key is no commit file"):
         commit_from_json("the/key", document)
+
+
+def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables_are_still_named() -> None:
+    found = commit(0)
+    document = commit_to_json(found)
+    assert "left_out" not in document
+    assert commit_from_json("key", document) == found
+    assert Chain(found).left_out == ()
+    log = Group(1, "public", "log", "append_only", 0, ())
+    assert found.full
+    chain = Chain(replace(found, full=replace(found.full, groups={"a": (log,)})))
+    assert [(one.node, one.kind, one.name) for one in chain.left_out] == [("a", "append_only_table", "public.log")]
+    assert chain.append_only == ["public.log"]
 
 
 def test_a_commit_of_a_newer_format_is_refused() -> None:

@@ -1,0 +1,152 @@
+"""What of a database is not in a snapshot: named at every create, so that nothing is skipped in silence.
+
+A restore brings back a database's DDL and the rows of its groups. What is neither is found here, in the catalogs
+alone, by one query that reads no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from fleet.config import GroupRules
+from fleet.groups import Group, included, matches
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+class LeftOutKind(StrEnum):
+    """The kinds, as JSON has them."""
+
+    UNLOGGED_TABLE = "unlogged_table"
+    FOREIGN_TABLE = "foreign_table"
+    LARGE_OBJECTS = "large_objects"
+    EXCLUDED_TABLE = "excluded_table"
+    EXTENSION_TABLE = "extension_table"
+    MATERIALIZED_VIEW = "materialized_view"
+    UNLOGGED_SEQUENCE = "unlogged_sequence"
+    SUBSCRIPTION = "subscription"
+    DATABASE_SETTING = "database_setting"
+    DATABASE_PRIVILEGES = "database_privileges"
+    DATABASE_OWNER = "database_owner"
+    DATABASE_COMMENT = "database_comment"
+    APPEND_ONLY_TABLE = "append_only_table"
+
+
+# Why, and what a restore makes of it; {} is the extension or the foreign server.
+WHY: Mapping[LeftOutKind, str] = {
+    LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
+    LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
+    LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
+    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
+    LeftOutKind.MATERIALIZED_VIEW: "it comes back unpopulated: REFRESH MATERIALIZED VIEW fills it",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
+    LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
+    LeftOutKind.DATABASE_SETTING: "ALTER DATABASE … SET belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_OWNER: "a restored database belongs to the role that restores it",
+    LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
+    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
+}
+NEW_WHY = "new since the full snapshot: it does not come back at all"
+# Of these a restore makes what the full snapshot's DDL has.
+IN_DDL = frozenset({
+    LeftOutKind.UNLOGGED_TABLE, LeftOutKind.FOREIGN_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.EXTENSION_TABLE,
+    LeftOutKind.MATERIALIZED_VIEW, LeftOutKind.UNLOGGED_SEQUENCE,
+})  # fmt: skip
+# Ordinary tables have the kind ''; whether they are left out is for the rules to say.
+LEFT_OUT_QUERY = """
+SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
+            WHEN e.extname IS NOT NULL THEN 'extension_table'
+            WHEN c.relkind = 'f' THEN 'foreign_table'
+            WHEN c.relkind = 'm' THEN 'materialized_view'
+            WHEN c.relpersistence = 'u' THEN 'unlogged_table'
+            ELSE '' END,
+       n.nspname || '.' || c.relname, coalesce(e.extname, s.srvname, ''), 1::bigint
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+       AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
+  LEFT JOIN pg_extension e ON e.oid = d.refobjid
+  LEFT JOIN pg_foreign_table f ON f.ftrelid = c.oid
+  LEFT JOIN pg_foreign_server s ON s.oid = f.ftserver
+ WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND (c.relkind IN ('r', 'f', 'm') OR (c.relkind = 'S' AND c.relpersistence = 'u'))
+UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
+UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
+ WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+UNION ALL SELECT 'database_setting', split_part(setting, '=', 1) || coalesce(' of role ' || r.rolname, ''), '', 1
+  FROM pg_db_role_setting g JOIN pg_database b ON b.oid = g.setdatabase AND b.datname = current_database()
+ CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_roles r ON r.oid = g.setrole
+UNION ALL SELECT 'database_privileges', datname, '', 1 FROM pg_database
+ WHERE datname = current_database() AND datacl IS NOT NULL
+UNION ALL SELECT 'database_owner', pg_get_userbyid(datdba), '', 1 FROM pg_database
+ WHERE datname = current_database() AND pg_get_userbyid(datdba) <> current_user
+UNION ALL SELECT 'database_comment', datname, '', 1 FROM pg_database
+ WHERE datname = current_database() AND shobj_description(oid, 'pg_database') IS NOT NULL
+ ORDER BY 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One thing of a primary's database that is not in the snapshot, or only in part.
+
+    `name` is `schema.table` where it is a relation; `count` is 1 but for large objects, which have no names.
+    """
+
+    node: str
+    kind: LeftOutKind
+    name: str
+    why: str
+    count: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry in a commit, and in every output."""
+        return asdict(self)
+
+
+def left_out_from_json(entry: dict[str, Any]) -> LeftOut:
+    """Read what `LeftOut.to_json` wrote."""
+    return LeftOut(**(entry | {"kind": LeftOutKind(entry["kind"])}))
+
+
+def read_left_out(
+    primaries: Mapping[str, psycopg.Connection[Any]], rules: GroupRules, groups: Mapping[str, Iterable[Group]]
+) -> tuple[LeftOut, ...]:
+    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
+    found: list[LeftOut] = []
+    for node, connection in primaries.items():
+        for kind, name, of, count in connection.execute(LEFT_OUT_QUERY).fetchall():
+            if kind:
+                found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
+            elif not included(name, rules):
+                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _excluded(name, rules)))
+    return (*found, *append_only_of(groups))
+
+
+def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
+    """The groups, by node, whose updates and deletes are not followed."""
+    kind = LeftOutKind.APPEND_ONLY_TABLE
+    return tuple(
+        LeftOut(node, kind, group.name, WHY[kind])
+        for node, found in groups.items()
+        for group in found
+        if group.identity == "append_only"
+    )
+
+
+def _excluded(name: str, rules: GroupRules) -> str:
+    patterns = [pattern for pattern in rules.exclude if matches(name, [pattern])]
+    chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
+    return f"{chosen}: it comes back empty"
+
+
+def since(found: Iterable[LeftOut], before: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """What is left out now, where a restore makes its DDL of the time that left out `before`."""
+    known = {(one.node, one.name) for one in before if one.kind in IN_DDL}
+    return tuple(
+        replace(one, why=NEW_WHY) if one.kind in IN_DDL and (one.node, one.name) not in known else one for one in found
+    )

@@ -1,7 +1,8 @@
 """A model of a fleet for simulating cuts: nodes that append records to their WAL, and one clock.
 
-It knows nothing of the rule that is tested. A prepared transaction keeps the rows that it wrote locked, and
-every transaction remembers whose rows it saw.
+It knows nothing of the rule that is tested. One scheduler makes every decision by asking `choose(n)` for a
+number below n, so that a seed is a whole history; 0 is the simplest answer. Whoever writes a row keeps it locked
+until it is over, and remembers whose rows it saw.
 """
 
 from __future__ import annotations
@@ -10,166 +11,292 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
 
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
 
-CUTS_PER_HISTORY = 12
-ROWS_PER_NODE = 6
+WAVES = 3
+ROWS_PER_NODE = 4
+TRANSACTIONS_MAX = 16
+SPAN = 40
+WAL_BEGIN = 1000
+SOON = (0, 0, 0, 1, 1, 2, 3, 6)
+# Over as soon as that, after many cuts, or (None) never.
+LATE = (0, 0, 0, 1, 2, 8, 25, None)
+RECORD_SIZES = (40, 64, 200)
+FOREIGN_SIZES = (0, 0, 8, 120)
+REACHES = (0, 300, 10_000)
+
+Choose = Callable[[int], int]
+
+
+@dataclass(slots=True)
+class Part:
+    """What a transaction does on one node: one branch of it, or all of a local one.
+
+    Its changes stand at `lsn`, where its COMMIT or PREPARE begins. `settled`: where its COMMIT (PREPARED) begins;
+    `undone_end`: where its ROLLBACK PREPARED ends.
+    """
+
+    number: int
+    transaction: Transaction
+    node: int
+    saw: frozenset[int] = frozenset()
+    writes: tuple[int, ...] = ()
+    lsn: int | None = None
+    end: int = 0
+    settled: int | None = None
+    undone_end: int | None = None
 
 
 @dataclass(slots=True)
 class Transaction:
-    """`at`: where its changes stand on each node; `saw`: whose rows it read or overwrote there."""
+    """`coordinator`: the part that commits in one phase under the global id's tag, before any of the others."""
 
+    number: int
     gid: str | None
-    nodes: tuple[int, ...]
-    at: dict[int, int] = field(default_factory=dict)
-    prepared_end: dict[int, int] = field(default_factory=dict)
-    settled_at: dict[int, int] = field(default_factory=dict)
-    saw: dict[int, set[int]] = field(default_factory=dict)
-    wrote: dict[int, set[int]] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    coordinator: Part | None = None
     fate: str = "open"
-    open_on: set[int] = field(default_factory=set)
+    waiting: int = 0
+    failed: bool = False
 
 
 @dataclass(slots=True)
-class MadeCut:
-    """Start and finish of one cut on every node."""
+class Change:
+    """A change record in a node's WAL: `row` now has its part's value; None appends a line instead."""
 
-    starts: dict[int, int] = field(default_factory=dict)
-    finishes: dict[int, int] = field(default_factory=dict)
+    lsn: int
+    seq: int
+    row: int | None
+    part: int
 
 
 @dataclass(slots=True)
 class Node:
-    """A node's WAL end, its events as columns, who wrote each row last, and who holds it locked."""
+    """A node's WAL: its end, its events as columns, its changes. `chains`: who wrote each row, in commit order."""
 
-    end: int = 1000
-    events: list[tuple[int, int, str | None, int]] = field(default_factory=list)
-    written: dict[int, int] = field(default_factory=dict)
+    end: int = WAL_BEGIN
+    op: list[int] = field(default_factory=list)
+    lsn: list[int] = field(default_factory=list)
+    gid: list[str | None] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    chains: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS_PER_NODE)])
     locked: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Wave:
+    """Where the start and finish markers of one cut end on every node.
+
+    `reach`: how far back the segments go in which each node's events are found.
+    """
+
+    starts: dict[int, int] = field(default_factory=dict)
+    finishes: dict[int, int] = field(default_factory=dict)
+    reach: dict[int, int] = field(default_factory=dict)
+
+
+def seeded(seed: int) -> Choose:
+    """Decisions that a seed makes."""
+    draw = random.Random(seed).random
+    return lambda size: int(draw() * size)
 
 
 class World:
     """Some nodes, and all that happens on them in the order of one clock that no node knows."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.nodes = [Node() for _ in range(self.random.randint(2, 4))]
+    def __init__(self, choose: Choose, transactions_max: int = TRANSACTIONS_MAX, waves: int = WAVES) -> None:
+        self.choose = choose
+        self._transactions_max, self._waves_left = transactions_max, waves
+        self.nodes = [Node() for _ in range(2 + choose(4))]
+        self.parts: list[Part] = []
         self.transactions: list[Transaction] = []
-        self.cuts: list[MadeCut] = []
-        self.agenda: list[tuple[float, int, Callable[[float], None]]] = []
-        self.ticket = count()
-        self.delay = self.random.choice([0.2, 1.0, 4.0])
+        self.waves: list[Wave] = []
+        self.story: list[tuple[int, int, int, str | None, int]] = []
+        self.reused_gids = 0
+        self._agenda: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        self._ticket = 0
+        self._now = 0
+        self._marker_delays = ((0, 1), (0, 3, 8), (0, 5, 10, 15))[choose(3)]
+
+    def __repr__(self) -> str:
+        """The interleaving, a line for every record, in the order of the clock."""
+        names = {COMMIT: "COMMIT", PREPARE: "PREPARE", COMMIT_PREPARED: "COMMIT PREPARED"}
+        names |= {ROLLBACK_PREPARED: "ROLLBACK PREPARED", MARKER: "marker"}
+        lines = [f"  {now:3} node {node} {lsn:6} {names[op]} {gid or ''}" for now, node, op, gid, lsn in self.story]
+        return "\n".join([f"{len(self.nodes)} nodes", *(line.rstrip() for line in lines)])
 
     def run(self) -> None:
-        """Plan transactions and cuts, then let everything happen."""
-        span = 30.0
-        for _ in range(self.random.randint(40, 80)):
-            plan = self.begin_global if self.random.random() < 0.5 else self.begin_local
-            self.plan(self.random.uniform(0, span), plan)
-        for place in range(CUTS_PER_HISTORY - 1):
-            # The slowest cut is over before the next one can begin.
-            self.plan(span * (place + self.random.random() * 0.3) / CUTS_PER_HISTORY, self.begin_cut)
-        self.happen()
-        # A last cut after everything is settled: nothing may be left out of it.
-        self.begin_cut(1e9)
-        self.happen()
+        """Let everything happen that is planned, and make a last cut when nothing is left to happen."""
+        for _ in range(1 + self.choose(self._transactions_max)):
+            self._plan(self.choose(SPAN), self._begin)
+        self._plan(self.choose(SPAN // 4), self._begin_wave)
+        self._happen()
+        self._begin_wave()
+        self._happen()
 
-    def happen(self) -> None:
-        while self.agenda:
-            now, _, action = heapq.heappop(self.agenda)
-            action(now)
+    def _happen(self) -> None:
+        while self._agenda:
+            self._now, _, action, arguments = heapq.heappop(self._agenda)
+            action(*arguments)
 
-    def plan(self, when: float, action: Callable[[float], None]) -> None:
-        heapq.heappush(self.agenda, (when, next(self.ticket), action))
+    def _plan(self, delay: int, action: Callable[..., None], *arguments: object) -> None:
+        self._ticket += 1
+        heapq.heappush(self._agenda, (self._now + delay, self._ticket, action, arguments))
 
-    def append(self, node: int, op: int, gid: str | None, *, lsn: int | None = None) -> tuple[int, int]:
-        """Write a record of random size, with WAL of others before it; return its beginning and end."""
-        place = self.nodes[node]
-        begin = place.end + self.random.choice([0, 0, 8, 120])
-        place.end = begin + self.random.choice([40, 64, 200])
-        at = begin if lsn is None else lsn
-        place.events.append((op, place.end if op == MARKER else at, gid, place.end))
-        return begin, place.end
+    def _append(self, number: int, op: int, gid: str | None, lsn: int | None = None) -> tuple[int, int]:
+        """Write a record after some WAL of others; return where it begins and ends."""
+        node = self.nodes[number]
+        size = self.choose(12)
+        begin = node.end + FOREIGN_SIZES[size % 4]
+        end = begin + RECORD_SIZES[size % 3]
+        node.end = end
+        node.op.append(op)
+        node.lsn.append(end if op == MARKER else begin if lsn is None else lsn)
+        node.gid.append(gid)
+        node.ends.append(end)
+        self.story.append((self._now, number, op, gid, begin))
+        return begin, end
 
-    def touch(self, number: int, node: int) -> bool:
-        """Read and write some rows; False where a prepared transaction holds one that is to be written."""
-        place, transaction = self.nodes[node], self.transactions[number]
-        rows = self.random.sample(range(ROWS_PER_NODE), self.random.randint(1, 3))
-        writes = set(rows[: self.random.randint(1, len(rows))])
-        if any(row in place.locked for row in writes):
-            return False
-        transaction.saw[node] = {place.written[row] for row in rows if row in place.written}
-        transaction.wrote[node] = writes
-        return True
-
-    def begin_local(self, now: float) -> None:
-        node = self.random.randrange(len(self.nodes))
-        number = len(self.transactions)
-        self.transactions.append(Transaction(None, (node,)))
-        if not self.touch(number, node):
-            self.transactions[number].fate = "rolled back"
+    def _begin(self) -> None:
+        kind = self.choose(8)
+        size = len(self.nodes)
+        if kind < 3:
+            self._work(self._transaction(None), [self.choose(size)])
             return
-        begin, _ = self.append(node, COMMIT, None)
-        self.transactions[number].at[node] = self.transactions[number].settled_at[node] = begin
-        self.transactions[number].fate = "committed"
-        self.nodes[node].written.update(dict.fromkeys(self.transactions[number].wrote[node], number))
+        first = self.choose(size)
+        nodes = [(first + step) % size for step in range(1 + self.choose(size))]
+        if kind == 7:  # XA: a second branch of the same global transaction on one node
+            nodes.append(nodes[self.choose(len(nodes))])
+        self._begin_global(f"g{len(self.transactions)}", nodes, tagged=kind == 6)
 
-    def begin_global(self, now: float) -> None:
-        chosen = self.random.sample(range(len(self.nodes)), self.random.randint(1, len(self.nodes)))
-        self.begin_two_phase(f"g{len(self.transactions)}", tuple(chosen), now)
+    def _begin_global(self, gid: str, nodes: list[int], *, tagged: bool) -> None:
+        self._work(self._transaction(gid), nodes, tagged=tagged)
 
-    def begin_two_phase(self, gid: str, nodes: tuple[int, ...], now: float) -> None:
-        number = len(self.transactions)
-        self.transactions.append(Transaction(gid, nodes, open_on=set(nodes)))
+    def _transaction(self, gid: str | None) -> Transaction:
+        self.transactions.append(Transaction(len(self.transactions), gid))
+        return self.transactions[-1]
+
+    def _work(self, one: Transaction, nodes: list[int], *, tagged: bool = False) -> None:
         for node in nodes:
-            self.plan(now + self.random.random() * 1.5, partial(self.prepare, number, node))
+            one.parts.append(Part(len(self.parts), one, node))
+            self.parts.append(one.parts[-1])
+        one.coordinator = one.parts[0] if tagged else None
+        one.waiting = len(one.parts)
+        for part in one.parts:
+            self._plan(SOON[self.choose(len(SOON))], self._touch, part)
 
-    def prepare(self, number: int, node: int, now: float) -> None:
-        one = self.transactions[number]
-        if self.touch(number, node):
-            one.at[node], one.prepared_end[node] = self.append(node, PREPARE, one.gid)
-            self.nodes[node].locked.update(dict.fromkeys(one.wrote[node], number))
-        one.open_on.discard(node)
-        if not one.open_on:
-            # Undecided for a moment or for many cuts.
-            wait = self.random.choice([0.0, 0.3, 0.3, 6.0, 25.0])
-            self.plan(now + self.random.random() * wait, partial(self.decide, number))
-
-    def decide(self, number: int, now: float) -> None:
-        one = self.transactions[number]
-        is_whole = len(one.at) == len(one.nodes) and self.random.random() > 0.15
-        one.fate = "committed" if is_whole else "rolled back"
-        one.open_on = set(one.at)
-        for node in one.at:
-            lag = self.random.choice([0.1, 1.0, 1.0, 12.0])
-            self.plan(now + self.random.random() * lag, partial(self.settle, number, node))
-
-    def settle(self, number: int, node: int, now: float) -> None:
-        one, place = self.transactions[number], self.nodes[node]
-        for row in one.wrote[node]:
-            del place.locked[row]
-        if one.fate == "committed":
-            one.settled_at[node], _ = self.append(node, COMMIT_PREPARED, one.gid)
-            place.written.update(dict.fromkeys(one.wrote[node], number))
+    def _touch(self, part: Part) -> None:
+        """Read one row and overwrite one or two; whoever meets a lock gives up, and its transaction with it."""
+        node, decision = self.nodes[part.node], self.choose(32)
+        read, row = decision % ROWS_PER_NODE, decision // 4 % ROWS_PER_NODE
+        writes = (row, (row + 1) % ROWS_PER_NODE) if decision // 16 else (row,)
+        if any(row in node.locked for row in writes):
+            part.transaction.failed = True
+            self._arrived(part.transaction)
             return
-        self.append(node, ROLLBACK_PREPARED, one.gid, lsn=one.prepared_end[node])
-        one.open_on.discard(node)
-        if not one.open_on and one.gid and self.random.random() < 0.5:
-            self.begin_two_phase(one.gid, one.nodes, now)  # an application tries again under the same gid
+        chains = node.chains
+        part.saw = frozenset(chains[row][-1] for row in (read, *writes) if chains[row])
+        part.writes = writes
+        for row in writes:
+            node.locked[row] = part.number
+        self._plan(SOON[self.choose(len(SOON))], self._worked, part)
 
-    def begin_cut(self, now: float) -> None:
-        cut = MadeCut()
-        self.cuts.append(cut)
+    def _worked(self, part: Part) -> None:
+        one = part.transaction
+        if one.gid is None:
+            self._commit(part, None)
+            one.fate = "committed"
+            return
+        if part is not one.coordinator:
+            part.lsn, part.end = self._append(part.node, PREPARE, one.gid)
+            self._write(part)
+        self._arrived(one)
+
+    def _arrived(self, one: Transaction) -> None:
+        """A part is prepared or has given up; after the last one somebody decides, now, late or never."""
+        one.waiting -= 1
+        if one.waiting or one.gid is None:
+            return
+        delay = LATE[self.choose(len(LATE))]
+        if delay is not None:
+            self._plan(delay, self._decide, one)
+
+    def _decide(self, one: Transaction) -> None:
+        is_rolled_back = self.choose(6) == 5 or one.failed
+        one.fate = "rolled back" if is_rolled_back else "committed"
+        if one.coordinator and is_rolled_back:
+            self._release(one.coordinator)
+        elif one.coordinator:
+            self._commit(one.coordinator, one.gid)
+        prepared = [part for part in one.parts if part.lsn is not None and part.settled is None]
+        for part in one.parts:
+            if part.lsn is None:
+                self._release(part)
+        one.waiting = len(prepared)
+        for part in prepared:
+            delay = LATE[self.choose(len(LATE))]
+            if delay is not None:
+                self._plan(delay, self._roll_back if is_rolled_back else self._commit_prepared, part)
+
+    def _commit(self, part: Part, gid: str | None) -> None:
+        part.lsn, part.end = self._append(part.node, COMMIT, gid)
+        part.settled = part.lsn
+        self._write(part)
+        self._publish(part)
+
+    def _commit_prepared(self, part: Part) -> None:
+        part.settled, _ = self._append(part.node, COMMIT_PREPARED, part.transaction.gid)
+        self._publish(part)
+
+    def _roll_back(self, part: Part) -> None:
+        one = part.transaction
+        _, part.undone_end = self._append(part.node, ROLLBACK_PREPARED, one.gid, part.end)
+        self._release(part)
+        one.waiting -= 1
+        if not one.waiting and self.choose(2):  # an application tries again under the same gid
+            self.reused_gids += 1
+            assert one.gid is not None
+            self._begin_global(one.gid, [each.node for each in one.parts], tagged=one.coordinator is not None)
+
+    def _write(self, part: Part) -> None:
+        assert part.lsn is not None
+        rows: tuple[int | None, ...] = (*part.writes, None)
+        self.nodes[part.node].changes += [Change(part.lsn, seq, row, part.number) for seq, row in enumerate(rows)]
+
+    def _publish(self, part: Part) -> None:
+        for row in part.writes:
+            self.nodes[part.node].chains[row].append(part.number)
+        self._release(part)
+
+    def _release(self, part: Part) -> None:
+        locked = self.nodes[part.node].locked
+        for row in part.writes:
+            if locked.get(row) == part.number:
+                del locked[row]
+
+    def _begin_wave(self) -> None:
+        wave = Wave()
+        self.waves.append(wave)
+        self._waves_left -= 1
         for node in range(len(self.nodes)):
-            self.plan(now + self.random.random() * self.delay * 0.25, partial(self.mark, cut, cut.starts, node))
+            self._plan(self._marker_delay(), self._start, wave, node)
 
-    def mark(self, cut: MadeCut, written: dict[int, int], node: int, now: float) -> None:
-        _, written[node] = self.append(node, MARKER, None)
-        if len(written) == len(self.nodes) and written is cut.starts:
-            for other in range(len(self.nodes)):
-                late = now + self.random.random() * self.delay * 0.15
-                self.plan(late, partial(self.mark, cut, cut.finishes, other))
+    def _marker_delay(self) -> int:
+        return self._marker_delays[self.choose(len(self._marker_delays))]
+
+    def _start(self, wave: Wave, node: int) -> None:
+        _, wave.starts[node] = self._append(node, MARKER, None)
+        for other in self.finish_after(wave, node):
+            self._plan(self._marker_delay(), self._finish, wave, other)
+
+    def finish_after(self, wave: Wave, node: int) -> list[int]:
+        """The nodes whose finish marker is written now that `node` has its start marker."""
+        return list(range(len(self.nodes))) if len(wave.starts) == len(self.nodes) else []
+
+    def _finish(self, wave: Wave, node: int) -> None:
+        _, wave.finishes[node] = self._append(node, MARKER, None)
+        wave.reach[node] = REACHES[self.choose(len(REACHES))]
+        if len(wave.finishes) == len(self.nodes) and self._waves_left > 0:
+            self._plan(self.choose(SPAN // 4), self._begin_wave)

@@ -1,0 +1,156 @@
+"""Deliberately broken rules: each wraps one part of the rule or of what surrounds it, and copies none.
+
+The simulation is worth what it catches; tests assert that it catches every one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+
+from snapshots.superseding import last_of_every_key
+from tests.simulation import promises
+from tests.simulation.fleet_model import Change, Node, Wave, World
+from wal import cut as rule
+from wal.bytes_column import BytesColumn, Flags, Ints
+from wal.cut_events import FleetEvents, NodeWindow, fleet_events
+from wal.cut_values import NodeCut
+from wal.segment_schema import COMMIT
+
+Mutant = Callable[[], AbstractContextManager[object]]
+
+
+def no_raising() -> AbstractContextManager[object]:
+    """Positions stay at the start markers."""
+    real = rule._raised
+
+    def broken(events: FleetEvents, history: rule._History) -> object:
+        # What ends at the beginning of all WAL raises nothing.
+        return real(replace(events, prepared=replace(events.prepared, end=np.zeros_like(events.prepared.end))), history)
+
+    return patch.object(rule, "_raised", broken)
+
+
+def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
+    """Only what is prepared raises a position, and not a tagged one-phase commit."""
+    real = rule._raised
+
+    def broken(events: FleetEvents, history: rule._History) -> object:
+        is_tagged = np.isin(events.prepared.place, events.committed.place)
+        ends = np.where(is_tagged, 0, events.prepared.end)
+        return real(replace(events, prepared=replace(events.prepared, end=ends)), history)
+
+    return patch.object(rule, "_raised", broken)
+
+
+def tags_are_not_known() -> AbstractContextManager[object]:
+    """A coordinator's one-phase commit is a local one."""
+    real = promises.events_table
+
+    def broken(node: Node) -> object:
+        gids = [None if op == COMMIT else gid for op, gid in zip(node.op, node.gid, strict=True)]
+        return real(replace(node, gid=gids))
+
+    return patch.object(promises, "events_table", broken)
+
+
+def decoded_to_the_start_only() -> AbstractContextManager[object]:
+    """The WAL between the markers is not looked at."""
+    return patch.object(promises, "decoded_until", lambda wave, node: wave.starts[node])
+
+
+def finish_before_all_starts() -> AbstractContextManager[object]:
+    """A node's finish marker follows its own start marker, whatever the others have."""
+
+    def broken(world: World, wave: Wave, node: int) -> list[int]:
+        return [node]
+
+    return patch.object(World, "finish_after", broken)
+
+
+def early_ones_applied_twice() -> AbstractContextManager[object]:
+    """What a cut included early is applied again with its COMMIT PREPARED in the next increment."""
+    real = promises.effective
+
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+        found = real(world, node, cut, excluded, before)
+        if before is None:
+            return found
+        window = range(before.of(node).position, cut.position)
+        known = [one for one in found if one.part in before.state[node]]
+        return found + [one for one in known if world.parts[one.part].settled in window]
+
+    return patch.object(promises, "effective", broken)
+
+
+def undecided_not_carried() -> AbstractContextManager[object]:
+    """A cut does not know what the cut before left out."""
+    return patch.object(promises, "carried", lambda cut: ())
+
+
+def rollbacks_not_known() -> AbstractContextManager[object]:
+    """What was rolled back is taken for a part of the transaction that uses its gid again."""
+
+    def broken(windows: Mapping[str, NodeWindow]) -> object:
+        events = fleet_events(windows)
+        return replace(events, undone=np.zeros_like(events.undone))
+
+    return patch.object(rule, "fleet_events", broken)
+
+
+def only_what_is_committed_everywhere() -> AbstractContextManager[object]:
+    """A transaction is left out until it is committed on all of its nodes."""
+    real = promises.effective
+
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+        found = real(world, node, cut, excluded, before)
+        return [one for one in found if is_over_everywhere(world, one.part, cut)]
+
+    def is_over_everywhere(world: World, number: int, cut: NodeCut) -> bool:
+        # The wave is known by this node's start marker.
+        wave = next(each for each in world.waves if cut.start in each.starts.values())
+        parts = world.parts[number].transaction.parts
+        return all(part.settled is not None and part.settled < wave.starts[part.node] for part in parts)
+
+    return patch.object(promises, "effective", broken)
+
+
+def early_ones_left_out_again() -> AbstractContextManager[object]:
+    """What a cut included early is left out by the next one, if its COMMIT PREPARED has not come."""
+    real = promises.effective
+
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+        found = real(world, node, cut, excluded, before)
+        known = before.state[node] if before else set()
+        return [one for one in found if one.part not in known or world.parts[one.part].settled is not None]
+
+    return patch.object(promises, "effective", broken)
+
+
+def first_image_wins() -> AbstractContextManager[object]:
+    """Folding takes the first image of a row, not the last."""
+
+    def broken(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
+        return last_of_every_key(groups, keys, -lsn, seq)
+
+    return patch.object(promises, "last_of_every_key", broken)
+
+
+# Each with the promise that it breaks.
+MUTANTS: Mapping[Mutant, str] = {
+    no_raising: "atomic",
+    tagged_commits_do_not_raise: "atomic",
+    tags_are_not_known: "atomic",
+    decoded_to_the_start_only: "atomic",
+    finish_before_all_starts: "atomic",
+    only_what_is_committed_everywhere: "causal",
+    undecided_not_carried: "carry",
+    rollbacks_not_known: "carry",
+    early_ones_left_out_again: "monotone",
+    early_ones_applied_twice: "order",
+    first_image_wins: "order",
+}

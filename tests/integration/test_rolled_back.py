@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from fleet.connections import connect
+from fleet.embedded import EmbeddedFleet
 from fleet.lsn import lsn_to_text
+from tests.integration.refusing import execute
 from tests.integration.test_decoding import confirmed_on
+from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place
 from wal.rolled_back import XIDS, is_rolled_back, undecodable_ahead
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["place"]  # the fixture
 
@@ -23,11 +31,14 @@ ROUNDS_MAX = 40
 
 def undone(place: Place, gid: str, *statements: str) -> None:
     """Do this within a savepoint of a transaction that is prepared and rolled back."""
-    place.connection.execute("BEGIN; SAVEPOINT s")
-    for statement in statements:
+    for statement in rolled_back(gid, *statements):
         place.connection.execute(statement.encode())
-    place.connection.execute(f"RELEASE s; PREPARE TRANSACTION '{gid}'".encode())
-    place.connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+
+
+def rolled_back(gid: str, *statements: str) -> list[str]:
+    return [
+        "BEGIN", "SAVEPOINT s", *statements, "RELEASE s", f"PREPARE TRANSACTION '{gid}'", f"ROLLBACK PREPARED '{gid}'"
+    ]  # fmt: skip
 
 
 def reading_ends(follower: Follower, finish: int) -> str:
@@ -54,10 +65,9 @@ def wait_for_replay(connection: psycopg.Connection[object], is_standby: bool, fi
         time.sleep(0.02)
 
 
-def read_catalog(follower: Follower) -> None:
+def read_catalog(dsn: str) -> None:
     """Have every row of pg_class looked at, by which PostgreSQL notes in them who was rolled back."""
-    with connect(follower.task.node) as connection:
-        connection.execute("SELECT count(*) FROM (SELECT * FROM pg_class OFFSET 0) AS every")
+    execute(dsn, "SELECT count(*) FROM (SELECT * FROM pg_class OFFSET 0) AS every")
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])
@@ -76,7 +86,7 @@ def test_a_table_rewritten_and_filled_in_a_savepoint_does_not_end_the_chain(plac
     undone(place, "last", "TRUNCATE other", "INSERT INTO other VALUES (7)")
     finish = place.finish()
     reading_ends(follower, finish)
-    read_catalog(follower)
+    read_catalog(follower.task.node.dsn)
     assert "could not map filenumber" in reading_ends(follower, finish)
 
     report = follower.drained(finish)
@@ -117,6 +127,21 @@ def test_a_table_truncated_in_a_savepoint_does_not_end_the_chain(place: Place, w
     follower.drained(finish)
     follower.drained(place.finish())
     assert follower.state() == place.lines(groups)
+
+
+def test_copies_are_the_same_where_one_node_alone_can_decode_it(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    refill = ["TRUNCATE part", "INSERT INTO part VALUES (7, 'never')"]
+    with pair(shared_fleet, spark, tmp_path, "exact", backups=True) as two:
+        two.runs.full(NAME)
+        two.part(1, 1, None)
+        execute(two.shards[1], *rolled_back("gone", *refill))
+        read_catalog(two.shards[1])
+        two.part(2, 1, None)
+        two.runs.increment(NAME)
+        report = two.runs.check_one(NAME)
+        assert (report.result, report.conflicts, report.skipped) == ("valid", [], [])
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])

@@ -1,0 +1,76 @@
+"""Comparing shards by the transactions that they share: prepared parts, and tagged commits in one phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from check.transactions import PairReport, compare_pairs
+from snapshots.sources import SegmentSource, Source
+from storage.open import open_store
+from tests import pgoutput_messages as made
+from wal.archive import SegmentRange
+from wal.bytes_column import from_list
+from wal.decoding import Decoder
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import create_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NODES = ("s1", "s2")
+
+
+def tagged_commit(lsn: int, gid: str | None) -> list[bytes]:
+    tag = [made.message(lsn - 5, "snapshot.gid", gid.encode(), transactional=True)] if gid else []
+    return [made.begin(lsn, lsn), *tag, made.commit(lsn, lsn + 9)]
+
+
+def prepare(lsn: int, gid: str) -> list[bytes]:
+    return [made.begin_prepare(lsn, lsn + 9, lsn, gid), made.prepare(lsn, lsn + 9, lsn, gid)]
+
+
+def compared(
+    spark: SparkSession, folder: Path, shards: Sequence[tuple[list[bytes], int, frozenset[int]]]
+) -> PairReport:
+    """Compare shards by what their WAL says, their positions, and what the cut leaves out before these."""
+    url = f"file://{folder}"
+    store = open_store(url, {})
+    sources = []
+    for number, (messages, position, excluded) in enumerate(shards):
+        events = Decoder(NODES[number], {}, "exact").feed(from_list(messages)).events
+        held = SegmentRange(NODES[number], "op", 0, 1000, None)
+        segment = create_segment(store, str(number), 1, held, (pa.Table.from_batches([], SEGMENT_SCHEMA), events))
+        source = Source(segment.key, NODES[number], number, segment.size, segment.digest)
+        sources.append(SegmentSource(source, segment, position, excluded, {}))
+    return compare_pairs(spark, NODES, tuple(sources), (url, {}))
+
+
+@pytest.mark.parametrize(
+    ("position", "excluded", "torn"),
+    [(200, frozenset[int](), []), (200, frozenset({100}), ["g"]), (50, frozenset[int](), ["g"])],
+)
+def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
+    spark: SparkSession, tmp_path: Path, position: int, excluded: frozenset[int], torn: list[str]
+) -> None:
+    coordinator = [*tagged_commit(100, "g"), *tagged_commit(120, None), *tagged_commit(140, "alone")]
+    other = [*prepare(100, "g"), *tagged_commit(120, None)]
+    report = compared(spark, tmp_path, [(coordinator, 200, frozenset()), (other, position, excluded)])
+    assert report.transactions == 1
+    assert [conflict.global_id for conflict in report.conflicts] == torn
+    for conflict in report.conflicts:
+        assert (conflict.node, conflict.other_node) == NODES
+        assert conflict.detail == "it belongs to the state on s1 and not on s2"
+
+
+def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path) -> None:
+    left = [*prepare(100, "both"), *prepare(120, "left out of one"), *prepare(140, "of one")]
+    right = [*prepare(90, "both"), *prepare(110, "left out of one")]
+    report = compared(spark, tmp_path, [(left, 200, frozenset({120})), (right, 200, frozenset())])
+    assert report.transactions == 2
+    assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
+    assert report.conflicts[0].detail == "it belongs to the state on s2 and not on s1"

@@ -45,7 +45,8 @@ def create(
             "an increment has the nodes and tables of its full snapshot",
             hint="leave out --only-primary, --group and --exclude-group",
         )
-    fleet = command_context(context).load_fleet()
+    options = command_context(context)
+    fleet = options.load_fleet()
     request = CreateRequest(name, only_primary, tuple(group or ()), tuple(exclude_group or ()), retries, wait, comment)
     if dry_run:
         with progress(context) as shown:
@@ -65,7 +66,9 @@ def create(
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit))
+    # Where progress is not shown nobody has seen the notes yet.
+    unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
+    emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
 
 
 def document_of(commit: Commit) -> dict[str, Any]:

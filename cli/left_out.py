@@ -17,6 +17,7 @@ CALLED: Mapping[LeftOutKind, tuple[str, str, str]] = {
     LeftOutKind.EXTENSION_TABLE: ("table of an extension", "tables of extensions", "as the extension makes it"),
     LeftOutKind.MATERIALIZED_VIEW: ("materialized view", "materialized views", "unpopulated when restored"),
     LeftOutKind.UNLOGGED_SEQUENCE: ("unlogged sequence", "unlogged sequences", "at the start when restored"),
+    LeftOutKind.NEW_SEQUENCE: ("new sequence", "new sequences", "not restored"),
     LeftOutKind.SUBSCRIPTION: ("subscription", "subscriptions", "not restored"),
     LeftOutKind.DATABASE_SETTING: ("database setting", "database settings", "not restored"),
     LeftOutKind.DATABASE_PRIVILEGES: ("database's privileges", "databases' privileges", "not restored"),

@@ -6,7 +6,7 @@ alone, by one query that reads no table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ class LeftOutKind(StrEnum):
     EXTENSION_TABLE = "extension_table"
     MATERIALIZED_VIEW = "materialized_view"
     UNLOGGED_SEQUENCE = "unlogged_sequence"
+    NEW_SEQUENCE = "new_sequence"
     SUBSCRIPTION = "subscription"
     DATABASE_SETTING = "database_setting"
     DATABASE_PRIVILEGES = "database_privileges"
@@ -36,6 +37,7 @@ class LeftOutKind(StrEnum):
     APPEND_ONLY_TABLE = "append_only_table"
 
 
+NEW_WHY = "new since the full snapshot: it does not come back at all"
 # Why, and what a restore makes of it; {} is the extension or the foreign server.
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
@@ -44,6 +46,7 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
     LeftOutKind.MATERIALIZED_VIEW: "it comes back unpopulated: REFRESH MATERIALIZED VIEW fills it",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
+    LeftOutKind.NEW_SEQUENCE: NEW_WHY,
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
     LeftOutKind.DATABASE_SETTING: "ALTER DATABASE … SET belongs to the database, not to what is in it",
     LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
@@ -51,15 +54,16 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
 }
-NEW_WHY = "new since the full snapshot: it does not come back at all"
 # Of these a restore makes what the full snapshot's DDL has.
 IN_DDL = frozenset({
     LeftOutKind.UNLOGGED_TABLE, LeftOutKind.FOREIGN_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.EXTENSION_TABLE,
     LeftOutKind.MATERIALIZED_VIEW, LeftOutKind.UNLOGGED_SEQUENCE,
 })  # fmt: skip
-# Ordinary tables have the kind ''; whether they are left out is for the rules to say.
+# Ordinary tables have the kind ''; whether they are left out is for the rules to say. Sequences have the kind
+# new_sequence; whether they are is for the caller.
 LEFT_OUT_QUERY = """
-SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
+SELECT CASE WHEN c.relkind = 'S' AND c.relpersistence = 'u' THEN 'unlogged_sequence'
+            WHEN c.relkind = 'S' THEN 'new_sequence'
             WHEN e.extname IS NOT NULL THEN 'extension_table'
             WHEN c.relkind = 'f' THEN 'foreign_table'
             WHEN c.relkind = 'm' THEN 'materialized_view'
@@ -73,7 +77,7 @@ SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
   LEFT JOIN pg_foreign_table f ON f.ftrelid = c.oid
   LEFT JOIN pg_foreign_server s ON s.oid = f.ftserver
  WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-   AND (c.relkind IN ('r', 'f', 'm') OR (c.relkind = 'S' AND c.relpersistence = 'u'))
+   AND c.relkind IN ('r', 'f', 'm', 'S')
 UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
 UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -114,12 +118,20 @@ def left_out_from_json(entry: dict[str, Any]) -> LeftOut:
 
 
 def read_left_out(
-    primaries: Mapping[str, psycopg.Connection[Any]], rules: GroupRules, groups: Mapping[str, Iterable[Group]]
+    primaries: Mapping[str, psycopg.Connection[Any]],
+    rules: GroupRules,
+    groups: Mapping[str, Iterable[Group]],
+    sequences: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[LeftOut, ...]:
-    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
+    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary.
+
+    `sequences` are those, by node, that a restore makes; None: all.
+    """
     found: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in connection.execute(LEFT_OUT_QUERY).fetchall():
+            if kind == LeftOutKind.NEW_SEQUENCE and (sequences is None or name in sequences[node]):
+                continue
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not included(name, rules):

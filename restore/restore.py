@@ -235,7 +235,7 @@ def _finish(restoring: Restoring, target: Target, scripts: Mapping[str, dict[str
     began = time.monotonic()
     run_section(target.loaded, "post-data", scripts[target.shard]["post-data"])
     with connect(target.loaded) as connection:
-        set_sequences(connection, restoring.chain.last.sequences[target.shard])
+        set_sequences(connection, restoring.chain.sequences(target.shard))
         loaded = dict(
             connection.execute(f"SELECT groupno, sum(rows)::bigint FROM {LEDGER} GROUP BY groupno").fetchall()
         )

@@ -95,7 +95,9 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
 def find_left_out(continuing: Continuing) -> tuple[LeftOut, ...]:
     """What is not in the increment; what the full snapshot's DDL does not have either is said to be new."""
     chain, primaries = continuing.chain, continuing.sessions.primaries
-    found = read_left_out(primaries, chain.part.rules, {node: chain.groups(node) for node in primaries})
+    groups = {node: chain.groups(node) for node in primaries}
+    sequences = {node: chain.sequence_names(node) for node in primaries}
+    found = read_left_out(primaries, chain.part.rules, groups, sequences)
     return found if chain.full.left_out is None else since(found, chain.full.left_out)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Group
-from fleet.left_out import LeftOut, append_only_of
+from fleet.left_out import LeftOut, LeftOutKind, append_only_of
 from fleet.table_state import TableState
 from storage.errors import SnapshotError
 from wal.archive import Segment, check_contiguous
@@ -173,6 +173,17 @@ class Chain:
     def groups(self, node: str) -> tuple[Group, ...]:
         """The groups that the node holds."""
         return self.part.groups[self.shard_of(node)]
+
+    def sequence_names(self, shard: str) -> frozenset[str]:
+        """The sequences, as `schema.name`, that the full snapshot's DDL makes; no other can be set."""
+        unlogged = (one for one in self.full.left_out or () if one.kind == LeftOutKind.UNLOGGED_SEQUENCE)
+        followed = {f"{one.schema}.{one.name}" for one in self.full.sequences[shard]}
+        return frozenset(followed | {one.name for one in unlogged if one.node == shard})
+
+    def sequences(self, shard: str) -> tuple[Sequence, ...]:
+        """The shard's sequences with their values at the last cut. Those that are new since are left out, and named."""
+        known = self.sequence_names(shard)
+        return tuple(one for one in self.last.sequences[shard] if f"{one.schema}.{one.name}" in known)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

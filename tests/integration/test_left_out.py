@@ -217,14 +217,29 @@ def assert_increments_name_what_is_new(runs: Runs, source: str) -> None:
         "CREATE MATERIALIZED VIEW later_totals AS SELECT 1 AS n",
         "SELECT lo_create(0)",
         "DROP FOREIGN TABLE remote",
+        "CREATE SEQUENCE later_ticket",
+        "SELECT nextval('later_ticket')",
+        "ALTER SEQUENCE ticket SET LOGGED",
     )
     commit = runs.increment(NAME)
-    new = {("unlogged_table", "public.later"), ("materialized_view", "public.later_totals")}
-    assert named(commit.left_out) == (EXPECTED | new) - {("foreign_table", "public.remote")}
+    new = {
+        ("unlogged_table", "public.later"),
+        ("materialized_view", "public.later_totals"),
+        ("new_sequence", "public.later_ticket"),
+    }
+    assert named(commit.left_out) == (EXPECTED | new) - {
+        ("foreign_table", "public.remote"),
+        ("unlogged_sequence", "public.ticket"),
+    }
     for one in commit.left_out or ():
         assert ("new since the full snapshot" in one.why) == ((one.kind, one.name) in new)
         assert one.count == (3 if one.kind == LeftOutKind.LARGE_OBJECTS else 1)
     assert WARNING in create_lines(commit)
+    target = replace(runs.fleet, nodes=(with_database(runs.fleet.nodes[0], "back"),))
+    runs.restore(NAME, target)
+    back = {name for kind, name in rows(target.nodes[0].dsn, OBJECTS_QUERY) if kind in ("table", "sequence")}
+    assert not {name for _, name in new} & back
+    assert rows(target.nodes[0].dsn, "SELECT last_value FROM public.ticket") == {(2,)}
 
 
 def assert_append_only_is_warned_about_everywhere(runs: Runs) -> None:

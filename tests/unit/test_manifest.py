@@ -189,6 +189,16 @@ def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables
     assert chain.append_only == ["public.log"]
 
 
+def test_only_sequences_that_the_full_snapshots_ddl_makes_are_set() -> None:
+    unlogged = LeftOut("a", LeftOutKind.UNLOGGED_SEQUENCE, "s.turned_logged", "")
+    of_another = LeftOut("b", LeftOutKind.UNLOGGED_SEQUENCE, "s.new", "")
+    full = replace(commit(0), sequences={"a": (Sequence("s", "old", 1),)}, left_out=(unlogged, of_another))
+    later = tuple(Sequence("s", name, 7) for name in ("new", "old", "turned_logged"))
+    chain = Chain(full, (replace(commit(1), sequences={"a": later}),))
+    assert chain.sequence_names("a") == {"s.old", "s.turned_logged"}
+    assert chain.sequences("a") == later[1:]
+
+
 def test_a_commit_of_a_newer_format_is_refused() -> None:
     with pytest.raises(ManifestError) as error:
         commit_from_json("key", commit_to_json(commit(0)) | {"schema": "cutline/snapshot/2"})

@@ -1,0 +1,175 @@
+"""Executors and Python workers killed in the middle of a task: Spark repeats it, and nothing is lost or there twice.
+
+In a subprocess, as in test_local_cluster_job.py. The first attempt of a task stands still once it has stored an object
+and before it has said so to anybody; then its executor, or its Python process, is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fleet.config import load_fleet
+from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+from tests.snapshot_runs import described, sorted_copies
+
+MASTER = "local-cluster[2,1,1024]"
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 600
+CHANGED = 7_000
+
+# Read by every Python process of the cluster: {folder} says by files what is to stand still, and what does.
+STANDING_STILL = """
+import os, time
+from pathlib import Path
+import snapshots.base_copy, wal.drain
+
+def stand_still(what, node):
+    from pyspark import TaskContext
+    context = TaskContext.get()
+    folder = Path({folder!r})
+    if node == "s1" and context and context.attemptNumber() == 0 and (folder / what).exists():
+        (folder / f"{{what}}.new").write_text(str(os.getpid()))
+        (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
+        time.sleep(300)
+
+create, close = wal.drain.create_segment, snapshots.base_copy._Writer.close_object
+
+def create_segment(store, prefix, number, held, tables):
+    made = create(store, prefix, number, held, tables)
+    stand_still("drain", held.node)
+    return made
+
+def close_object(writer):
+    close(writer)
+    stand_still("copy", writer.task.node.id)
+
+wal.drain.create_segment = create_segment
+snapshots.base_copy._Writer.close_object = close_object
+"""
+
+# Prints one JSON line: what was killed, and what the commands reported.
+JOB = """
+import json, os, signal, sys, threading, time
+from contextlib import contextmanager
+from pathlib import Path
+import psycopg
+from cli.spark_session import SparkOnDemand
+from fleet.config import load_fleet
+from tests.snapshot_runs import Ready, Runs
+
+source, target = (load_fleet(Path(name)) for name in sys.argv[1:3])
+folder = Path(sys.argv[3])
+killed = []
+
+def executor_of(pid):
+    while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert pid > 1
+    return pid
+
+@contextmanager
+def killing(what, find):
+    def kill():
+        deadline = time.monotonic() + 300
+        while not (folder / f"{what}.pid").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        pid = find(int((folder / f"{what}.pid").read_text()))
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        os.kill(pid, signal.SIGKILL)
+        killed.append([what, name])
+        (folder / what).unlink()
+        (folder / f"{what}.pid").unlink()
+    (folder / what).touch()
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield
+    thread.join()
+
+def itself(pid):
+    return pid
+
+with SparkOnDemand(source, "test") as start:
+    runs = Runs(source, Ready(start.session()))
+    runs.init()
+    with killing("copy", executor_of), killing("drain", itself):
+        full = runs.full("cluster")
+    with psycopg.connect(source.primaries[0].dsn, autocommit=True) as connection:
+        some = "SELECT id FROM account ORDER BY id LIMIT CHANGED"
+        connection.execute(f"UPDATE account SET balance = balance + 1 WHERE id IN ({some})")
+    with killing("drain", executor_of):
+        increment = runs.increment("cluster")
+    with killing("copy", itself):
+        again = runs.full("again")
+    runs.restore("cluster", target)
+    checked = runs.check("cluster")
+
+def base(commit):
+    return [one for one in commit.full.objects if one.kind == "base" and one.node == "s1"]
+
+print(json.dumps({
+    "killed": killed, "check": checked.to_json(), "changes": increment.counts["changes"],
+    "segments": [[s.number, s.key] for s in (*full.segments["s1"], *increment.segments["s1"])],
+    "base": [[one.key for one in base(commit)] for commit in (full, again)],
+    "rows": [sum(sum(one.rows.values()) for one in base(commit)) for commit in (full, again)],
+}))
+"""
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedFleet]:
+    """A shard with a standby, and the bank's tables."""
+    directory = tmp_path / "fleet"
+    try:
+        yield start_fleet(directory, shards=1, backups=1)
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_there_twice(
+    embedded: EmbeddedFleet, tmp_path: Path
+) -> None:
+    folder = tmp_path / "standing"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STANDING_STILL.format(folder=str(folder)))
+    spark = f'[spark]\nmaster = "{MASTER}"\n"spark.executorEnv.PYTHONPATH" = "{folder}:{ROOT}"\n'
+    source = described(embedded, tmp_path / "source.toml", f"file://{tmp_path}/store", more=spark)
+    target = tmp_path / "target.toml"
+    target.write_text(source.path.read_text().replace("/bank", "/bank_again"))
+    (primary,) = source.primaries
+    with psycopg.connect(primary.dsn) as connection:
+        (rows,) = connection.execute(
+            "SELECT (SELECT count(*) FROM account) + (SELECT count(*) FROM transfer)"
+        ).fetchone() or (0,)
+    job = JOB.replace("CHANGED", str(CHANGED))
+    done = subprocess.run(
+        [sys.executable, "-c", job, str(source.path), str(target), str(folder)],
+        capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [what for what, _ in report["killed"]] == ["copy", "drain", "drain", "copy"]
+    assert [name.startswith("java") for _, name in report["killed"]] == [True, False, True, False]
+    assert report["changes"] == CHANGED
+    assert report["rows"] == [rows, rows]
+    numbers = [number for number, _ in report["segments"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+    archived = {path.name for path in (tmp_path / "store/snapshots/cluster/wal/s1").glob("*/*.parquet")}
+    assert archived == {key.rsplit("/", 1)[-1] for _, key in report["segments"]}
+    # What the attempt stored that was killed is there under a name of its own, and no commit lists it.
+    for name, listed in zip(("cluster", "again"), report["base"], strict=True):
+        stored = {
+            str(path.relative_to(tmp_path / "store"))
+            for path in (tmp_path / "store").glob(f"snapshots/{name}/base/s1/*/*.parquet")
+        }
+        assert set(listed) < stored
+    assert report["check"]["result"] == "valid", report["check"]
+    (copy,) = load_fleet(target).primaries
+    assert sorted_copies(copy.dsn) == sorted_copies(primary.dsn)

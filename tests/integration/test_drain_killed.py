@@ -239,8 +239,8 @@ def figures(sampler: Sampler, commit: Commit, seconds: tuple[float, float], peak
     own = sum(one.changes for one in commit.segments[SHARD] if one.range.operation == commit.operation)
     memory = ", ".join(f"{name} {size >> 20} MiB" for name, size in peak.items())
     print(  # noqa: T201
-        f"{commit.counts['changes']:,} changes: killed after {seconds[0]:.1f} s ({memory}), resumed in {seconds[1]:.1f} s,"
-        f" which archived {own:,} in {len(commit.segments[SHARD])} segments altogether;"
+        f"{commit.counts['changes']:,} changes: killed after {seconds[0]:.1f} s ({memory}),"
+        f" resumed in {seconds[1]:.1f} s, which archived {own:,} in {len(commit.segments[SHARD])} segments altogether;"
         f" {len(sampler.pairs)} samples at {len({slot for slot, _ in sampler.pairs})} positions"
     )
 

@@ -42,7 +42,7 @@ GONE_SECONDS_MAX = 20.0
 PRIMARY, STANDBY = "s2", "s2-b1"
 LEFT_QUERY = """
 SELECT format('session %s: %s', pid, query) FROM pg_stat_activity
- WHERE application_name IN ('cutline', 'pg_dump') AND datname = current_database()
+ WHERE (application_name LIKE 'cutline%' OR application_name = 'pg_dump') AND datname = current_database()
 UNION ALL
 SELECT 'temporary slot ' || slot_name FROM pg_replication_slots WHERE temporary
 UNION ALL
@@ -136,7 +136,7 @@ FULL_STEPS = [
     pytest.param(PRIMARY, b"COPY (", id="copy of a primary"),
     pytest.param(STANDBY, b"COPY (", id="copy of a standby"),
     pytest.param(PRIMARY, b"pg_dump", id="DDL"),
-    pytest.param(PRIMARY, b"pg_get_userbyid", id="commit"),
+    pytest.param(PRIMARY, b"FROM pg_shdepend", id="commit"),
 ]
 INCREMENT_STEPS = [
     pytest.param(PRIMARY, b"pg_control_system", id="first question"),

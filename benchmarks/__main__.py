@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks import scale_cut as scale_cut_figures
 from benchmarks.cutline import warm_session
 from benchmarks.machine import environment
 from benchmarks.parts import (
@@ -102,6 +103,26 @@ def writers(
     show_writers(console, figures)
     if json_file:
         json_file.write_text(f"{json.dumps(writers_document(figures, facts, options), indent=2)}\n")
+
+
+@app.command()
+def scale_cut(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="The largest fleet: 1, 10, … 10000.")] = 10_000,
+    transactions: Annotated[int, typer.Option(min=1, help="Global transactions in flight, all told.")] = 1_000_000,
+    links: Annotated[int, typer.Option(min=1, help="How long a chain of raised positions is.")] = 100_000,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure how resolving a cut, and its wave of markers, grow with the fleet; needs no server."""
+    console, progress = Console(), Console(stderr=True)
+    options = {"nodes": nodes, "transactions": transactions, "links": links}
+    facts = environment()
+    figures = scale_cut_figures.measure(nodes, transactions, links, lambda text: progress.print(f"[dim]{text}[/dim]"))
+    show_facts(console, facts, options)
+    scale_cut_figures.show(console, figures)
+    if json_file:
+        found = {"environment": facts, "options": options, **scale_cut_figures.document(figures)}
+        json_file.write_text(f"{json.dumps(found, indent=2)}\n")
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,3 +59,26 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit of open files as far as it may; how many there may be now."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def resident_bytes() -> int:
+    """How much memory this process has now, from where its peak is counted anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def resident_bytes_max() -> int:
+    """The most that it had since `resident_bytes` was asked."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

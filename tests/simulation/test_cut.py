@@ -40,7 +40,8 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
     run_history(SEED)
 
 
-@pytest.mark.timeout(900 + SOAK_SECONDS)
+# A minute and a half on two idle cores; a machine that does other things too may take long.
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
 def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
     tally = run_fleet_of_histories(SEED, HISTORIES)
@@ -48,7 +49,7 @@ def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
     check_not_vacuous(tally)
 
 
-@pytest.mark.timeout(900 + SOAK_SECONDS)
+@pytest.mark.timeout(SOAK_SECONDS + 900)
 @pytest.mark.skipif(SOAK_SECONDS == 0, reason="the long form runs for CUTLINE_SOAK seconds")
 def test_interleavings_keep_every_promise_for_as_long_as_asked() -> None:
     tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS)

@@ -52,6 +52,7 @@ def test_every_history_keeps_every_promise(world: World) -> None:
     check_history(world)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", [no_raising, finish_before_all_starts], ids=lambda mutant: mutant.__name__)
 def test_a_broken_rule_is_found_and_shrunk_to_a_few_records(mutant: Mutant) -> None:
     assert mutant in MUTANTS

@@ -1,0 +1,170 @@
+"""How a cut grows with the fleet: resolving it, and its wave of markers, for 1 to 10,000 nodes.
+
+Resolving is measured on real columns in a process of its own for every size. The wave is the product's, over
+psycopg's sessions, to nodes that one other process simulates: with real servers their own work would come on top,
+on machines of their own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import raise_open_files, resident_bytes, resident_bytes_max
+from benchmarks.scale_cut_fleet import chained, in_flight
+from benchmarks.scale_cut_servers import simulated_nodes
+from wal.cut import resolve
+from wal.cut_events import NodeWindow
+from wal.markers import Marker, write_markers
+
+SIZES = (1, 10, 100, 1_000, 10_000)
+REPEATS = 3
+# Of its open files a process needs some for itself.
+FILES_KEPT = 200
+RESOLVE, CHAIN, WAVE = "resolve", "resolve a chain", "marker wave"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement: the least of REPEATS. `peak_bytes` is what it took on top of its input.
+
+    `cpu_seconds`: processor time, which other work on the machine disturbs less. `note`: what came out, so that it
+    is seen that the work was done.
+    """
+
+    task: str
+    nodes: int
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    note: str
+
+
+def measure(nodes_max: int, transactions: int, links: int, say: Callable[[str], None]) -> list[Figure]:
+    """Measure all sizes up to `nodes_max`, the wave only as far as the limit of open files allows."""
+    figures: list[Figure] = []
+    sizes = [size for size in SIZES if size <= nodes_max]
+    for size in sizes:
+        say(f"resolving a cut of {size} nodes")
+        figures.append(alone(partial(resolve_in_flight, size, transactions)))
+    for size in sizes[1:]:
+        say(f"resolving a chain over {size} nodes")
+        figures.append(alone(partial(resolve_chain, size, links)))
+    sessions_max = raise_open_files() - FILES_KEPT
+    with simulated_nodes() as port:
+        for size in sizes:
+            say(f"writing markers on {size} simulated nodes")
+            wanted = min(size, sessions_max)
+            figures.append(alone(partial(write_wave, wanted, port)))
+            if wanted < size:
+                say(f"only {wanted} sessions: the limit of open files is {sessions_max + FILES_KEPT}")
+    return figures
+
+
+def alone(task: Callable[[], Figure]) -> Figure:
+    """The figure of a task in a fresh process, so that its memory is its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(task).result()
+
+
+def resolve_in_flight(nodes: int, transactions: int) -> Figure:
+    """Resolve with so many global transactions in flight, all told."""
+    seconds, cpu, peak, cut = least(partial(resolve, in_flight(nodes, transactions)))
+    raised = sum(part.position > part.start for part in cut.nodes.values())
+    note = f"{cut.in_flight:,} in flight, {cut.included_early:,} included early, {raised:,} nodes raised"
+    return Figure(RESOLVE, nodes, seconds, cpu, peak, note)
+
+
+def resolve_chain(nodes: int, links: int) -> Figure:
+    """Resolve where every raised position raises one other."""
+    windows: dict[str, NodeWindow] = chained(nodes, links)
+    seconds, cpu, peak, cut = least(partial(resolve, windows))
+    return Figure(
+        CHAIN, nodes, seconds, cpu, peak, f"{cut.global_transactions:,} links, {cpu / links * 1e6:.0f} µs each"
+    )
+
+
+def write_wave(nodes: int, port: int) -> Figure:
+    """Write one marker on every node."""
+    raise_open_files()
+    with sessions(nodes, port) as connections:
+        seconds, cpu, peak, positions = least(partial(write_markers, connections, Marker("chain", "cut", "start")))
+    apart = (max(positions.values()) - min(positions.values())) / 1e9
+    return Figure(WAVE, nodes, seconds, cpu, peak, f"{len(positions):,} answers, markers {apart * 1000:.1f} ms apart")
+
+
+@contextmanager
+def sessions(nodes: int, port: int) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+    """Sessions to so many simulated nodes."""
+    dsn = f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable"
+    connections: dict[str, psycopg.Connection[Any]] = {}
+    try:
+        for number in range(nodes):
+            connections[f"node-{number}"] = psycopg.connect(dsn, autocommit=True)
+        yield connections
+    finally:
+        for connection in connections.values():
+            connection.close()
+
+
+def least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
+    """The least seconds of several runs, by the clock and of the processor, the most memory, and the last result."""
+    seconds: list[float] = []
+    cpu_seconds: list[float] = []
+    peaks: list[int] = []
+    for _ in range(REPEATS):
+        before = resident_bytes()
+        began, cpu_began = time.perf_counter(), time.process_time()
+        found = task()
+        seconds.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - cpu_began)
+        peaks.append(resident_bytes_max() - before)
+    return min(seconds), min(cpu_seconds), max(peaks), found
+
+
+def growth(figures: list[Figure], task: str) -> float | None:
+    """How many times the processor time of a tenth of it the largest fleet takes; None where one is not measured."""
+    seconds = {figure.nodes: figure.cpu_seconds for figure in figures if figure.task == task}
+    largest = max(seconds, default=0)
+    smaller = seconds.get(largest // 10)
+    return seconds[largest] / smaller if smaller else None
+
+
+def show(console: Console, figures: list[Figure]) -> None:
+    """Print the figures and how they grow."""
+    table = Table("task", "nodes", "seconds", "CPU seconds", "peak MB", "what came out")
+    for one in figures:
+        table.add_row(
+            one.task,
+            f"{one.nodes:,}",
+            f"{one.seconds:.4f}",
+            f"{one.cpu_seconds:.4f}",
+            f"{one.peak_bytes / 1e6:.0f}",
+            one.note,
+        )
+    console.print(table)
+    for task in dict.fromkeys(one.task for one in figures):
+        ratio = growth(figures, task)
+        console.print(
+            f"{task}: ten times the nodes take {ratio:.1f} times the processor time" if ratio else f"{task}: one size"
+        )
+    console.print("[dim]The nodes of the marker wave are simulated: one process answers for all of them.[/dim]")
+
+
+def document(figures: list[Figure]) -> dict[str, object]:
+    """All figures, for a file."""
+    tasks = dict.fromkeys(one.task for one in figures)
+    return {
+        "figures": [asdict(one) for one in figures],
+        "growth": {task: growth(figures, task) for task in tasks},
+    }

@@ -1,0 +1,46 @@
+"""What the benchmark of scale measures is what it says: the fleets that it makes up have the cuts that they should."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.scale_cut import CHAIN, RESOLVE, Figure, growth, write_wave
+from benchmarks.scale_cut_fleet import RECORD_BYTES, START, chained, in_flight
+from benchmarks.scale_cut_servers import simulated_nodes
+from wal.cut import resolve
+
+
+@pytest.mark.parametrize(("nodes", "links"), [(2, 7), (10, 500), (100, 40)])
+def test_a_chain_raises_one_node_after_the_other(nodes: int, links: int) -> None:
+    cut = resolve(chained(nodes, links))
+    assert cut.global_transactions == links
+    # The last link that ends on a node is what it is raised to.
+    expected = [START] * nodes
+    for link in range(links):
+        expected[(link + 1) % nodes] = START + (2 * link + 2) * RECORD_BYTES
+    assert [part.position for part in cut.nodes.values()] == expected
+
+
+def test_half_of_what_is_in_flight_is_included_early() -> None:
+    cut = resolve(in_flight(10, 2000))
+    assert (cut.in_flight, cut.included_early, cut.global_transactions) == (2000, 1000, 1000)
+    assert sum(len(part.undecided) for part in cut.nodes.values()) == 2 * 1000
+
+
+def test_one_node_alone_has_only_what_nobody_committed_in_flight() -> None:
+    cut = resolve(in_flight(1, 2000))
+    assert (cut.in_flight, cut.included_early, cut.global_transactions) == (1000, 0, 1000)
+
+
+def test_simulated_nodes_answer_the_wave() -> None:
+    with simulated_nodes() as port:
+        figure = write_wave(20, port)
+    assert figure.nodes == 20
+    assert figure.note.startswith("20 answers")
+
+
+def test_growth_compares_the_largest_fleet_with_a_tenth_of_it() -> None:
+    figures = [Figure(RESOLVE, nodes, 1.0, nodes / 500, 0, "") for nodes in (10, 100, 1000)]
+    assert growth(figures, RESOLVE) == 10
+    assert growth(figures[:1], RESOLVE) is None
+    assert growth(figures, CHAIN) is None

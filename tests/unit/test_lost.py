@@ -1,0 +1,60 @@
+"""The mark of a lost chain: made once, of one chain, and not believed if a byte of it changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from snapshots.commits import sealed
+from snapshots.lost import Lost, chain_lost, is_lost, lost_key, mark_lost, read_lost
+from snapshots.manifest import ManifestError
+from storage.memory import InMemoryStore
+
+STORES = count()
+LOST = Lost("daily", "op-1", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
+
+
+def memory() -> InMemoryStore:
+    return InMemoryStore(f"memory://lost-{next(STORES)}")
+
+
+def test_a_mark_says_from_where_on_and_why() -> None:
+    assert LOST.text == "can't be continued after increment 3: node s1 kept 17.0 GiB of WAL (limit 16.0 GiB)"
+    assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
+    error = chain_lost(LOST)
+    assert (error.exit_code, error.slug) == (3, "chain-lost")
+    assert "snapshot daily can't be continued after increment 3" in error.message
+    assert LOST.at in error.message
+    assert error.details == {
+        "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
+        "limit_bytes": 16 << 30, "at": LOST.at,
+    }  # fmt: skip
+
+
+def test_the_first_mark_stays_and_another_chain_of_that_name_has_none() -> None:
+    store = memory()
+    assert read_lost(store, "daily", "op-1") is None
+    mark_lost(store, LOST)
+    mark_lost(store, replace(LOST, node="s2"))
+    assert read_lost(store, "daily", "op-1") == LOST
+    assert is_lost(store, "daily", "op-1")
+    assert not is_lost(store, "daily", "op-2")
+    assert read_lost(store, "daily", "op-2") is None
+
+
+def test_a_mark_that_was_changed_is_not_believed() -> None:
+    store = memory()
+    mark_lost(store, LOST)
+    body = store.read(lost_key("daily", "op-1"))
+    for place in range(0, len(body), 7):
+        damaged = memory()
+        damaged.create(lost_key("daily", "op-1"), body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
+        with pytest.raises(ManifestError):
+            read_lost(damaged, "daily", "op-1")
+        assert is_lost(damaged, "daily", "op-1")
+    newer = memory()
+    newer.create(lost_key("daily", "op-1"), sealed({"schema": "cutline/lost/2", "why": "another reason"}))
+    with pytest.raises(ManifestError, match="that this version understands"):
+        read_lost(newer, "daily", "op-1")

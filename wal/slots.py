@@ -24,7 +24,7 @@ from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.progress import Progress, Silent
 from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError
-from wal.waiting import Awaited, WaitNotes, horizon_of, older_transactions, wait_error
+from wal.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
 # How often a slot that is being made is looked after.
@@ -138,7 +138,8 @@ class _SlotWait:
         self._connection, self._node, self._primary = connection, node, primary
         self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
         self._abandoned, self._done = abandoned, threading.Event()
-        self._horizon = ""
+        self._round: set[str] = set()
+        self._problem: psycopg.Error | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -150,12 +151,14 @@ class _SlotWait:
         finally:
             self._done.set()
             thread.join()
+            if self._problem:
+                raise self._problem
 
     def _run(self) -> None:
         with ExitStack() as stack:
             asking: psycopg.Connection[Any] | None = None
             while not self._done.wait(WATCH_SECONDS):
-                if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set():
+                if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set() or self._problem:
                     # Again and again: a cancel that comes before its command is lost.
                     with suppress(psycopg.Error):
                         self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
@@ -163,19 +166,22 @@ class _SlotWait:
                 try:
                     asking = asking or stack.enter_context(closing(connect(self._primary)))
                     self._look(asking)
-                except (psycopg.Error, SnapshotError):
+                except (psycopg.OperationalError, SnapshotError):
                     # A primary that is away says nothing; the slot's own session tells whether it goes on.
                     asking = None
+                except psycopg.Error as error:
+                    self._problem = error
 
     def _look(self, asking: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
             asking.execute("SELECT pg_log_standby_snapshot()")
-        if self._horizon:
-            self.awaited = older_transactions(self._primary.id, asking, self._horizon)
-            self.notes.tell(self.awaited)
+        found = open_transactions(self._primary.id, asking)
+        self.awaited = [one for one in found if one.xid in self._round]
         if not self.awaited:
             # PostgreSQL waits in several rounds, each for what runs when it begins (snapbuild.c).
-            self._horizon = horizon_of(asking)
+            self.awaited = found
+            self._round = {one.xid for one in found}
+        self.notes.tell(self.awaited)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

@@ -21,7 +21,6 @@ NOTE_SECONDS = 2.0
 # As long as nothing changes, it is repeated this seldom.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-HORIZON_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::xid::text"
 PREPARED = """
 SELECT 'prepared', gid, extract(epoch FROM now() - prepared)::float8,
        '', owner::text, 'prepared', database::text, transaction::text
@@ -31,14 +30,9 @@ RUNNING = """
 SELECT 'process', pid::text, extract(epoch FROM now() - xact_start)::float8,
        coalesce(nullif(application_name, ''), backend_type, ''), coalesce(usename, ''), coalesce(state, ''),
        coalesce(datname, ''), backend_xid::text
-  FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+  FROM pg_stat_activity WHERE backend_xid IS NOT NULL
 """
-# age() compares transaction ids as they are: in a circle.
-OLDER_QUERY = f"""
-{RUNNING} AND age(backend_xid) > age(%(horizon)s::xid)
-UNION ALL {PREPARED} WHERE age(transaction) > age(%(horizon)s::xid)
- ORDER BY 3 DESC
-"""
+OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC"
 PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DESC"
 
 
@@ -85,15 +79,9 @@ class Awaited:
         return {**found, "gid" if self.kind == "prepared" else "pid": _numbered(self)}
 
 
-def horizon_of(connection: psycopg.Connection[Any]) -> str:
-    """The next transaction id of the connection's server."""
-    (horizon,) = connection.execute(HORIZON_QUERY).fetchone() or ("",)
-    return str(horizon)
-
-
-def older_transactions(node: str, connection: psycopg.Connection[Any], horizon: str) -> list[Awaited]:
-    """The transactions on the server, of all its databases, whose id is below `horizon`, oldest first."""
-    return [Awaited(node, *row) for row in connection.execute(OLDER_QUERY, {"horizon": horizon}).fetchall()]
+def open_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
+    """The transactions on the server, of all its databases, that have changed something, oldest first."""
+    return [Awaited(node, *row) for row in connection.execute(OPEN_QUERY).fetchall()]
 
 
 def prepared_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:

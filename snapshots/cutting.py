@@ -168,7 +168,7 @@ def _lost_between(primaries: Mapping[str, psycopg.Connection[Any]], error: Excep
     lost = [node for node, connection in primaries.items() if connection.closed]
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     where = f"node {', '.join(lost)}" if lost else "a node"
-    return f"{where}: its session was lost between its markers: {reason}"
+    return f"{where}: its session was lost between its markers: {reason.removeprefix(f'{where}: ')}"
 
 
 def _drained(

@@ -2,8 +2,9 @@
 
 A link is a local transaction (its parent) and then a two-phase one (child and twin), which the client commits on its
 shards in any order and with any delay, rolls back, or holds: as a whole, so that the chain waits for it, or committed
-on one shard only, from which the chain goes on meanwhile. It never writes on a shard what refers to something that
-is not committed there. Trimming deletes the oldest link on both its shards, by a two-phase transaction too.
+on one shard only, from which the chain goes on meanwhile. Of some the first shard commits its part in one phase, as a
+coordinator does that tags it with the gid of the other. The client never writes on a shard what refers to something
+that is not committed there. Trimming deletes the oldest link on both its shards, by a two-phase transaction too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ CHILD = "INSERT INTO child VALUES (%(id)s, %(chain)s, %(link)s, %(parent)s, %(tw
 TWIN = "INSERT INTO twin VALUES (%(id)s, %(chain)s, %(link)s, %(child_shard)s)"
 DELETE_CHILD = "DELETE FROM child WHERE id = %(id)s; DELETE FROM parent WHERE id = %(parent)s"
 DELETE_TWIN = "DELETE FROM twin WHERE id = %(id)s"
+# Part of a transaction that is committed in one phase: what its parts on other shards are prepared under.
+TAG = "SELECT pg_logical_emit_message(true, 'snapshot.gid', %(gid)s)"
+TAGGED_RATIO = 0.25
 
 # What becomes of a prepared transaction, and how often where it may be held.
 COMMIT, ROLL_BACK, HOLD, HOLD_THEN_ROLL_BACK, HALF = "commit", "roll back", "hold", "hold, roll back", "half"
@@ -45,11 +49,15 @@ class Calendar:
 
 @dataclass(slots=True, eq=False)
 class TwoPhase:
-    """A prepared transaction: the shards still to decide, the next one first, and when that is due."""
+    """A prepared transaction: the shards still to decide, the next one first, and when that is due.
+
+    `coordinator` is the shard, if any, on which it is not prepared, but open in the client's session.
+    """
 
     transaction: Transaction
     remaining: list[int]
-    statement: str
+    is_committing: bool
+    coordinator: int | None
     due_cut: int = 0
     due_time: float = 0.0
 
@@ -57,8 +65,13 @@ class TwoPhase:
         return calendar.cuts >= self.due_cut and time.monotonic() >= self.due_time
 
     @property
-    def is_held_whole(self) -> bool:
+    def is_undecided(self) -> bool:
         return len(self.remaining) == len(self.transaction.shards)
+
+    def decision(self) -> str:
+        """The statement for the next shard."""
+        verb = "COMMIT" if self.is_committing else "ROLLBACK"
+        return verb if self.remaining[0] == self.coordinator else f"{verb} PREPARED %(gid)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +127,10 @@ class ChainClient:
         row = {**self._named(parent["link"]), "parent": parent["id"], "child_shard": here, "twin_shard": there}
         inserts = (("child", here, row["id"]), ("twin", there, row["id"]))
         transaction = Transaction(f"{GID_PREFIX}{row['id']}", inserts, (), (here, there))
-        self._next_link = Link(parent["link"], row, self._prepared(transaction, {here: CHILD, there: TWIN}, row))
-        self._go_on(self._next_link.two_phase)
+        fate = self._fate()
+        one = self._prepared(transaction, {here: CHILD, there: TWIN}, row, fate)
+        self._next_link = Link(parent["link"], row, one)
+        self._go_on(one, fate)
 
     def trim(self) -> None:
         """Delete the oldest link; what refers to it refers to nothing from then on."""
@@ -124,8 +139,9 @@ class ChainClient:
         deletes = (("child", here, row["id"]), ("parent", here, row["parent"]), ("twin", there, row["id"]))
         gid = f"{GID_PREFIX}{self._named(0)['id']}-trim"
         transaction = Transaction(gid, (), deletes, (here, there))
-        self._trimming = self._prepared(transaction, {here: DELETE_CHILD, there: DELETE_TWIN}, row)
-        self._go_on(self._trimming)
+        fate = self._fate()
+        self._trimming = self._prepared(transaction, {here: DELETE_CHILD, there: DELETE_TWIN}, row, fate)
+        self._go_on(self._trimming, fate)
 
     def _named(self, link: int) -> dict[str, int]:
         self._ids += 1
@@ -149,34 +165,44 @@ class ChainClient:
         transaction.told = time.monotonic()
         return {**row, "shard": here}
 
-    def _prepared(self, transaction: Transaction, halves: Mapping[int, str], row: Mapping[str, int]) -> TwoPhase:
+    def _prepared(
+        self, transaction: Transaction, halves: Mapping[int, str], row: Mapping[str, int], fate: str
+    ) -> TwoPhase:
+        """Do the transaction's part on every shard; a coordinator's is left open, and is the first to be decided."""
         self.journal.append(transaction)
         shards = self.chance.sample(transaction.shards, len(transaction.shards))
+        order = self.chance.sample(shards, len(shards))
+        can_be_tagged = fate not in (HOLD, HOLD_THEN_ROLL_BACK)
+        coordinator = order[0] if can_be_tagged and self.chance.random() < TAGGED_RATIO else None
         for shard in shards:
-            statement = f"BEGIN; {halves[shard]}; PREPARE TRANSACTION %(gid)s"
+            ending = TAG if shard == coordinator else "PREPARE TRANSACTION %(gid)s"
+            statement = f"BEGIN; {halves[shard]}; {ending}"
             self.sessions[shard].execute(statement.encode(), {**row, "gid": transaction.gid})
-        transaction.prepared = time.monotonic()
-        one = TwoPhase(transaction, self.chance.sample(shards, len(shards)), "COMMIT PREPARED")
+        one = TwoPhase(transaction, order, fate not in (ROLL_BACK, HOLD_THEN_ROLL_BACK), coordinator)
+        transaction.is_tagged = coordinator is not None
+        if not transaction.is_tagged:
+            transaction.prepared = time.monotonic()
         self._open.append(one)
         return one
 
-    def _go_on(self, one: TwoPhase) -> None:
-        """Choose what becomes of a transaction that was just prepared."""
+    def _fate(self) -> str:
+        """Choose what becomes of a transaction once it is prepared."""
         if self.fates and self.calendar.may_hold:
-            fate = self.fates.pop(0)
-        else:
-            fate = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            if fate not in (COMMIT, ROLL_BACK) and not self.calendar.may_hold:
-                fate = COMMIT
-        if fate in (ROLL_BACK, HOLD_THEN_ROLL_BACK):
-            one.statement = "ROLLBACK PREPARED"
+            return self.fates.pop(0)
+        fate = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        return fate if fate in (COMMIT, ROLL_BACK) or self.calendar.may_hold else COMMIT
+
+    def _go_on(self, one: TwoPhase, fate: str) -> None:
         if fate in (HOLD, HOLD_THEN_ROLL_BACK):
             self._hold(one)
-            return
-        one.due_time = time.monotonic() + self._delay()
-        if fate == HALF:
+        elif fate == HALF:
             self._decide_next(one)
             self._hold(one)
+        elif one.coordinator is not None:
+            # Its session is needed for the next statement.
+            self._decide(one)
+        else:
+            one.due_time = time.monotonic() + self._delay()
 
     def _hold(self, one: TwoPhase) -> None:
         one.due_cut = self.calendar.cuts + self.chance.randint(*CUTS_HELD)
@@ -188,20 +214,21 @@ class ChainClient:
     def _decide(self, one: TwoPhase) -> None:
         """Decide on the next shard; a commit on the other one takes its time, and the chain goes on meanwhile."""
         self._decide_next(one)
-        if one.statement == "ROLLBACK PREPARED" and one.remaining:
+        if one.remaining and not one.is_committing:
             self._decide_next(one)
         one.due_time = time.monotonic() + self._delay()
         one.due_cut = 0
 
     def _decide_next(self, one: TwoPhase) -> None:
-        transaction, is_first = one.transaction, one.is_held_whole
+        transaction, is_first = one.transaction, one.is_undecided
+        statement = one.decision()
         now = time.monotonic()
         transaction.decided = now if is_first else transaction.decided
-        if one.statement == "COMMIT PREPARED":
+        if one.is_committing:
             transaction.sent = now if is_first else transaction.sent
             transaction.last_sent = now if len(one.remaining) == 1 else transaction.last_sent
-        self.sessions[one.remaining[0]].execute(f"{one.statement} %(gid)s".encode(), {"gid": transaction.gid})
-        if one.statement == "COMMIT PREPARED" and is_first:
+        self.sessions[one.remaining[0]].execute(statement.encode(), {"gid": transaction.gid})
+        if one.is_committing and is_first:
             transaction.told = time.monotonic()
         del one.remaining[0]
         if is_first:
@@ -211,11 +238,10 @@ class ChainClient:
             self._trimming = None if one is self._trimming else self._trimming
 
     def _note_decided(self, one: TwoPhase) -> None:
-        is_committed = one.statement == "COMMIT PREPARED"
         if self._next_link is not None and one is self._next_link.two_phase:
-            if is_committed:
+            if one.is_committing:
                 self.links.append(self._next_link)
                 self._parent = None
             self._next_link = None
-        elif is_committed:
+        elif one.is_committing:
             del self.links[0]

@@ -23,8 +23,9 @@ NEVER = math.inf
 class Transaction:
     """One transaction as its client knows it; `gid` names a two-phase one. Times are NEVER until it happens.
 
-    `prepared`: all PREPAREs answered. `decided`: the first COMMIT (PREPARED) or ROLLBACK PREPARED about to be sent.
+    `prepared`: all its parts prepared. `decided`: the first COMMIT (PREPARED) or ROLLBACK PREPARED about to be sent.
     `sent`, `told`: the first COMMIT about to be sent, and answered; NEVER if rolled back. `last_sent`: the last one.
+    `is_tagged`: its first part is committed in one phase, by a coordinator.
     """
 
     gid: str = ""
@@ -36,6 +37,7 @@ class Transaction:
     sent: float = NEVER
     told: float = NEVER
     last_sent: float = NEVER
+    is_tagged: bool = False
 
     def must_be_in(self, taken: Taken) -> bool:
         """Whether an increment without it has lost it."""
@@ -130,11 +132,13 @@ class Occurred:
 
     `held` transactions were open over two increments or more, `rolled_back` of them in the end. `half` were committed
     on one shard only over two or more: `early` counts all of such transactions and increments. `trims` deleted.
+    `tagged` had a coordinator that committed its part in one phase.
     """
 
     transactions: int
     links: int
     trims: int
+    tagged: int
     held: int
     rolled_back: int
     half: int
@@ -154,6 +158,7 @@ def occurred(journal: Iterable[Transaction], increments: Sequence[Taken]) -> Occ
         transactions=sum(one.told < NEVER for one in transactions),
         links=sum(one.told < NEVER and any(row[0] == "child" for row in one.inserts) for one in transactions),
         trims=sum(one.told < NEVER and bool(one.deletes) for one in transactions),
+        tagged=sum(one.told < NEVER and one.is_tagged for one in transactions),
         held=len(held),
         rolled_back=sum(one.decided < NEVER and one.sent == NEVER for one in held),
         half=sum(count >= 2 for count in spans["half"].values()),

@@ -104,9 +104,9 @@ class Round:
         done = self.occurred
         return (
             f"CUTLINE_SEED={self.seed}: {self.increments} increments, {self.raised} with a position raised; "
-            f"{done.transactions} transactions, {done.links} links, {done.trims} trims; {done.held} held "
-            f"({done.rolled_back} rolled back), {done.half} half committed, {done.early} times early; 0 torn; "
-            f"{self.taking_seconds:.0f} s until all were taken, {self.seconds:.0f} s until all were restored"
+            f"{done.transactions} transactions, {done.links} links, {done.trims} trims, {done.tagged} tagged; "
+            f"{done.held} held ({done.rolled_back} rolled back), {done.half} half committed, {done.early} times early; "
+            f"0 torn; {self.taking_seconds:.0f} s until all were taken, {self.seconds:.0f} s until all were restored"
         )
 
 
@@ -190,6 +190,7 @@ def assert_something_happened(round_: Round) -> None:
     assert done.half >= 2, round_
     assert done.early >= round_.increments // 2, round_
     assert done.trims >= 20, round_
+    assert done.tagged >= 20, round_
     assert done.links >= 20 * round_.increments, round_
     assert round_.raised >= 2, round_
 

@@ -72,7 +72,7 @@ def journal() -> list[Transaction]:
     """A parent and its link, which a trim deletes in the end, and a link that is rolled back. Times by hand."""
     return [
         Transaction("", (PARENT,), (), (0,), NEVER, 1, 1, 2, 1),
-        Transaction("link", (CHILD, TWIN), (), (0, 1), 3, 4, 4, 5, 30),
+        Transaction("link", (CHILD, TWIN), (), (0, 1), 3, 4, 4, 5, 30, is_tagged=True),
         Transaction("undone", (("child", 0, 3), ("twin", 2, 3)), (), (0, 2), 6, 40),
         Transaction("trim", (), (CHILD, PARENT, TWIN), (0, 1), 50, 51, 51, 55, 56),
     ]
@@ -138,6 +138,6 @@ def test_a_disagreement_is_found(case: str) -> None:
 
 def test_what_happened_is_counted_by_the_clients_times() -> None:
     happened = occurred(journal(), taken(WHOLE, WHOLE, set()))
-    assert (happened.transactions, happened.links, happened.trims) == (3, 1, 1)
+    assert (happened.transactions, happened.links, happened.trims, happened.tagged) == (3, 1, 1, 1)
     assert (happened.held, happened.rolled_back) == (1, 1)
     assert (happened.half, happened.early) == (1, 2)

@@ -172,10 +172,10 @@ def assert_commits_agree(increments: Increments, journal: list[Transaction]) -> 
     before = Taken(-1, 0.0, 0.0)
     for taken, commit in zip(increments.taken, increments.commits, strict=True):
         cut = commit.cut.cut
-        undecided = [{entry.global_id for entry in node.undecided} for node in cut.nodes.values()]
+        undecided = {node: {entry.global_id for entry in found.undecided} for node, found in cut.nodes.items()}
         for one in journal:
             if one.is_held_over(taken):
-                assert all(one.gid in undecided[shard] for shard in one.shards), (taken.number, one)
+                assert all(one.gid in undecided[f"s{shard + 1}"] for shard in one.shards), (taken.number, one)
         # One that is half committed over several cuts comes in early with the first of them.
         early = [one for one in journal if one.is_half_committed_over(taken) and not one.may_be_in(before)]
         assert cut.included_early >= len(early), (taken.number, cut.included_early, early)

@@ -4,9 +4,11 @@ PYTHON ?= python3
 TESTS ?=
 ROWS ?=
 JSON ?=
+SECONDS ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
+SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -22,6 +24,13 @@ demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minu
 
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them
 	@$(BIN)/python -m pytest $(TESTS)
+
+# The simulation and the chains each for a share of the time; every fault at every step, and the long drain, once.
+soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 6 )) $(SOAK) tests/simulation
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 2 )) $(SOAK) tests/integration/test_causal_chains.py
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/integration/test_decoding.py
+	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py
 
 lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .

@@ -38,8 +38,9 @@ class NodeCut:
 class Cut:
     """A resolved cut; `global_transactions` came into the state with it.
 
-    `in_flight` ones were prepared and not committed everywhere when it was made; `included_early` of those
-    belong to the state, because somebody had committed them.
+    `in_flight` ones were prepared and not committed everywhere when it was made; `included_early` of those came
+    into the state with it, because somebody had committed them. One that an earlier cut took in is not counted again,
+    however long its last COMMIT PREPARED stays away.
     """
 
     nodes: Mapping[str, NodeCut]

@@ -7,8 +7,10 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ import pytest
 
 import snapshots.incremental as incremental
 from fleet.config import Fleet
+from fleet.connections import shut_down
 from fleet.embedded import EmbeddedFleet
 from fleet.label import own_label
 from fleet.lock import locked_fleet
@@ -147,6 +150,36 @@ def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) 
         "create", "slow", operation.name, process.pid,
     )  # fmt: skip
     assert (process.returncode, json.loads(out)["operation"]) == (0, operation.name), errors
+
+
+def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_against_us(chain: Runs) -> None:
+    dsn = chain.fleet.node("s1").dsn
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+    with (
+        open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
+        locked_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
+    ):
+        connection = sessions.connections["s1"]
+        former = connection.info.backend_pid
+
+        def sleep() -> None:
+            with suppress(psycopg.OperationalError):
+                connection.execute("SELECT pg_sleep(60)")
+
+        sleeping = threading.Thread(target=sleep)
+        sleeping.start()
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        with psycopg.connect(dsn, autocommit=True) as looking:
+            while looking.execute(asleep, (former,)).fetchone() != (1,):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        shut_down(connection)
+        sleeping.join(WAIT_SECONDS_MAX)
+        lock.renew()
+        assert lock.retaken
+        lock.check_held()
+        ((session, *_),) = holders(dsn)
+        assert session == sessions.connections["s1"].info.backend_pid != former
 
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:

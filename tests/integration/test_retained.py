@@ -5,7 +5,9 @@ What nodes keep is PostgreSQL's own answer, asked here for itself.
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -228,6 +230,9 @@ def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
     assert found["second"]["lost"].keys() == {"node", "after_increment", "retained_bytes", "limit_bytes", "at"}
     assert found["second"]["lost"]["after_increment"] == 3
     assert found["second"]["retained_wal"] == {}
+    shown = told(guarded.fleet, "list")
+    assert re.search(r"(?m)^second +full .* lost ", shown)
+    assert "can't be continued after increment 3: node s1" in shown
     code, document = run_command(guarded.fleet, "create", "second", "--incremental")
     assert (code, document["error"]) == (3, "chain-lost")
 
@@ -326,7 +331,5 @@ def moved(node: Node, port: int) -> str:
 
 def told(fleet: Fleet, *words: str) -> str:
     """What a command says to a person."""
-    import subprocess
-
     done: Any = subprocess.run(command_line(fleet, *words), capture_output=True, text=True, timeout=60, check=True)
     return str(done.stdout)

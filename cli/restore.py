@@ -14,6 +14,7 @@ from cli.left_out import left_out_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.config import load_fleet
+from fleet.hints import NEW_CHAIN
 from restore.restore import RestoreReport, RestoreRequest, check_restore, plan_restore, restore_fleet
 
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
@@ -64,6 +65,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "aside": report.aside,
         "left_out": report.left_out,
         "not_in_snapshot": [one.to_json() for one in report.not_in_snapshot],
+        "slots_dropped": report.slots_dropped,
+        "slots_left": report.slots_left,
     }
 
 
@@ -73,7 +76,12 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += [f"put aside on {name}" for name in report.aside]
     lines += [f"left out: {name}" for name in report.left_out]
-    return lines + left_out_lines(report.not_in_snapshot)
+    lines += left_out_lines(report.not_in_snapshot)
+    lines += [f"dropped, as its chain has ended: slot on {name}" for name in report.slots_dropped]
+    lines += [f"warning: drop it, or it keeps WAL: slot on {name}" for name in report.slots_left]
+    if report.aside:
+        lines.append(f"earlier snapshots of this fleet get no more increments; {NEW_CHAIN}")
+    return lines
 
 
 def _called(report: RestoreReport, what: str) -> str:

@@ -229,9 +229,10 @@ def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
         return fleet
     lost = [node.id for node in down if not node.data_directory.exists()]
     if lost:
+        directory = fleet.directory
         raise RefusedError(
             f"the data of {', '.join(lost)} is gone",
-            hint=f"make a new fleet: snapshot demo down {fleet.directory} --delete, then snapshot demo up",
+            hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
         )
     taken = [node for node in down if not is_free(node.port)]
     moved = dict(zip((node.id for node in taken), free_ports(len(taken)), strict=True))

@@ -250,7 +250,7 @@ def _send(node: EmbeddedNode, pid: int, number: signal.Signals) -> None:
 def _not_ours(node: EmbeddedNode) -> SnapshotError:
     return ServerNotOursError(
         f"node {node.id}: its server belongs to another user",
-        hint="run this as the user who ran: snapshot demo up",
+        hint="run this as the user who ran: snapshot demo up DIR",
     )
 
 

@@ -42,14 +42,10 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
 def check_decoding(sessions: Sessions) -> None:
     """Raise NodeUnfitError naming every node that can't decode its WAL any more, with what would mend it.
 
-    That is what an increment needs of nodes that had everything at the full snapshot; it needs no new slot.
+    That is what an increment needs of nodes that had everything at the full snapshot: it needs no new slot, and
+    waits for a standby that is connecting again.
     """
-    problems: list[tuple[str, str, str]] = []
-    for node in sessions.nodes:
-        problems += [(node.id, *found) for found in _decodes_not(sessions.connections[node.id])]
-        if node.backup_of is not None:
-            problems += [(node.id, *found) for found in _streams_not(sessions.connections[node.id])]
-    _refuse(problems)
+    _refuse([(node.id, *found) for node in sessions.nodes for found in _decodes_not(sessions.connections[node.id])])
 
 
 def _refuse(problems: list[tuple[str, str, str]]) -> None:
@@ -78,7 +74,9 @@ def _lacks(connection: psycopg.Connection[Any], *, is_primary: bool, slots_neede
         (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)
         if feedback != "on":
             yield "hot_standby_feedback is off", "ALTER SYSTEM SET hot_standby_feedback = on;  and reload"
-        yield from _streams_not(connection)
+        (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
+        if not receivers:
+            yield "it does not stream from its primary", "see primary_conninfo and the standby's log"
 
 
 def _decodes_not(connection: psycopg.Connection[Any]) -> Iterable[tuple[str, str]]:
@@ -88,9 +86,3 @@ def _decodes_not(connection: psycopg.Connection[Any]) -> Iterable[tuple[str, str
     if not replication:
         role = connection.info.user
         yield f"role {role} may not replicate", f'ALTER ROLE "{role}" REPLICATION;'
-
-
-def _streams_not(connection: psycopg.Connection[Any]) -> Iterable[tuple[str, str]]:
-    (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
-    if not receivers:
-        yield "it does not stream from its primary", "see primary_conninfo and the standby's log"

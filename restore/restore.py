@@ -71,6 +71,7 @@ class RestoreReport:
     """What a restore did. `aside`: where existing databases went; `left_out`: what was not restored, by name.
 
     `not_in_snapshot`: what there was not to restore.
+    `slots_dropped` are those of the chains that ended with the databases put aside; `slots_left` could not be dropped.
     """
 
     snapshot: str
@@ -83,6 +84,8 @@ class RestoreReport:
     aside: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     not_in_snapshot: tuple[LeftOut, ...] = ()
+    slots_dropped: list[str] = field(default_factory=list)
+    slots_left: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -187,7 +190,8 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
                 progress.step("publish")
                 restoring.report.aside = publish_all(restoring.targets, connections)
                 if restoring.report.aside:
-                    release_slots(restoring.targets)
+                    released = release_slots(restoring.targets, connections)
+                    restoring.report.slots_dropped, restoring.report.slots_left = released
             except BaseException:
                 with suppress(SnapshotError):
                     drop_loading(restoring.targets)

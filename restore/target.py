@@ -7,7 +7,7 @@ invariant 6). A publication that can't be carried through on every node is undon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
        (SELECT rolsuper OR rolcreatedb FROM pg_roles WHERE rolname = current_user),
        (SELECT system_identifier::text FROM pg_control_system())
 """
+
+DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
+SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\\_%%' AND datoid = %s"
 
 
 class TargetUnfitError(RefusedError):
@@ -224,16 +227,34 @@ def publish_all(targets: list[Target], connections: Mapping[str, psycopg.Connect
     return aside
 
 
-def release_slots(targets: list[Target]) -> None:
-    """Drop Cutline's slots in databases that were put aside: no chain goes on there, and they would keep WAL."""
-    query = (
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-        " WHERE slot_name LIKE 'cutline\\_%%' AND database = %s AND NOT active"
-    )
+def release_slots(
+    targets: list[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> tuple[list[str], list[str]]:
+    """Drop Cutline's slots in databases that were put aside: no chain goes on there, and they would keep WAL.
+
+    Returns those that were dropped and those that are left, each as `node: slot`.
+    """
+    dropped: list[str] = []
+    left: list[str] = []
     for target in targets:
-        for node in (target.node, *target.backups):
-            with suppress(psycopg.Error, SnapshotError), connect(with_database(node, MAINTENANCE_DATABASE)) as found:
-                found.execute(query, (target.aside,))
+        row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
+        # By the database's oid: a standby may not have replayed its new name yet.
+        for node in (target.node, *target.backups) if row else ():
+            try:
+                with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
+                    for slot in [name for (name,) in connection.execute(SLOTS_QUERY, row)]:
+                        (dropped if _dropped(connection, slot) else left).append(f"{node.id}: {slot}")
+            except (psycopg.Error, SnapshotError):
+                left.append(f"{node.id}: every slot of database {target.aside}")
+    return dropped, left
+
+
+def _dropped(connection: psycopg.Connection[Any], slot: str) -> bool:
+    try:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    except psycopg.errors.ObjectInUse:
+        return False
+    return True
 
 
 def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:

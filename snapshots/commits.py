@@ -12,6 +12,7 @@ import re
 import time
 from typing import Any
 
+from fleet.hints import NEW_CHAIN
 from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.manifest import Chain, Commit, ManifestError
 from storage.digest import digest
@@ -145,6 +146,8 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     try:
         commit = commit_from_json(key, read_sealed(store, key))
     except ObjectMissingError as error:
+        if any(number > increment for number in increment_numbers(store, name)):
+            raise commit_gone(name, increment) from error
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
             f"there is no {what}",
@@ -158,6 +161,17 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
             details={"object": key},
         )
     return commit
+
+
+def commit_gone(name: str, increment: int) -> SnapshotMissingError:
+    """The error for a commit that was there: later ones are, or an operation says so."""
+    key = commit_key(name, increment)
+    what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
+    return SnapshotMissingError(
+        f"{what} was committed, and its commit file is gone from the store: {key}",
+        hint=f"put it back from a copy of the store; or {NEW_CHAIN}",
+        details={"snapshot": name, "increment": increment, "object": key},
+    )
 
 
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:

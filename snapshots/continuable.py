@@ -23,8 +23,10 @@ from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.preconditions import check_decoding
 from fleet.sessions import Sessions, in_parallel
 from fleet.table_state import TableState, check_table_states, read_table_states
+from snapshots.commits import commit_gone
 from snapshots.create import CreateRequest
 from snapshots.manifest import Chain, FullPart
+from snapshots.operations import recorded_commits
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.archive import archive_prefix, segment_key
@@ -72,10 +74,21 @@ def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     return nodes
 
 
+def check_commits(store: ObjectStore, chain: Chain) -> None:
+    """Raise SnapshotMissingError if an increment after the chain's last was committed, and its commit file is gone.
+
+    Going on without it would give its number to another state, while somebody may hold the first for committed.
+    """
+    recorded = recorded_commits(store, chain.last.operation).get(chain.name, {})
+    if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
+        raise commit_gone(chain.name, lost[0])
+
+
 def check_continuable(continuing: Continuing) -> None:
-    """Raise unless the chain can go on: baseline, settings, slots, archive, tables, publications and objects."""
+    """Raise unless the chain can go on: commits, baseline, settings, slots, archive, tables, publications, objects."""
     chain, sessions = continuing.chain, continuing.sessions
     check_described(continuing.fleet, chain)
+    check_commits(continuing.store, chain)
     check_baseline(chain.part.baseline, sessions.identities)
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(continuing, node.id), sessions.nodes)

@@ -19,7 +19,7 @@ from fleet.progress import Progress
 from fleet.publications import check_admissible
 from fleet.sessions import Sessions, open_sessions
 from fleet.table_state import TableState, read_table_states
-from snapshots.commits import SnapshotExistsError, check_name, commit_key
+from snapshots.commits import SnapshotExistsError, check_name, commit_gone, commit_key, increment_numbers
 from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
@@ -93,6 +93,8 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
             hint=f"its next increment: snapshot create {request.name} --incremental; or choose another name",
             details={"snapshot": request.name},
         )
+    if increment_numbers(store, request.name):
+        raise commit_gone(request.name, 0)
     check_nodes(sessions)
     rules = narrowed(fleet.groups, request)
     tables = {node: read_tables(connection, rules) for node, connection in sessions.primaries.items()}

@@ -107,13 +107,18 @@ def is_open(store: ObjectStore, operation: Operation) -> bool:
     return not store.exists(f"operations/{operation.id}/outcome.json")
 
 
-def recorded_commits(store: ObjectStore) -> dict[str, dict[str, int]]:
+def recorded_commits(store: ObjectStore, since: str = "") -> dict[str, dict[str, int]]:
     """By snapshot, the increments (0: the full snapshot) that were committed, by operation id.
 
+    Operations that began before the second in which the operation `since` did are not read.
     A commit whose process died before it could say so is missing until the next command settles it.
     """
     found: dict[str, dict[str, int]] = {}
+    # Ids sort by time, down to the second.
+    second = since.rpartition("-")[0]
     for operation_id in store.list_children("operations"):
+        if operation_id < second:
+            continue
         try:
             intent = read_json(store, f"operations/{operation_id}/intent.json")
             if intent["kind"] != "create":

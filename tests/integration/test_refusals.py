@@ -6,13 +6,11 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
-from fleet.config import Fleet, Node
+from fleet.config import Node
 from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.embedded_server import free_ports
@@ -20,11 +18,9 @@ from fleet.lock import locked_fleet
 from fleet.progress import Silent
 from fleet.sessions import open_sessions
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
 from snapshots.initialise import initialise
 from storage.errors import SnapshotError
-from tests.integration.refusing import NoSpark, changed, execute, refused
+from tests.integration.refusing import NoSpark, changed, create, go_on, refused
 from tests.snapshot_runs import (
     Ready,
     Runs,
@@ -37,7 +33,6 @@ from tests.snapshot_runs import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.integration.conftest import FleetFactory
 
 NAME = "refused"
 WAIT_SECONDS_MAX = 60
@@ -54,14 +49,6 @@ def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: py
         runs.full(NAME)
         runs.increment(NAME)
         yield runs
-
-
-def create(fleet: Fleet, name: str) -> None:
-    create_full(fleet, CreateRequest(name), NoSpark(), Silent())
-
-
-def go_on(fleet: Fleet, name: str = NAME) -> None:
-    create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
 
 
 def test_a_table_without_replica_identity_is_refused_by_name(chain: Runs) -> None:
@@ -126,7 +113,7 @@ def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:
     fleet = chain.fleet
     without_one = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.id != "s2-b1"))
     with refused(fleet, "baseline-changed") as errors:
-        go_on(without_one)
+        go_on(without_one, NAME)
     assert "s2-b1" in errors[0].message
     names = {"s1": "s2", "s2": "s1"}
     swapped = tuple(
@@ -134,32 +121,7 @@ def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:
         for node in fleet.nodes
     )
     with refused(fleet, "baseline-changed"):
-        go_on(replace(fleet, nodes=swapped))
-
-
-def test_another_rule_for_global_ids_ends_a_chain(chain: Runs) -> None:
-    with refused(chain.fleet, "global-id-rule-changed"):
-        go_on(replace(chain.fleet, global_id="xa"))
-
-
-def test_a_store_without_or_of_another_fleet_is_refused(chain: Runs, tmp_path: Path) -> None:
-    with refused(chain.fleet, "store-not-initialised"):
-        create(replace(chain.fleet, store_url=f"file://{tmp_path}/empty"), "another")
-    with refused(chain.fleet, "store-of-another-fleet"):
-        create(replace(chain.fleet, name="another"), "another")
-
-
-def test_an_object_that_is_gone_ends_a_chain(chain: Runs) -> None:
-    folder = Path(chain.fleet.store_url.removeprefix("file://")) / "snapshots" / NAME / "base" / "s2"
-    part = next(folder.rglob("*.parquet"))
-    aside = part.with_suffix(".aside")
-    part.rename(aside)
-    try:
-        with refused(chain.fleet, "chain-object-missing") as errors:
-            go_on(chain.fleet)
-        assert part.name in errors[0].message
-    finally:
-        aside.rename(part)
+        go_on(replace(fleet, nodes=swapped), NAME)
 
 
 def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
@@ -172,7 +134,7 @@ def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
     assert "s2" in errors[0].message
     assert dsn not in errors[0].message
     with refused(chain.fleet, "node-unreachable", 6):
-        go_on(fleet)
+        go_on(fleet, NAME)
 
 
 def test_while_one_operation_runs_no_other_begins(chain: Runs) -> None:
@@ -180,7 +142,7 @@ def test_while_one_operation_runs_no_other_begins(chain: Runs) -> None:
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
         locked_fleet(sessions, chain.fleet.name),
     ):
-        for command in (lambda: create(chain.fleet, "another"), lambda: go_on(chain.fleet)):
+        for command in (lambda: create(chain.fleet, "another"), lambda: go_on(chain.fleet, NAME)):
             with refused(chain.fleet, "fleet-busy", 7):
                 command()
         code, document = run_command(chain.fleet, "create", NAME, "--incremental")
@@ -216,33 +178,3 @@ def test_of_two_creators_of_one_increment_one_wins(chain: Runs) -> None:
 def test_a_script_sees_the_code_and_the_name(chain: Runs, command: tuple[str, ...], slug: str, code: int) -> None:
     found, document = run_command(chain.fleet, *command)
     assert (found, document["error"], document["code"]) == (code, slug, code)
-
-
-def test_a_lost_slot_ends_a_chain(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> None:
-    embedded = fleet_factory(shards=1, backups=1)
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    runs = Runs(fleet, Ready(spark))
-    runs.init()
-    for name, node in (("first", "s1"), ("second", "s1-b1")):
-        runs.full(name)
-        dsn = fleet.node(node).dsn
-        with psycopg.connect(dsn) as connection:
-            query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical' ORDER BY 1 DESC LIMIT 1"
-            (slot,) = connection.execute(query).fetchone() or ("",)
-        execute(dsn, f"SELECT pg_drop_replication_slot('{slot}')")
-        with refused(fleet, "slot-lost") as errors:
-            go_on(fleet, name)
-        assert f"node {node}" in errors[0].message
-
-    # A standby that was promoted is no standby; the primary with another setting can't decode.
-    execute(fleet.node("s1-b1").dsn, "SELECT pg_promote()")
-    with refused(fleet, "fleet-topology"):
-        create(fleet, "third")
-    alone = replace(fleet, nodes=fleet.primaries)
-    unused = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
-    execute(fleet.node("s1").dsn, unused, "ALTER SYSTEM SET wal_level = replica")
-    embedded.stop_node(embedded.node("s1"))
-    embedded.start_node(embedded.node("s1"))
-    with refused(alone, "node-unfit") as errors:
-        create(alone, "third")
-    assert "wal_level is replica" in errors[0].message

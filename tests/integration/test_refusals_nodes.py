@@ -1,0 +1,259 @@
+"""A chain whose nodes are not what they were is refused, and the hint begins a new one: on servers of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.bank import create_bank
+from fleet.config import Node
+from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.embedded_server import DEFAULT_SETTINGS, EmbeddedNode, free_ports, start_server, stop_server
+from fleet.hints import NEW_CHAIN
+from fleet.postgres_wheel import Programs, run_as, server_programs
+from snapshots.manifest import Commit
+from storage.errors import SnapshotError
+from tests.integration.refusing import create, execute, go_on, refused
+from tests.snapshot_runs import Ready, Runs, described, slots_of
+from wal.slots import check_slot, drop_slots, slot_name, slot_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMES = (f"chain-{number}" for number in count(1))
+WAIT_SECONDS_MAX = 30
+POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
+# Smaller tables: what is tested is whose they are.
+ROWS_KEPT = "DELETE FROM account WHERE id > 100"
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    directory = tmp_path_factory.mktemp("nodes") / "fleet"
+    try:
+        fleet = start_fleet(directory, shards=1, backups=1)
+        execute(fleet.dsns()[0], ROWS_KEPT)
+        # A standby that loses its primary asks for it again at once, not after five seconds.
+        retry = "ALTER SYSTEM SET wal_retrieve_retry_interval = '50ms'"
+        execute(fleet.node("s1-b1").dsn(), retry, "SELECT pg_reload_conf()")
+        yield fleet
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+@pytest.fixture(scope="module")
+def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    directory = tmp_path_factory.mktemp("nodes-store")
+    return Runs(described(embedded, directory / "fleet.toml", f"file://{directory}/store"), Ready(spark))
+
+
+def begun(runs: Runs) -> Commit:
+    """What NEW_CHAIN says, command by command; the slots of chains that have ended are dropped."""
+    for node in runs.fleet.nodes:
+        for slot in slots_of(node.dsn):
+            assert drop_slots([node], slot) == []
+    runs.init()
+    commit = runs.full(next(NAMES))
+    runs.increment(commit.snapshot)
+    return commit
+
+
+def refused_as(runs: Runs, name: str, slug: str, what: str) -> SnapshotError:
+    """The refusal of the next increment of `name`: whose message, and a hint that is NEW_CHAIN or ends in it."""
+    with refused(runs.fleet, slug) as errors:
+        go_on(runs.fleet, name)
+    assert re.search(what, errors[0].message), errors[0].message
+    assert errors[0].hint.endswith(NEW_CHAIN), errors[0].hint
+    return errors[0]
+
+
+def restart_primary(embedded: EmbeddedFleet) -> None:
+    """Restart it, and wait until its standby has replayed what it wrote at that."""
+    primary, standby = embedded.node("s1"), embedded.node("s1-b1")
+    embedded.stop_node(primary)
+    embedded.start_node(primary)
+    with (
+        psycopg.connect(primary.dsn(), autocommit=True) as there,
+        psycopg.connect(standby.dsn(), autocommit=True) as here,
+    ):
+        (place,) = there.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn AND EXISTS (SELECT FROM pg_stat_wal_receiver)"
+        while here.execute(query, (place,)).fetchone() != (True,):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_a_lowered_wal_level_is_named_before_the_slot_that_it_cost(embedded: EmbeddedFleet, runs: Runs) -> None:
+    chain = begun(runs)
+    primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
+    slot = slot_name(chain.operation)
+    # With a logical slot PostgreSQL would not start at a lower level.
+    execute(primary.dsn, f"SELECT pg_drop_replication_slot('{slot}')", "ALTER SYSTEM SET wal_level = replica")
+    restart_primary(embedded)
+    with refused(runs.fleet, "node-unfit") as errors:
+        go_on(runs.fleet, chain.snapshot)
+    assert errors[0].message.startswith("node s1: wal_level is replica")
+    with refused(runs.fleet, "node-unfit"):
+        create(runs.fleet, "another")
+    remedy, _, rest = errors[0].hint.partition(";")
+    assert "restart the server" in rest
+    execute(primary.dsn, remedy)
+    restart_primary(embedded)
+    with psycopg.connect(standby.dsn) as connection:
+        state = slot_state(connection, slot)
+    with pytest.raises(SnapshotError, match=r"s1-b1: slot \S+ was invalidated by the server.*wal_level_insufficient"):
+        check_slot("s1-b1", slot, state, 1 << 62)
+    refused_as(runs, chain.snapshot, "slot-lost", f"node s1: slot {slot} is gone")
+    begun(runs)
+
+
+def test_a_slot_that_the_server_invalidated_ends_a_chain(runs: Runs) -> None:
+    chain = begun(runs)
+    dsn = runs.fleet.node("s1").dsn
+    fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
+    execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+    try:
+        execute(dsn, fill, fill, fill, "CHECKPOINT")
+        refused_as(runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed")
+    finally:
+        execute(dsn, "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    begun(runs)
+
+
+def test_a_database_that_was_created_again_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+    chain = begun(runs)
+    primary = embedded.node("s1")
+    execute(primary.dsn("postgres"), "DROP DATABASE bank WITH (FORCE)", "CREATE DATABASE bank")
+    create_bank(primary.dsn(), shard=0)
+    execute(primary.dsn(), ROWS_KEPT)
+    refused_as(runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* dropped and created again")
+    begun(runs)
+
+
+def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(runs: Runs) -> None:
+    chain = begun(runs)
+    slot = slot_name(chain.operation)
+    report = runs.restore(chain.snapshot, runs.fleet)
+    assert sorted(report.slots_dropped) == [f"s1-b1: {slot}", f"s1: {slot}"]
+    assert report.slots_left == []
+    for node in runs.fleet.nodes:
+        with psycopg.connect(node.dsn) as connection:
+            query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
+            assert connection.execute(query).fetchall() == []
+    refused_as(runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* a restore has put another")
+    begun(runs)
+
+
+def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: Runs) -> None:
+    chain = begun(runs)
+    alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
+    of_primaries = begun(alone)
+    promoted = runs.fleet.node("s1-b1")
+    execute(promoted.dsn, "SELECT pg_promote()")
+    # As the backup that fleet.toml calls it; the hint's first way out needs another server, its second is taken.
+    refused_as(runs, chain.snapshot, "fleet-topology", "node s1-b1 is no standby")
+    refused_as(alone, chain.snapshot, "baseline-changed", "node s1-b1: its presence was part of the fleet")
+    # As another primary, which is the hint's third.
+    two = Runs(replace(runs.fleet, nodes=(*runs.fleet.primaries, Node("s1-b1", promoted.dsn))), runs.spark)
+    refused_as(two, chain.snapshot, "baseline-changed", "node s1-b1: its backup of was s1")
+    refused_as(two, of_primaries.snapshot, "baseline-changed", "node s1-b1: its presence was absent")
+    # In the primary's place. The promoted server's control file has the old timeline until its next checkpoint.
+    instead = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
+    refused_as(instead, of_primaries.snapshot, "baseline-changed", "node s1: its timeline was 1 .* and is 2")
+    for following in (instead, alone):
+        begun(following)
+
+
+def test_a_primary_that_was_put_back_or_replaced_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+    alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
+    chain = begun(alone)
+    node = embedded.node("s1")
+    copy = node.folder / "copy"
+    embedded.stop_node(node)
+    shutil.copytree(node.data_directory, copy, symlinks=True)
+    embedded.start_node(node)
+    execute(node.dsn(), "UPDATE account SET balance = balance + 1")
+    alone.increment(chain.snapshot)
+    embedded.stop_node(node, immediate=True)
+    shutil.rmtree(node.data_directory)
+    copy.rename(node.data_directory)
+    owned = node.folder.stat()
+    subprocess.run(["chown", "-R", f"{owned.st_uid}:{owned.st_gid}", node.data_directory], check=True, timeout=60)
+    embedded.start_node(node)
+    refused_as(alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* put back to an earlier state")
+    chain = begun(alone)
+    embedded.rebuild_shard(node)
+    execute(node.dsn("postgres"), "CREATE DATABASE bank")
+    create_bank(node.dsn(), shard=0)
+    refused_as(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
+    begun(alone)
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, EmbeddedNode, Programs, Programs]]:
+    """A running server of 15 and the place of its upgrade, with the programs of both."""
+    new = server_programs()
+    old = Programs(POSTGRESQL_15, new.account)
+    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/cutline-upgrade-XXXXXX"], text=True).strip())
+    folder.chmod(0o711)
+    nodes = [EmbeddedNode("s1", port, folder / name) for name, port in zip(("15", "18"), free_ports(2), strict=True)]
+    try:
+        for node in nodes:
+            node.folder.mkdir()
+            if new.account:
+                os.chown(node.folder, new.account.uid, new.account.gid)
+        create_cluster(old, nodes[0])
+        start_server(old, nodes[0])
+        yield nodes[0], nodes[1], old, new
+    finally:
+        for node in nodes:
+            stop_server(node, immediate=True)
+        shutil.rmtree(folder)
+
+
+def create_cluster(programs: Programs, node: EmbeddedNode, *options: str) -> None:
+    """As `create_primary`, for an initdb that does not take settings yet."""
+    identity = ["--encoding=UTF8", "--locale=C", "--auth=trust", "--username=postgres", *options]
+    programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
+    with (node.data_directory / "postgresql.conf").open("a") as file:
+        file.writelines(f"{name} = '{value}'\n" for name, value in DEFAULT_SETTINGS.items())
+
+
+@pytest.mark.skipif(not POSTGRESQL_15.exists(), reason=f"no PostgreSQL 15 in {POSTGRESQL_15} to upgrade from")
+def test_an_upgraded_server_ends_a_chain(
+    upgraded: tuple[EmbeddedNode, EmbeddedNode, Programs, Programs], runs: Runs, tmp_path: Path
+) -> None:
+    node, after, old, new = upgraded
+    execute(node.dsn("postgres"), "CREATE DATABASE bank")
+    create_bank(node.dsn(), shard=0)
+    execute(node.dsn(), ROWS_KEPT)
+    fleet = replace(runs.fleet, store_url=f"file://{tmp_path}/store", nodes=(Node("s1", node.dsn()),))
+    before = Runs(fleet, runs.spark)
+    chain = begun(before)
+    # From before 17 no logical slot comes along; pg_upgrade wants the server stopped, and a cluster of the same kind.
+    stop_server(node)
+    create_cluster(new, after, "--no-data-checksums")
+    places = ["-b", str(old.bin_directory), "-B", str(new.bin_directory)]
+    places += ["-d", str(node.data_directory), "-D", str(after.data_directory), "--socketdir", str(after.folder)]
+    # It writes into the folder that it runs in.
+    command = shlex.join([str(new.bin_directory / "pg_upgrade"), "--username=postgres", "--no-sync", *places])
+    done = run_as(new.account, ["/bin/sh", "-c", f"cd {after.folder} && exec {command}"], seconds_max=120)
+    assert done.returncode == 0, done.stdout
+    start_server(new, after)
+    upgraded_fleet = Runs(replace(before.fleet, nodes=(Node("s1", after.dsn()),)), runs.spark)
+    what = r"node s1: its server version was 15\.\d+ at the full snapshot and is 18\.\d+: the server was upgraded"
+    refused_as(upgraded_fleet, chain.snapshot, "baseline-changed", what)
+    begun(upgraded_fleet)

@@ -1,0 +1,127 @@
+"""A chain of which the store has lost something is refused by name; once that is put back, it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet.embedded import EmbeddedFleet
+from fleet.hints import NEW_CHAIN
+from snapshots.commits import commit_key, sealed
+from tests.integration.refusing import create, go_on, refused
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "chain"
+
+
+@pytest.fixture(scope="module")
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """One primary of the shared fleet, with a chain of two increments in a store of its own."""
+    directory = tmp_path_factory.mktemp("store-refusals")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
+    fleet = replace(fleet, nodes=fleet.primaries[:1])
+    found = Runs(fleet, Ready(spark))
+    with chains_dropped(fleet):
+        found.init()
+        found.full(NAME)
+        found.increment(NAME)
+        found.increment(NAME)
+        yield found
+
+
+def store_of(runs: Runs) -> Path:
+    return Path(runs.fleet.store_url.removeprefix("file://"))
+
+
+def newest(runs: Runs) -> int:
+    return len(list((store_of(runs) / "snapshots" / NAME / "increments").iterdir()))
+
+
+@contextmanager
+def gone(runs: Runs, key: str) -> Iterator[None]:
+    """The store without an object, which is put back."""
+    file, aside = store_of(runs) / key, store_of(runs).with_name("aside")
+    file.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(file)
+
+
+@pytest.mark.parametrize("which", ["full", "first", "newest"])
+def test_a_commit_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(runs: Runs, which: str) -> None:
+    number = {"full": 0, "first": 1, "newest": newest(runs)}[which]
+    key = commit_key(NAME, number)
+    with gone(runs, key):
+        with refused(runs.fleet, "snapshot-missing") as errors:
+            go_on(runs.fleet, NAME)
+        (error,) = errors
+        assert error.message.endswith(f"was committed, and its commit file is gone from the store: {key}")
+        assert error.details["increment"] == number
+        assert error.hint == f"put it back from a copy of the store; or {NEW_CHAIN}"
+        if number == 0:
+            # The same name would come upon the increments of the old chain.
+            with refused(runs.fleet, "snapshot-missing"):
+                create(runs.fleet, NAME)
+        runs.init()
+        assert runs.full(f"after-{which}").increment == 0
+        assert runs.increment(f"after-{which}").increment == 1
+    assert runs.increment(NAME).increment == newest(runs)
+
+
+@pytest.mark.parametrize("pattern", ["base/s1/*/*.parquet", "wal/s1/*/*2.parquet", "schema/s1/*/pre-data*"])
+def test_an_object_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(runs: Runs, pattern: str) -> None:
+    file = next((store_of(runs) / "snapshots" / NAME).glob(pattern))
+    key = str(file.relative_to(store_of(runs)))
+    with gone(runs, key):
+        with refused(runs.fleet, "chain-object-missing") as errors:
+            go_on(runs.fleet, NAME)
+        assert f"object {key} of " in errors[0].message
+        assert errors[0].details["object"] == key
+    assert runs.increment(NAME).increment == newest(runs)
+
+
+def test_another_rule_for_global_ids_is_refused_until_it_is_set_back(runs: Runs) -> None:
+    with refused(runs.fleet, "global-id-rule-changed") as errors:
+        go_on(replace(runs.fleet, global_id="xa"), NAME)
+    assert errors[0].hint.startswith("set it back in fleet.toml")
+    assert runs.increment(NAME).increment == newest(runs)
+
+
+def test_a_store_without_a_fleet_is_one_after_init(runs: Runs, tmp_path: Path) -> None:
+    elsewhere = Runs(replace(runs.fleet, store_url=f"file://{tmp_path}/new"), runs.spark)
+    with refused(runs.fleet, "store-not-initialised") as errors:
+        create(elsewhere.fleet, NAME)
+    assert errors[0].hint == "run: snapshot init"
+    elsewhere.init()
+    assert elsewhere.full("first").increment == 0
+    with refused(elsewhere.fleet, "store-of-another-fleet") as errors:
+        create(replace(elsewhere.fleet, name="another"), "second")
+    assert "'another'" in errors[0].message
+
+
+def test_an_attempt_that_archived_and_died_is_gone_on_from(runs: Runs) -> None:
+    """Its slot is ahead of what commits list, and the archive is not: that is no gap."""
+    commit = runs.increment(NAME)
+    (store_of(runs) / commit_key(NAME, commit.increment)).unlink()
+    shutil.rmtree(store_of(runs) / "operations" / commit.operation)
+    assert runs.increment(NAME).increment == commit.increment
+
+
+def test_a_chain_of_before_the_tables_states_goes_on(runs: Runs) -> None:
+    file = store_of(runs) / commit_key(NAME, 0)
+    document = json.loads(file.read_bytes())
+    assert document.pop("tables")["s1"]
+    file.unlink()
+    file.write_bytes(sealed(document))
+    assert runs.increment(NAME).increment == newest(runs)

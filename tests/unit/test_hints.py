@@ -1,0 +1,90 @@
+"""Every command that a message tells to run exists, with these options and arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from cli.failure import _USAGE_MISTAKE
+from cli.main import app
+from fleet.hints import NEW_CHAIN
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
+# A command comes after what leads to one, and may begin a hint; "the snapshot was deleted" is none.
+LEAD = r"(?:: |; |\(| {3}|then |or )"
+WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x)(?=[\s;,.)]|$))+)"
+HINTS = {"hint", "remedy", "NEW_CHAIN"}
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Every string of a module but its docstrings, and whether it is a hint; what is put in at run time is `x`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    hints = {id(part) for node in ast.walk(tree) if is_hint(node) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | told:
+            yield node.lineno, node.value, id(node) in hints
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(str(p.value) if isinstance(p, ast.Constant) else "x" for p in node.values)
+            yield node.lineno, text, id(node) in hints
+
+
+def is_hint(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id in HINTS for target in node.targets)
+    return isinstance(node, ast.keyword) and node.arg in HINTS
+
+
+def commands_in(text: str, *, is_hint: bool) -> list[list[str]]:
+    lead = f"(?:^|{LEAD})" if is_hint else LEAD
+    # Where the text goes on after a command, three spaces end it.
+    return [found.split() for found in re.findall(lead + WORDS, text)]
+
+
+FOUND = [
+    pytest.param(words, id=f"{path.relative_to(ROOT)}:{line}")
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    for line, text, is_hint in texts_of(path)
+    for words in commands_in(text, is_hint=is_hint)
+]
+
+
+def parse(words: list[str]) -> None:
+    """Let the program parse a command line without running it; raises what it says of a mistake."""
+    command: Any = typer.main.get_command(app)
+    context, name = None, "snapshot"
+    while True:
+        context = command.make_context(name, ["1" if word == "N" else word for word in words], parent=context)
+        command = context.command
+        if not hasattr(command, "resolve_command"):
+            return
+        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_a_command_in_a_message_can_be_typed(words: list[str]) -> None:
+    parse(words)
+
+
+def test_the_commands_are_found() -> None:
+    assert commands_in(NEW_CHAIN, is_hint=True) == [["init"], ["create", "NAME"]]
+    assert commands_in("the snapshot was deleted and taken anew by hand", is_hint=True) == []
+    assert commands_in("next: snapshot create x --incremental; or not", is_hint=True) == [
+        ["create", "x", "--incremental"]
+    ]
+    assert len(FOUND) > 20
+
+
+@pytest.mark.parametrize("words", ["prune NAME", "create NAME --increment", "create", "demo sideways DIR", "init NAME"])
+def test_a_command_that_does_not_exist_would_be_found(words: str) -> None:
+    with pytest.raises(_USAGE_MISTAKE):
+        parse(words.split())

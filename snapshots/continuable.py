@@ -15,7 +15,7 @@ import psycopg
 
 from fleet.baseline import BaselineChangedError, check_baseline, check_presence
 from fleet.config import Fleet, Node
-from fleet.connections import unreachable
+from fleet.connections import answering
 from fleet.groups import Group, SchemaChangedError, Table, read_tables
 from fleet.hints import NEW_CHAIN
 from fleet.left_out import LeftOut
@@ -91,28 +91,30 @@ def check_continuable(continuing: Continuing) -> None:
     check_commits(continuing.store, chain)
     check_baseline(chain.part.baseline, sessions.identities)
     check_decoding(sessions)
-    in_parallel(lambda node: _check_node(continuing, node.id), sessions.nodes)
+    in_parallel(lambda node: _check_node(continuing, node), sessions.nodes)
     chain.check_archive()
     check_tables(sessions, chain.part, new_too=True)
     check_objects(continuing.store, chain)
 
 
-def _check_node(continuing: Continuing, node: str) -> None:
+def _check_node(continuing: Continuing, node: Node) -> None:
     """That the node's WAL goes on where the archive ends."""
-    connection, slot = continuing.sessions.connections[node], slot_name(continuing.chain.full.operation)
-    state = slot_state(connection, slot)
-    segments = continuing.chain.segments(node)
-    listed = segments[-1].range.through if segments else continuing.chain.part.base[node]
-    (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
+    chain, slot = continuing.chain, slot_name(continuing.chain.full.operation)
+    with answering(node):
+        connection = continuing.sessions.connections[node.id]
+        state = slot_state(connection, slot)
+        (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
+    segments = chain.segments(node.id)
+    listed = segments[-1].range.through if segments else chain.part.base[node.id]
     if place is not None and lsn_from_text(place) < listed:
         raise BaselineChangedError(
-            f"node {node}: its WAL ends at {place}, before {lsn_to_text(listed)}, where the archive ends: the server"
+            f"node {node.id}: its WAL ends at {place}, before {lsn_to_text(listed)}, where the archive ends: the server"
             " was put back to an earlier state",
             hint=NEW_CHAIN,
-            details={"node": node, "property": "WAL position", "was": lsn_to_text(listed), "now": place},
+            details={"node": node.id, "property": "WAL position", "was": lsn_to_text(listed), "now": place},
         )
     is_ahead = state is not None and state.confirmed > listed
-    check_slot(node, slot, state, _archived(continuing, node, listed) if is_ahead else listed)
+    check_slot(node.id, slot, state, _archived(continuing, node.id, listed) if is_ahead else listed)
 
 
 def _archived(continuing: Continuing, node: str, listed: int) -> int:
@@ -139,10 +141,8 @@ def check_tables(sessions: Sessions, part: FullPart, *, new_too: bool = False) -
     """
 
     def check(node: str) -> None:
-        try:
+        with answering(sessions.fleet.node(node)):
             _check_primary(sessions.connections[node], node, part, new_too=new_too)
-        except psycopg.OperationalError as error:
-            raise unreachable(sessions.fleet.node(node), error) from error
 
     in_parallel(check, sessions.primaries)
 

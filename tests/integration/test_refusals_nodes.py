@@ -80,14 +80,15 @@ def refused_as(runs: Runs, name: str, slug: str, what: str) -> SnapshotError:
 
 
 def restart_primary(embedded: EmbeddedFleet) -> None:
-    """Restart it, and wait until its standby has replayed what it wrote at that."""
-    primary, standby = embedded.node("s1"), embedded.node("s1-b1")
-    embedded.stop_node(primary)
-    embedded.start_node(primary)
-    with (
-        psycopg.connect(primary.dsn(), autocommit=True) as there,
-        psycopg.connect(standby.dsn(), autocommit=True) as here,
-    ):
+    embedded.stop_node(embedded.node("s1"))
+    embedded.start_node(embedded.node("s1"))
+    await_standby(embedded)
+
+
+def await_standby(embedded: EmbeddedFleet) -> None:
+    """Wait until the standby streams, and has replayed what the primary has written."""
+    primary, standby = (embedded.node(node).dsn("postgres") for node in ("s1", "s1-b1"))
+    with psycopg.connect(primary) as there, psycopg.connect(standby, autocommit=True) as here:
         (place,) = there.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn AND EXISTS (SELECT FROM pg_stat_wal_receiver)"
@@ -139,16 +140,18 @@ def test_a_database_that_was_created_again_ends_a_chain(embedded: EmbeddedFleet,
     execute(primary.dsn("postgres"), "DROP DATABASE bank WITH (FORCE)", "CREATE DATABASE bank")
     create_bank(primary.dsn(), shard=0)
     execute(primary.dsn(), ROWS_KEPT)
+    await_standby(embedded)
     refused_as(runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* dropped and created again")
     begun(runs)
 
 
-def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(runs: Runs) -> None:
+def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedded: EmbeddedFleet, runs: Runs) -> None:
     chain = begun(runs)
     slot = slot_name(chain.operation)
     report = runs.restore(chain.snapshot, runs.fleet)
     assert sorted(report.slots_dropped) == [f"s1-b1: {slot}", f"s1: {slot}"]
     assert report.slots_left == []
+    await_standby(embedded)
     for node in runs.fleet.nodes:
         with psycopg.connect(node.dsn) as connection:
             query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"

@@ -133,6 +133,7 @@ def embedded(tmp_path: Path) -> Iterator[EmbeddedFleet]:
         stop_fleet(directory, delete=True)
 
 
+@pytest.mark.timeout(SECONDS_MAX + 60)
 def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_there_twice(
     embedded: EmbeddedFleet, tmp_path: Path
 ) -> None:

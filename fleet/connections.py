@@ -53,6 +53,15 @@ _open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 _open_lock = threading.Lock()
 
 
+# What libpq adds to a reason: guesses at what may be behind it, and they stand last.
+LIBPQ_GUESSES = {
+    "This probably means the server terminated abnormally",
+    "before or while processing the request.",
+    "Is the server running on that host and accepting TCP/IP connections?",
+    "Is the server running locally and accepting connections on that socket?",
+}
+
+
 class NodeUnreachableError(UnreachableError):
     """A node does not take our connection."""
 
@@ -138,7 +147,7 @@ def _server_of(node: Node) -> str:
 
 def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the server's or libpq's own reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}",
         hint="see that the server runs and that the dsn in fleet.toml and your password file fit",

@@ -46,6 +46,7 @@ CHANGING: Mapping[str, str] = {
     "pg_log_standby_snapshot": "standby snapshot",
     "pg_replication_slot_advance": "slot advanced",
     "pg_drop_replication_slot": "slot dropped",
+    "pg_terminate_backend": "session ended",
 }
 MARKER = "pg_logical_emit_message"
 READING_WORDS = (

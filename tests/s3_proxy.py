@@ -1,4 +1,4 @@
-"""What a network does to puts: a proxy before a real S3 server that loses requests or answers, or says no.
+"""What a network does to a store: a proxy before a real S3 server that loses requests or answers, or says no.
 
 Everything that is not a fault is forwarded to the server, which decides.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,11 +32,18 @@ ANSWER_LOST = Fault(arrives=True)
 
 @dataclass(slots=True)
 class S3Proxy:
-    """A running proxy. The next puts meet `faults` in turn; `puts` counts all that came."""
+    """A running proxy. The next puts meet `faults` in turn; `puts` counts all that came.
+
+    Requests of every kind meet `outage` while there is one, take `delay_seconds` longer, and wait while `answering`
+    is not set: those that waited are lost.
+    """
 
     endpoint_url: str
     faults: list[Fault] = field(default_factory=list)
     puts: int = 0
+    outage: Fault | None = None
+    delay_seconds: float = 0
+    answering: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_fault(self) -> Fault | None:
@@ -53,7 +61,13 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            time.sleep(proxy.delay_seconds)
+            if not proxy.answering.is_set():
+                proxy.answering.wait()
+                self.close_connection = True
+                return
             fault = proxy.next_fault() if self.command == "PUT" else None
+            fault = fault or proxy.outage
             if fault is None:
                 self.reply(*self.ask(body))
                 return
@@ -90,10 +104,12 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
         proxy = S3Proxy(f"http://127.0.0.1:{listener.server_address[1]}")
+        proxy.answering.set()
         thread = threading.Thread(target=listener.serve_forever, args=(0.05,))
         thread.start()
         try:
             yield proxy
         finally:
+            proxy.answering.set()
             listener.shutdown()
             thread.join()

@@ -41,6 +41,7 @@ SELECT confirmed_flush_lsn::text, restart_lsn::text, active, coalesce(wal_status
                 CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')
   FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()
 """
+READER_QUERY = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
 DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 
 
@@ -220,7 +221,11 @@ def advance_slot(connection: psycopg.Connection[Any], name: str, through: int) -
 
 
 def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
-    """Drop the slot if there is one; True if it is gone now. False where the node can't be asked."""
+    """Drop the slot if there is one; True if it is gone now. False where the node can't be asked.
+
+    A session that still makes or reads it is ended: nobody wants what it waits for, and a slot that is being made on a
+    standby whose primary is idle, for a command that was killed, can be waited for without end.
+    """
     deadline = time.monotonic() + seconds_max
     while True:
         try:
@@ -228,10 +233,11 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
                 connect(node, connect_timeout=str(DROP_CONNECT_SECONDS_MAX)) as connection,
                 shut_down_after(connection, seconds_max),
             ):
+                connection.execute(READER_QUERY, (name,))
                 connection.execute(DROP_QUERY, (name,))
                 return True
         except psycopg.errors.ObjectInUse:
-            # A process that was ended is still reading it on the server; that ends soon.
+            # The session that was ended takes a moment.
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)

@@ -122,8 +122,8 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     strict = replace(fleet, nodes=tuple(replace(node, retained_wal_bytes_max=1) for node in fleet.nodes))
     create_full(strict, CreateRequest("next"), Ready(spark), stretches.watching)
     found = {reached.point: kinds for reached, kinds in stretches.found}
-    assert found[Point.SETTLED] == {"slot dropped", "outcome"}
-    assert found[Point.GIVEN_UP] == {"mark of a lost chain", "slot dropped"}
+    assert found[Point.SETTLED] == {"session ended", "slot dropped", "outcome"}
+    assert found[Point.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
     late = {point: frozenset(found[point]) for point in (Point.SETTLED, Point.GIVEN_UP)}
     assert stretches.undeclared({**FULL_EFFECTS, **late}) == []
 

@@ -1,0 +1,44 @@
+"""`snapshot …` as a process that ends itself at a point: python -m tests.fault_command SIGNAL POINT COUNT -- WORDS.
+
+It writes the numbers of the processes it has started to stdout first: those must end too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import cli.create
+import cli.main
+from tests.watching import Reached, Watching
+
+
+def children() -> list[str]:
+    """The processes that this one has started."""
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended since
+            found += (task / "children").read_text().split()
+    return found
+
+
+def main() -> None:
+    """Run the command, and send the signal to it when the point is reached for the COUNTth time."""
+    number, point, count, _, *words = sys.argv[1:]
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (point, int(count)):
+            sys.stdout.write(" ".join(children()) + "\n")
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.Signals[number])
+
+    cli.create.progress = lambda _context: nullcontext(Watching(then))
+    sys.argv = ["snapshot", *words]
+    cli.main.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The walk: faults at the points of create, and after each the fleet is whole and the next command goes on.
+
+The short form kills the command at every point and takes a sample of the other faults: each point meets two at least.
+With CUTLINE_SOAK=SECONDS all faults are walked at all points, in random order, for so long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+import fleet.watch
+from fleet.embedded import is_fleet, start_fleet, stop_fleet
+from snapshots.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from tests.fault_world import JOURNAL, World, eventually
+from tests.faults import (
+    FLEET_FAULTS,
+    HARMLESS,
+    STORE_FAULTS,
+    Mend,
+    Place,
+    disk_full,
+    may_mount,
+    on_small_disk,
+    primary_down,
+)
+from tests.integration.conftest import RUNNING
+from tests.pg_proxy import led_through, pg_proxies
+from tests.s3_proxy import s3_proxy
+from tests.sights import Sight
+from tests.snapshot_runs import described
+from tests.soak import SOAK_SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.s3_server import S3Server
+
+SEED = 20
+NODES = 4
+CHAIN = "chain"
+KILLED, STOPPED = "SIGKILL", "SIGINT"
+SETTINGS = {"max_wal_size": "96MB", "min_wal_size": "32MB", "wal_retrieve_retry_interval": "500ms"}
+# A store that never answers is given up soon.
+IMPATIENT = "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5"
+# What may be wrong with the error that a fault causes: not known, not reached, not consistent. Never "refused".
+FAULT_CODES = {5, 6, 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A point of a full create or of an increment, reached for the `count`th time, or something seen from outside."""
+
+    incremental: bool
+    point: Point | Sight
+    count: int = 1
+
+    @property
+    def committed(self) -> bool:
+        """Whether the commit is stored when the point is reached."""
+        if isinstance(self.point, Sight):
+            return False
+        points = INCREMENT_POINTS if self.incremental else FULL_POINTS
+        return points.index(self.point) >= points.index(Point.COMMITTED)
+
+    def __str__(self) -> str:
+        command = "increment" if self.incremental else "full"
+        return f"{command}-{self.point.replace(' ', '_')}-{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault at a step: a signal to the command, or something of the fleet or the store."""
+
+    step: Step
+    fault: str | Callable[[Place], Mend]
+
+    @property
+    def name(self) -> str:
+        return self.fault if isinstance(self.fault, str) else self.fault.__name__
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.step}"
+
+
+def steps() -> list[Step]:
+    """Every point of both commands; of those that are reached on every node the first and the last."""
+    found: list[Step] = []
+    for incremental, points in ((False, FULL_POINTS), (True, INCREMENT_POINTS)):
+        seen: Counter[Point] = Counter()
+        for point in points:
+            seen[point] += 1
+            found.append(Step(incremental, point, seen[point]))
+            if point in PER_NODE:
+                found.append(Step(incremental, point, NODES))
+    # An increment copies nothing.
+    found += [Step(incremental=False, point=sight) for sight in Sight]
+    found += [Step(incremental=True, point=sight) for sight in (Sight.SEGMENT, Sight.ADVANCED)]
+    return found
+
+
+FAULTS: tuple[str | Callable[[Place], Mend], ...] = (STOPPED, *FLEET_FAULTS, *STORE_FAULTS, disk_full)
+
+
+def sample(generator: random.Random) -> list[Case]:
+    """Every step with one fault besides the kill, and every fault at three steps at least."""
+    shuffled = generator.sample(steps(), len(steps()))
+    chosen = [Case(step, fault) for step, fault in zip(shuffled, itertools.cycle(FAULTS), strict=False)]
+    # What happens in the middle of a job is no place for a signal from within the command.
+    return [Case(one.step, primary_down) if is_from_within(one) else one for one in chosen]
+
+
+def is_from_within(case: Case) -> bool:
+    return case.fault == STOPPED and isinstance(case.step.point, Sight)
+
+
+def cases() -> list[Case]:
+    """In the order of their steps, which is the order of a walk; the long form in random order."""
+    if SOAK_SECONDS:
+        every = [Case(step, fault) for step in steps() for fault in (KILLED, *FAULTS)]
+        return [one for one in random.Random(SEED).sample(every, len(every)) if not is_from_within(one)]
+    chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
+    return sorted(chosen, key=lambda case: steps().index(case.step))
+
+
+def test_the_sample_is_wide_enough() -> None:
+    chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
+    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, Point)} == {
+        *((False, point) for point in FULL_POINTS),
+        *((True, point) for point in INCREMENT_POINTS),
+    }
+    assert all(len({case.name for case in chosen if case.step == step}) >= 2 for step in steps())
+    assert all(count >= 3 for count in Counter(case.name for case in chosen).values())
+
+
+@dataclass(slots=True)
+class Walk:
+    """The worlds of all cases: one with its store in a folder, one with it in S3 behind a bad network."""
+
+    worlds: tuple[World, World]
+    why_no_small_disk: str
+    began: float
+    walked: list[tuple[str, str, float]]
+
+    def world(self, case: Case) -> World:
+        return self.worlds[case.fault in STORE_FAULTS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def impatient_watch() -> Iterator[None]:
+    """A node that is silent is given up soon, but later than one that pauses."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in {"PROBE_SECONDS": 1.0, "ANSWER_SECONDS_MAX": 3.0, "SILENCE_SECONDS_MAX": 6.0}.items():
+            patch.setattr(fleet.watch, name, seconds)
+        yield
+
+
+@pytest.fixture(scope="module")
+def walk(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, spark: SparkSession, s3: S3Server
+) -> Iterator[Walk]:
+    folder = tmp_path_factory.mktemp("walk")
+    servers_folder = folder / "fleet"
+    why_not = "" if may_mount(folder) else "only root with leave to mount can make a small disk"
+    running = pytestconfig.stash.setdefault(RUNNING, [])
+    try:
+        servers = start_fleet(servers_folder, shards=2, backups=1, settings=SETTINGS)
+        running.append(servers)
+        with ExitStack() as stack:
+            small = None if why_not else servers.primaries[-1]
+            if small:
+                stack.enter_context(on_small_disk(servers, small))
+            store = stack.enter_context(s3_proxy(s3.endpoint_url))
+            proxies = stack.enter_context(pg_proxies(servers))
+            for dsn in servers.dsns():
+                with psycopg.connect(dsn) as connection:
+                    connection.execute(JOURNAL)
+            place = Place(servers, proxies, store, small, random.Random(SEED))
+            slots: set[str] = set()
+            options = s3.options | {"endpoint_url": store.endpoint_url}
+            urls = (("folder", f"file://{folder}/store", {}, ""), ("s3", s3.bucket("walk"), options, IMPATIENT))
+            worlds = []
+            for name, url, chosen, more in urls:
+                straight = described(servers, folder / f"{name}.toml", url, chosen, more)
+                led = led_through(proxies, straight, folder / f"{name}-led.toml")
+                worlds.append(World(led, spark, place, slots))
+            worlds[0].await_whole()
+            for world in worlds:
+                world.runs.init()
+            for world in worlds:
+                world.runs.full(CHAIN)
+                world.keep(CHAIN)
+            yield Walk((worlds[0], worlds[1]), why_not, time.monotonic(), [])
+        running.remove(servers)
+    finally:
+        if is_fleet(servers_folder):
+            stop_fleet(servers_folder, delete=True)
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
+    if SOAK_SECONDS and time.monotonic() - walk.began > SOAK_SECONDS:
+        pytest.skip(f"{SOAK_SECONDS} s are over")
+    if case.fault is disk_full and walk.why_no_small_disk:
+        pytest.skip(walk.why_no_small_disk)
+    began = time.monotonic()
+    world = walk.world(case)
+    name = CHAIN if case.step.incremental else f"full-{len(walk.walked)}"
+    walk.walked.append((case.name, str(case.step), 0))
+    world.await_whole()
+    before = world.newest(name)
+    world.write()
+    tag = f"{len(walk.walked):032x}"
+    if case.step.incremental:
+        world.prepare(tag)
+    newest = faulty(world, case, name, before)
+    left_open = world.left_open()
+    world.write()
+    commit, notes = world.next(name)
+    assert commit.increment == (0 if newest is None else newest + 1)
+    for operation in left_open:
+        assert any(operation.id in note for note in notes), f"{operation.id} was settled in silence: {notes}"
+    assert world.left_open() == []
+    world.keep(name)
+    if case.step.incremental:
+        world.commit_prepared(tag)
+    eventually(world.left_behind)
+    if not case.step.incremental:
+        if SOAK_SECONDS or len(walk.walked) % 8 == 0:
+            world.write()
+            world.create_next_and_compare(name)
+        world.end(name)
+    walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
+
+
+def faulty(world: World, case: Case, name: str, before: int | None) -> int | None:
+    """Run the command of the case under its fault and mend it; the newest increment that there is after it."""
+    step, point = case.step, case.step.point
+    at = point if isinstance(point, Sight) else (str(point), step.count)
+    done = 0 if before is None else before + 1
+    if isinstance(case.fault, str):
+        if isinstance(at, Sight):
+            code = world.create_killed_on_sight(name, at, incremental=step.incremental)
+        else:
+            code = world.create_killed(name, at, case.fault, incremental=step.incremental)
+        newest = world.newest(name)
+        # On sight the kill may come late: then all was done.
+        assert newest == (done if step.committed else before) or (isinstance(at, Sight) and newest == done)
+        if case.fault == STOPPED:
+            assert code == 130
+            assert world.left_open() == []
+        else:
+            assert code == -9
+        return newest
+    ended = world.create_under(name, at, case.fault, incremental=step.incremental)
+    world.await_whole()
+    assert not ended.hung, f"hung until the fault was mended, and then: {ended.error}"
+    newest = world.newest(name)
+    if ended.commit:
+        assert newest == ended.commit.increment == done
+        return newest
+    assert ended.error
+    assert case.fault not in HARMLESS, ended.error
+    assert ended.error.exit_code in FAULT_CODES, f"{ended.error.exit_code} {ended.error.slug}: {ended.error}"
+    assert ended.error.hint
+    # What is there although the command failed was committed before the fault, or nobody could know.
+    assert newest == before or (newest == done and (step.committed or ended.error.exit_code == 5))
+    return newest
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["folder", "s3"])
+def test_nothing_was_lost_and_nothing_stored_twice(walk: Walk, number: int) -> None:
+    world = walk.worlds[number]
+    world.write()
+    world.create_next_and_compare(CHAIN)
+    assert world.runs.check(CHAIN).exit_code == 0
+    for fault, step, seconds in sorted(walk.walked):
+        print(f"{fault:20} {step:50} {seconds:6.1f} s")  # noqa: T201  # the table of what was walked
+
+
+def test_the_small_disk_is_small(walk: Walk) -> None:
+    if walk.why_no_small_disk:
+        pytest.skip(walk.why_no_small_disk)
+    small = walk.worlds[0].place.small_disk
+    assert small
+    assert shutil.disk_usage(small.data_directory).total < 1 << 30

@@ -19,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 ROWS_PER_ARROW_BATCH_MAX = 100_000
 BYTES_PER_ARROW_BATCH_MAX = 64 * 1024**2
 SHUFFLE_PARTITIONS_MIN = 8
+TASK_ATTEMPTS_MAX = 4
 DRIVER_MEMORY_BYTES_MIN = 1024**3
 DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -51,12 +52,19 @@ def cores_of(master: str) -> int | None:
     return None
 
 
+def repeating(master: str) -> str:
+    """`master`, with a task repeated that ended with its process, as on a cluster; `local[4]` alone would give up."""
+    if threads := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*\])?", master):
+        return f"local[{threads.group(1) or 1},{TASK_ATTEMPTS_MAX}]"
+    return master
+
+
 def session_settings(
     master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
     """Every setting of the session; `given` goes over the rest, but adds to the JVM's options."""
     settings = {
-        "spark.master": master,
+        "spark.master": repeating(master),
         "spark.app.name": f"snapshot {name}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

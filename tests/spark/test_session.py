@@ -95,7 +95,20 @@ def test_the_session_is_set_as_the_jobs_expect(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "100000"
-    assert spark.sparkContext.master == "local[2]"
+    assert spark.sparkContext.master == "local[2,4]"
+
+
+def square(number: int) -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number**2
+
+
+def test_a_task_whose_process_is_killed_is_repeated(spark: SparkSession) -> None:
+    assert spark.sparkContext.parallelize([3, 4], 2).map(square).collect() == [9, 16]
 
 
 def test_a_local_session_leaves_no_process_and_no_file() -> None:

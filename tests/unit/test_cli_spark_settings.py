@@ -9,7 +9,7 @@ import pytest
 from cli import class_archive
 from cli.class_archive import archive_options, is_recording
 from cli.java import Java
-from cli.spark_settings import cores_of, driver_memory_bytes, runs_on_this_machine, session_settings
+from cli.spark_settings import cores_of, driver_memory_bytes, repeating, runs_on_this_machine, session_settings
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,20 @@ from cli.spark_settings import cores_of, driver_memory_bytes, runs_on_this_machi
 def test_a_master_says_where_tasks_run_and_how_many(master: str, here: bool, cores: int | None) -> None:  # noqa: FBT001  # a parameter of the case
     assert runs_on_this_machine(master) is here
     assert cores_of(master) == cores
+
+
+@pytest.mark.parametrize(
+    ("master", "repeated"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[4,2]", "local[4,2]"),
+        ("local-cluster[2,3,1024]", "local-cluster[2,3,1024]"),
+        ("spark://localhost:7077", "spark://localhost:7077"),
+    ],
+)
+def test_a_master_here_repeats_tasks_as_a_cluster_does(master: str, repeated: str) -> None:
+    assert repeating(master) == repeated
 
 
 def test_what_the_fleet_file_says_goes_over_the_choices_but_adds_to_the_options(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A process has one at a time, and the tests of several folders need it.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ from cli.spark import start_spark_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C even where a shell has started the tests in the background, deaf to it: commands inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from psycopg import sql
 from fleet.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.config import Node
 from fleet.connections import connect, database_name, with_database
-from fleet.lock import FleetBusyError, lock_key
+from fleet.label import own_label
+from fleet.lock import lock_key, take_lock
 from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError, UsageError
 
@@ -85,20 +86,17 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 
 @contextmanager
 def locked_targets(targets: list[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile."""
+    """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile.
+
+    Raises FleetBusyError saying who restores.
+    """
     with ExitStack() as stack:
         connections: dict[str, psycopg.Connection[Any]] = {}
         for target in sorted(targets, key=lambda found: found.node.id):
             connection = stack.enter_context(connect(target.maintenance))
             # Two shards may go to two databases of one server; the lock is per database name.
             key = lock_key(f"{LOCK_NAME} {target.database}")
-            (locked,) = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone() or (False,)
-            if not locked:
-                raise FleetBusyError(
-                    f"node {target.node.id}: another restore of database {target.database} is running",
-                    hint="wait until it is done",
-                    details={"node": target.node.id},
-                )
+            take_lock(target.node, connection, key, own_label("restore", target.database))
             connections[target.shard] = connection
         yield connections
 

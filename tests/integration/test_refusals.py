@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from fleet.embedded_server import free_ports
 from fleet.lock import locked_fleet
 from fleet.progress import Silent
 from fleet.sessions import open_sessions
-from restore.restore import RestoreRequest, plan_restore, restore_fleet
+from restore.restore import RestoreRequest, check_restore, plan_restore, restore_fleet
+from restore.target import locked_targets
 from snapshots.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, changed, create, go_on, refused
@@ -81,6 +84,17 @@ def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "target-exists") as errors:
         restore_fleet(plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME)), NoSpark(), Silent())
     assert "--replace" in errors[0].hint
+
+
+def test_of_two_restores_of_one_database_the_second_is_told_of_the_first(chain: Runs) -> None:
+    request = RestoreRequest(NAME, replace=True)
+    with (
+        locked_targets(plan_restore(chain.fleet, chain.fleet, request).targets),
+        refused(chain.fleet, "fleet-busy", 7) as errors,
+    ):
+        check_restore(plan_restore(chain.fleet, chain.fleet, request), Silent())
+    assert f"node s1: another operation is running: restore bank by {getpass.getuser()}@" in errors[0].message
+    assert errors[0].details["process"] == os.getpid()
 
 
 def test_a_restore_into_a_standby_is_refused(chain: Runs) -> None:

@@ -46,7 +46,7 @@ SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randran
 NAME = "chains"
 BACK = "chains_back"
 SHARDS = 4
-INCREMENTS = 30
+INCREMENTS = 30 if SOAK_SECONDS else 20
 PAUSE_SECONDS_MAX = 1.0
 # How late a marker comes at most, for one cut in four each.
 MARKER_SECONDS_MAX = (0.0, 0.02, 0.1, 0.3)

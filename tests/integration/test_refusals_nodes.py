@@ -121,16 +121,20 @@ def test_a_lowered_wal_level_is_named_before_the_slot_that_it_cost(embedded: Emb
     begun(runs)
 
 
-def test_a_slot_that_the_server_invalidated_ends_a_chain(runs: Runs) -> None:
+def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
     chain = begun(runs)
     dsn = runs.fleet.node("s1").dsn
     fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
     execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     try:
-        execute(dsn, fill, fill, fill, "CHECKPOINT")
+        execute(dsn, fill, fill, fill)
+        # A standby that lags would lose the WAL that it needs, too.
+        await_standby(embedded)
+        execute(dsn, "CHECKPOINT")
         refused_as(runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed")
     finally:
         execute(dsn, "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    await_standby(embedded)
     begun(runs)
 
 

@@ -1,6 +1,7 @@
 """Executors and Python workers killed in the middle of a task: Spark repeats it, and nothing is lost or there twice.
 
-In a subprocess, as in test_local_cluster_job.py. The first attempt of a task stands still once it has stored an object
+In a subprocess, because a process has one Spark session at a time, and the tests' own is local: here the executors are
+processes of their own, which share nothing. The first attempt of a task stands still once it has stored an object
 and before it has said so to anybody; then its executor, or its Python process, is killed.
 """
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +25,13 @@ from snapshots.increment import create_increment
 from snapshots.operations import Operation, pending
 from storage.errors import BusyError, SnapshotError
 from storage.open import open_store
+from tests.faults import mended_after
 from tests.sights import Sight, sighting
 from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
 from tests.watching import Reached, Watching
 from wal.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from fleet.config import Fleet
@@ -257,34 +255,6 @@ class World:
             for node in self.place.servers.primaries:
                 with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
                     connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
-
-
-@contextmanager
-def mended_after(mends: list[Mend], seconds: float) -> Iterator[threading.Event]:
-    """Mend at the end of the block, or after `seconds`, so that what hangs ends; the event says that it hung."""
-    hung = threading.Event()
-    lock = threading.Lock()
-
-    def mend() -> None:
-        with lock:
-            while mends_left:
-                mends_left.pop()()
-
-    def give_up() -> None:
-        hung.set()
-        mends_left.extend(mends)
-        mend()
-
-    mends_left: list[Mend] = []
-    timer = threading.Timer(seconds, give_up)
-    timer.start()
-    try:
-        yield hung
-    finally:
-        timer.cancel()
-        if not hung.is_set():
-            mends_left.extend(mends)
-        mend()
 
 
 def eventually(left: Callable[[], object]) -> None:

@@ -186,3 +186,31 @@ def may_mount(folder: Path) -> bool:
         subprocess.run(["umount", str(place)], check=True)
     place.rmdir()
     return tried.returncode == 0
+
+
+@contextlib.contextmanager
+def mended_after(mends: list[Mend], seconds: float) -> Iterator[threading.Event]:
+    """Mend at the end of the block, or after `seconds`, so that what hangs ends; the event says that it hung."""
+    hung = threading.Event()
+    lock = threading.Lock()
+
+    def mend() -> None:
+        with lock:
+            while mends_left:
+                mends_left.pop()()
+
+    def give_up() -> None:
+        hung.set()
+        mends_left.extend(mends)
+        mend()
+
+    mends_left: list[Mend] = []
+    timer = threading.Timer(seconds, give_up)
+    timer.start()
+    try:
+        yield hung
+    finally:
+        timer.cancel()
+        if not hung.is_set():
+            mends_left.extend(mends)
+        mend()

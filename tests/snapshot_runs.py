@@ -105,6 +105,16 @@ def chains_dropped(fleet: Fleet) -> Iterator[None]:
                 assert drop_slot(node, slot)
 
 
+@contextmanager
+def runs_on(embedded: EmbeddedFleet, directory: Path, spark: SparkSession) -> Iterator[Runs]:
+    """The fleet with a new store in `directory`, initialised; what its chains leave on the servers goes at the end."""
+    fleet = described(embedded, directory / "fleet.toml", f"file://{directory}/store")
+    runs = Runs(fleet, Ready(spark))
+    with chains_dropped(fleet):
+        runs.init()
+        yield runs
+
+
 def slots_of(dsn: str) -> list[str]:
     """Cutline's slots in a database."""
     query = (

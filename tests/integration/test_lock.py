@@ -9,16 +9,15 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-import snapshots.incremental as incremental
 from fleet.config import Fleet
 from fleet.connections import shut_down
 from fleet.embedded import EmbeddedFleet
@@ -26,22 +25,19 @@ from fleet.label import own_label
 from fleet.lock import locked_fleet
 from fleet.progress import Silent
 from fleet.sessions import open_sessions
-from snapshots.commits import increment_numbers
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.initialise import initialise
-from snapshots.settle import settle_operations
-from storage.errors import SnapshotError
-from storage.open import open_store
-from tests.integration.refusing import NoSpark, execute, refused
+from tests.integration.lock_holders import holders
+from tests.integration.refusing import NoSpark, refused
 from tests.snapshot_runs import (
     Ready,
     Runs,
-    chains_dropped,
     command_line,
     described,
     names_of_snapshots,
     run_command,
+    runs_on,
 )
 
 if TYPE_CHECKING:
@@ -51,41 +47,14 @@ if TYPE_CHECKING:
 
 NAME = "locked"
 WAIT_SECONDS_MAX = 60
-# The sessions that hold an advisory lock in this database, as PostgreSQL knows them.
-HOLDERS_QUERY = """
-SELECT a.pid, to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), host(a.client_addr)
-  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
- WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database()
-"""
 
 
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The shared fleet with a full snapshot in a store of its own."""
-    directory = tmp_path_factory.mktemp("lock")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
-    runs = Runs(fleet, Ready(spark))
-    with chains_dropped(fleet):
-        runs.init()
+    with runs_on(shared_fleet, tmp_path_factory.mktemp("lock"), spark) as runs:
         runs.full(NAME)
         yield runs
-
-
-def holders(dsn: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(dsn) as connection:
-        return connection.execute(HOLDERS_QUERY).fetchall()
-
-
-def end_holder(fleet: Fleet, node: str) -> None:
-    """End the session that holds a node's lock, as an administrator would."""
-    dsn = fleet.node(node).dsn
-    ((session, *_),) = holders(dsn)
-    execute(dsn, f"SELECT pg_terminate_backend({session}, 5000)")
-    assert holders(dsn) == []
-
-
-def committed(runs: Runs) -> list[int]:
-    return increment_numbers(open_store(runs.fleet.store_url, {}), NAME)
 
 
 def go_on(fleet: Fleet) -> None:
@@ -180,96 +149,6 @@ def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_aga
         lock.check_held()
         ((session, *_),) = holders(dsn)
         assert session == sessions.connections["s1"].info.backend_pid != former
-
-
-def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
-    """Do `disturb` before the step `name` of an increment's work."""
-    step = getattr(incremental, name)
-
-    def after(*arguments: Any) -> Any:
-        disturb()
-        return step(*arguments)
-
-    monkeypatch.setattr(incremental, name, after)
-
-
-@pytest.mark.parametrize(("step", "slug"), [
-    # The sequences are read between these two, by the same sessions.
-    ("read_sequences", "node-unreachable"), ("check_exclusive", "fleet-lock-lost"),
-])  # fmt: skip
-def test_who_lost_the_lock_after_the_cut_does_not_commit(
-    chain: Runs, monkeypatch: pytest.MonkeyPatch, step: str, slug: str
-) -> None:
-    before = committed(chain)
-    with monkeypatch.context() as patched:
-        if step == "read_sequences":
-            made = incremental.make_cut
-
-            def make_cut(*arguments: Any) -> Any:
-                cut = made(*arguments)
-                end_holder(chain.fleet, "s2")
-                return cut
-
-            patched.setattr(incremental, "make_cut", make_cut)
-        else:
-            disturbed(patched, step, lambda: end_holder(chain.fleet, "s2"))
-        with pytest.raises(SnapshotError) as raised:
-            chain.increment(NAME)
-    assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == (slug, 6, "s2")
-    assert committed(chain) == before
-    assert chain.increment(NAME).increment == len(before) + 1
-
-
-def test_a_lock_that_was_lost_before_the_cut_is_taken_again(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = committed(chain)
-    with monkeypatch.context() as patched:
-        disturbed(patched, "make_cut", lambda: end_holder(chain.fleet, "s1"))
-        commit = chain.increment(NAME)
-    assert commit.increment == len(before) + 1
-    assert commit.cut.attempts == 1
-    assert [holders(node.dsn) for node in chain.fleet.primaries] == [[], []]
-
-
-def test_a_lock_that_another_took_meanwhile_ends_the_operation(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = committed(chain)
-    primary = chain.fleet.node("s1")
-    with open_sessions(chain.fleet, [primary]) as sessions, monkeypatch.context() as patched:
-
-        def overtaken() -> None:
-            end_holder(chain.fleet, "s1")
-            entered.__enter__()
-
-        entered = locked_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
-        disturbed(patched, "make_cut", overtaken)
-        with pytest.raises(SnapshotError) as raised:
-            chain.increment(NAME)
-        entered.__exit__(None, None, None)
-    assert (raised.value.slug, raised.value.exit_code) == ("fleet-busy", 7)
-    assert raised.value.details["snapshot"] == "faster"
-    assert committed(chain) == before
-
-
-def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
-    chain: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = committed(chain)
-
-    def settled() -> None:
-        for node in chain.fleet.primaries:
-            end_holder(chain.fleet, node.id)
-        with (
-            open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-            locked_fleet(sessions, chain.fleet.name),
-        ):
-            settle_operations(open_store(chain.fleet.store_url, {}), chain.fleet, Silent())
-
-    with monkeypatch.context() as patched:
-        disturbed(patched, "make_cut", settled)
-        with pytest.raises(SnapshotError) as raised:
-            chain.increment(NAME)
-    assert (raised.value.slug, raised.value.exit_code) == ("operation-settled", 7)
-    assert committed(chain) == before
-    assert chain.increment(NAME).increment == len(before) + 1
 
 
 def test_two_coordinators_with_half_of_the_fleet_each_cannot_both_create(

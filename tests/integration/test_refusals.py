@@ -25,12 +25,10 @@ from snapshots.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, changed, create, go_on, refused
 from tests.snapshot_runs import (
-    Ready,
     Runs,
-    chains_dropped,
-    described,
     names_of_snapshots,
     run_command,
+    runs_on,
 )
 
 if TYPE_CHECKING:
@@ -44,11 +42,7 @@ WAIT_SECONDS_MAX = 60
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The shared fleet with one full snapshot and one increment in a store of its own."""
-    directory = tmp_path_factory.mktemp("refusals")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
-    runs = Runs(fleet, Ready(spark))
-    with chains_dropped(fleet):
-        runs.init()
+    with runs_on(shared_fleet, tmp_path_factory.mktemp("refusals"), spark) as runs:
         runs.full(NAME)
         runs.increment(NAME)
         yield runs

@@ -10,15 +10,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from tests.simulation.fleet_records import ROWS_PER_NODE, Change, Node, Part, Transaction, Wave
 from wal.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
 
 WAVES = 3
-ROWS_PER_NODE = 4
 TRANSACTIONS_MAX = 16
 SPAN = 40
-WAL_BEGIN = 1000
 SOON = (0, 0, 0, 1, 1, 2, 3, 6)
 # Over as soon as that, after many cuts, or (None) never.
 LATE = (0, 0, 0, 1, 2, 8, 25, None)
@@ -27,74 +25,6 @@ FOREIGN_SIZES = (0, 0, 8, 120)
 REACHES = (0, 300, 10_000)
 
 Choose = Callable[[int], int]
-
-
-@dataclass(slots=True)
-class Part:
-    """What a transaction does on one node: one branch of it, or all of a local one.
-
-    Its changes stand at `lsn`, where its COMMIT or PREPARE begins. `settled`: where its COMMIT (PREPARED) begins;
-    `undone_end`: where its ROLLBACK PREPARED ends.
-    """
-
-    number: int
-    transaction: Transaction
-    node: int
-    saw: frozenset[int] = frozenset()
-    writes: tuple[int, ...] = ()
-    lsn: int | None = None
-    end: int = 0
-    settled: int | None = None
-    undone_end: int | None = None
-
-
-@dataclass(slots=True)
-class Transaction:
-    """`coordinator`: the part that commits in one phase under the global id's tag, before any of the others."""
-
-    number: int
-    gid: str | None
-    parts: list[Part] = field(default_factory=list)
-    coordinator: Part | None = None
-    fate: str = "open"
-    waiting: int = 0
-    failed: bool = False
-
-
-@dataclass(slots=True)
-class Change:
-    """A change record in a node's WAL: `row` now has its part's value; None appends a line instead."""
-
-    lsn: int
-    seq: int
-    row: int | None
-    part: int
-
-
-@dataclass(slots=True)
-class Node:
-    """A node's WAL: its end, its events as columns, its changes. `chains`: who wrote each row, in commit order."""
-
-    end: int = WAL_BEGIN
-    op: list[int] = field(default_factory=list)
-    lsn: list[int] = field(default_factory=list)
-    gid: list[str | None] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    chains: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS_PER_NODE)])
-    locked: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Wave:
-    """Where the start and finish markers of one cut end on every node.
-
-    `reach`: how far back the segments go in which each node's events are found.
-    """
-
-    starts: dict[int, int] = field(default_factory=dict)
-    finishes: dict[int, int] = field(default_factory=dict)
-    reach: dict[int, int] = field(default_factory=dict)
 
 
 def seeded(seed: int) -> Choose:

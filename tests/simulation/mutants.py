@@ -14,7 +14,8 @@ import numpy as np
 
 from snapshots.superseding import last_of_every_key
 from tests.simulation import promises
-from tests.simulation.fleet_model import Change, Node, Wave, World
+from tests.simulation.fleet_model import World
+from tests.simulation.fleet_records import Change, Node, Wave
 from wal import cut as rule
 from wal.bytes_column import BytesColumn, Flags, Ints
 from wal.cut_events import FleetEvents, NodeWindow, fleet_events

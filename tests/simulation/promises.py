@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from snapshots.superseding import last_of_every_key
-from tests.simulation.fleet_model import ROWS_PER_NODE, WAL_BEGIN, Change, Node, Part, Transaction, Wave, World
+from tests.simulation.fleet_model import World
+from tests.simulation.fleet_records import ROWS_PER_NODE, WAL_BEGIN, Change, Node, Part, Transaction, Wave
 from wal import cut as rule
 from wal.bytes_column import BytesColumn
 from wal.cut_events import NodeWindow

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import string
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import snapshots.commits as module
 from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
 from fleet.groups import Column, Group
@@ -19,16 +18,9 @@ from fleet.left_out import LeftOut, LeftOutKind
 from fleet.table_state import TableState
 from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
-    CommitIndeterminateError,
-    SnapshotExistsError,
-    SnapshotMissingError,
-    check_name,
     commit_key,
-    publish,
-    read_chain,
     read_commit,
     sealed,
-    snapshot_names,
 )
 from snapshots.manifest import (
     Chain,
@@ -39,10 +31,8 @@ from snapshots.manifest import (
     Sequence,
     StoredObject,
 )
-from storage.errors import UsageError
-from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, StoreUnreachableError
-from wal.archive import ArchiveError, OpenTransaction, Segment, SegmentRange
+from tests.unit.made_commits import commit, memory
+from wal.archive import OpenTransaction, Segment, SegmentRange
 from wal.cut_values import Cut, NodeCut, Undecided
 
 STORES = count()
@@ -107,34 +97,6 @@ COMMITS = st.builds(
     full=st.none() | FULL_PARTS,
     left_out=st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS)),
 )
-
-
-def identity(node: str, backup_of: str | None = None) -> NodeIdentity:
-    return NodeIdentity(node, backup_of, "7", 1, 5, "shop", 180006, "UTF8", "C", "C", backup_of is not None)
-
-
-def segment(node: str, number: int, after: int, through: int) -> Segment:
-    held = SegmentRange(node, "op", after, through)
-    return Segment(f"{node}/{number}", number, held, 10, "d", 1, 1, 0, 0)
-
-
-def commit(number: int, chain: str = "op-0", position: int = 100) -> Commit:
-    """Commit `number` of a chain of one primary and its standby, whose segments are of 100 bytes each."""
-    part = FullPart(
-        "fleet", "exact", {"a": identity("a"), "b": identity("b", "a")}, {"a": ()}, {"a": 0, "b": 0}, (), {"a": ()},
-        GroupRules(),
-    )  # fmt: skip
-    cut = NodeCut(1, 2, position, (Undecided("left out", 10 + number, 11),), (20 + number,), 0)
-    return Commit(
-        "daily", number, f"op-{number}", chain, "2026-11-20T00:00:00Z", 1.0,
-        CutRecord(f"op-{number}.1", 1, 0.001, Cut({"a": cut}, 0, 0, 0)),
-        {node: (segment(node, number + 1, number * 100, number * 100 + 100),) for node in ("a", "b")},
-        {}, {}, full=part if number == 0 else None,
-    )  # fmt: skip
-
-
-def memory() -> InMemoryStore:
-    return InMemoryStore(f"memory://manifest-{next(STORES)}")
 
 
 @given(COMMITS)
@@ -203,100 +165,3 @@ def test_a_commit_of_a_newer_format_is_refused() -> None:
     with pytest.raises(ManifestError) as error:
         commit_from_json("key", commit_to_json(commit(0)) | {"schema": "cutline/snapshot/2"})
     assert "newer version" in error.value.hint
-
-
-def test_a_commit_in_anothers_place_is_refused() -> None:
-    store = memory()
-    store.create(commit_key("daily", 2), sealed(commit_to_json(commit(1))))
-    with pytest.raises(ManifestError, match="is the commit of increment 1 of daily"):
-        read_commit(store, "daily", 2)
-
-
-def test_a_chain_is_read_up_to_an_increment() -> None:
-    store = memory()
-    for number in range(3):
-        publish(store, commit(number))
-    chain = read_chain(store, "daily")
-    assert [one.increment for one in chain.commits] == [0, 1, 2]
-    assert read_chain(store, "daily", 1) == chain.up_to(1)
-    assert read_chain(store, "daily", 0) == chain.up_to(0) == Chain(commit(0))
-    assert snapshot_names(store) == ["daily"]
-    with pytest.raises(SnapshotMissingError, match="increment 3 of snapshot daily"):
-        read_chain(store, "daily", 3)
-    with pytest.raises(SnapshotMissingError, match="snapshot weekly"):
-        read_chain(store, "weekly")
-
-
-def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
-    store = memory()
-    publish(store, commit(0))
-    publish(store, commit(2))
-    with pytest.raises(SnapshotMissingError, match="increment 1"):
-        read_chain(store, "daily")
-    publish(store, commit(1, chain="another"))
-    with pytest.raises(ManifestError, match="increment 1 of daily belongs to another chain"):
-        read_chain(store, "daily")
-
-
-def test_a_chain_tells_what_its_state_is_made_of() -> None:
-    chain = Chain(commit(0), (commit(1, position=150), commit(2, position=250)))
-    assert [one.number for one in chain.segments("b")] == [1, 2, 3]
-    assert [chain.position(node) for node in ("a", "b")] == [250, 250]
-    # Undecided as of the last cut alone; what was rolled back stays out for ever. A standby is like its primary.
-    assert chain.excluded("a") == chain.excluded("b") == {12, 20, 21, 22}
-    assert chain.up_to(1).excluded("a") == {11, 20, 21}
-    assert (chain.shard_of("b"), chain.name) == ("a", "daily")
-    chain.check_archive()
-    hole = replace(chain, increments=chain.increments[1:])
-    with pytest.raises(ArchiveError, match="hole"):
-        hole.check_archive()
-
-
-def test_of_two_creators_of_one_increment_one_wins() -> None:
-    store = memory()
-    publish(store, commit(0))
-    with pytest.raises(SnapshotExistsError) as error:
-        publish(store, replace(commit(0), operation="another"))
-    assert error.value.exit_code == 3
-    assert read_commit(store, "daily", 0) == commit(0)
-    # The same operation again: its first answer was lost somewhere below.
-    publish(store, commit(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Losing(InMemoryStore):
-    """A store whose answer to a create is lost; `arrives` says whether the object is stored."""
-
-    arrives: bool = True
-    reads: bool = True
-
-    def create(self, key: str, body: bytes) -> None:
-        if self.arrives:
-            InMemoryStore.create(self, key, body)
-        raise AnswerLostError(url=self.url, key=key, reason="the connection was lost")
-
-    def read(self, key: str) -> bytes:
-        if not self.reads:
-            raise StoreUnreachableError(url=self.url, reason="it does not answer")
-        return InMemoryStore.read(self, key)
-
-
-def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
-    publish(Losing(f"memory://manifest-{next(STORES)}"), commit(0))
-    for arrives, reads in ((False, True), (True, False)):
-        store = Losing(f"memory://manifest-{next(STORES)}", arrives=arrives, reads=reads)
-        with pytest.raises(CommitIndeterminateError) as error:
-            publish(store, commit(0))
-        assert error.value.exit_code == 5
-
-
-@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "a" * 64, "ä", "a\n"])
-def test_a_name_that_no_snapshot_can_have(name: str) -> None:
-    with pytest.raises(UsageError):
-        check_name(name)
-
-
-@pytest.mark.parametrize("name", ["a", "Daily-2026.11.20_x", "0" * 63])
-def test_a_name_that_a_snapshot_can_have(name: str) -> None:
-    assert check_name(name) == name

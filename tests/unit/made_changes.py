@@ -1,0 +1,45 @@
+"""Two tables and messages of their changes, decoded: what the tests of decoding begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet.groups import Column, Group
+from tests import pgoutput_messages as made
+from wal.bytes_column import from_list
+from wal.decoding import Decoded, Decoder
+from wal.segment_schema import SEGMENT_SCHEMA
+
+# The key is b then a in stored order; c and d follow. In WAL the columns are c, a, d, b.
+KEYED = Group(
+    3, "public", "keyed", "index", 2,
+    (Column("a", "int", 23, -1, 1), Column("b", "text", 25, -1, 3),
+     Column("c", "text", 25, -1, 0), Column("d", "text", 25, -1, 2)), 4,
+)  # fmt: skip
+FULL = Group(5, "s", "full", "full", 0, (Column("x", "text", 25, -1, 0), Column("y", "text", 25, -1, 1)), 2)
+KEYED_OID, FULL_OID, OTHER_OID = 16_400, 16_401, 16_402
+KEYED_COLUMNS = [(False, "c", 25, -1), (True, "a", 23, -1), (False, "d", 25, -1), (True, "b", 25, -1)]
+RELATIONS = [
+    made.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS),
+    made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1), (True, "y", 25, -1)]),
+    made.relation(OTHER_OID, "public", "other", "d", [(True, "id", 23, -1)]),
+]
+
+
+def decoder() -> Decoder:
+    return Decoder("n1", {"public.keyed": KEYED, "s.full": FULL}, "exact")
+
+
+def decode(*messages: bytes) -> Decoded:
+    return decoder().feed(from_list([*RELATIONS, *messages]))
+
+
+def changes(decoded: Decoded) -> list[tuple[Any, ...]]:
+    """(seq, op, group, key, row) in order."""
+    assert decoded.changes.schema == SEGMENT_SCHEMA
+    rows = [(row["seq"], chr(row["op"]), row["group"], row["key"], row["row"]) for row in decoded.changes.to_pylist()]
+    return sorted(rows)
+
+
+def in_transaction(*messages: bytes) -> list[tuple[Any, ...]]:
+    return changes(decode(made.begin(100, 7), *messages, made.commit(100, 150)))

@@ -1,0 +1,125 @@
+"""Committing and reading back: who wins, what a lost answer means, which chains are whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+import snapshots.commits as module
+from snapshots.commit_file import commit_to_json
+from snapshots.commits import (
+    CommitIndeterminateError,
+    SnapshotExistsError,
+    SnapshotMissingError,
+    check_name,
+    commit_key,
+    publish,
+    read_chain,
+    read_commit,
+    sealed,
+    snapshot_names,
+)
+from snapshots.manifest import Chain, ManifestError
+from storage.errors import UsageError
+from storage.memory import InMemoryStore
+from storage.store import AnswerLostError, StoreUnreachableError
+from tests.unit.made_commits import commit, memory, own_url
+from wal.archive import ArchiveError
+
+
+def test_a_commit_in_anothers_place_is_refused() -> None:
+    store = memory()
+    store.create(commit_key("daily", 2), sealed(commit_to_json(commit(1))))
+    with pytest.raises(ManifestError, match="is the commit of increment 1 of daily"):
+        read_commit(store, "daily", 2)
+
+
+def test_a_chain_is_read_up_to_an_increment() -> None:
+    store = memory()
+    for number in range(3):
+        publish(store, commit(number))
+    chain = read_chain(store, "daily")
+    assert [one.increment for one in chain.commits] == [0, 1, 2]
+    assert read_chain(store, "daily", 1) == chain.up_to(1)
+    assert read_chain(store, "daily", 0) == chain.up_to(0) == Chain(commit(0))
+    assert snapshot_names(store) == ["daily"]
+    with pytest.raises(SnapshotMissingError, match="increment 3 of snapshot daily"):
+        read_chain(store, "daily", 3)
+    with pytest.raises(SnapshotMissingError, match="snapshot weekly"):
+        read_chain(store, "weekly")
+
+
+def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
+    store = memory()
+    publish(store, commit(0))
+    publish(store, commit(2))
+    with pytest.raises(SnapshotMissingError, match="increment 1"):
+        read_chain(store, "daily")
+    publish(store, commit(1, chain="another"))
+    with pytest.raises(ManifestError, match="increment 1 of daily belongs to another chain"):
+        read_chain(store, "daily")
+
+
+def test_a_chain_tells_what_its_state_is_made_of() -> None:
+    chain = Chain(commit(0), (commit(1, position=150), commit(2, position=250)))
+    assert [one.number for one in chain.segments("b")] == [1, 2, 3]
+    assert [chain.position(node) for node in ("a", "b")] == [250, 250]
+    # Undecided as of the last cut alone; what was rolled back stays out for ever. A standby is like its primary.
+    assert chain.excluded("a") == chain.excluded("b") == {12, 20, 21, 22}
+    assert chain.up_to(1).excluded("a") == {11, 20, 21}
+    assert (chain.shard_of("b"), chain.name) == ("a", "daily")
+    chain.check_archive()
+    hole = replace(chain, increments=chain.increments[1:])
+    with pytest.raises(ArchiveError, match="hole"):
+        hole.check_archive()
+
+
+def test_of_two_creators_of_one_increment_one_wins() -> None:
+    store = memory()
+    publish(store, commit(0))
+    with pytest.raises(SnapshotExistsError) as error:
+        publish(store, replace(commit(0), operation="another"))
+    assert error.value.exit_code == 3
+    assert read_commit(store, "daily", 0) == commit(0)
+    # The same operation again: its first answer was lost somewhere below.
+    publish(store, commit(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Losing(InMemoryStore):
+    """A store whose answer to a create is lost; `arrives` says whether the object is stored."""
+
+    arrives: bool = True
+    reads: bool = True
+
+    def create(self, key: str, body: bytes) -> None:
+        if self.arrives:
+            InMemoryStore.create(self, key, body)
+        raise AnswerLostError(url=self.url, key=key, reason="the connection was lost")
+
+    def read(self, key: str) -> bytes:
+        if not self.reads:
+            raise StoreUnreachableError(url=self.url, reason="it does not answer")
+        return InMemoryStore.read(self, key)
+
+
+def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    publish(Losing(own_url()), commit(0))
+    for arrives, reads in ((False, True), (True, False)):
+        store = Losing(own_url(), arrives=arrives, reads=reads)
+        with pytest.raises(CommitIndeterminateError) as error:
+            publish(store, commit(0))
+        assert error.value.exit_code == 5
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "a" * 64, "ä", "a\n"])
+def test_a_name_that_no_snapshot_can_have(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "Daily-2026.11.20_x", "0" * 63])
+def test_a_name_that_a_snapshot_can_have(name: str) -> None:
+    assert check_name(name) == name

@@ -5,7 +5,7 @@ Read at the full snapshot, stored in its commit, and compared before every incre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,11 @@ def read_identity(node: Node, connection: psycopg.Connection[Any]) -> NodeIdenti
     return NodeIdentity(node.id, node.backup_of, *row)
 
 
+def decodes(found: NodeIdentity) -> bool:
+    """Whether a node of this kind and version can decode its WAL; a standby only from 16 on."""
+    return not found.in_recovery or found.server_version >= STANDBY_DECODING_VERSION
+
+
 def check_topology(nodes: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> None:
     """Raise FleetTopologyError unless every one of `nodes` plays the part that fleet.toml gives it."""
     seen: dict[str, str] = {}
@@ -139,9 +144,6 @@ def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeId
                 f" {found.database_oid}, {primary.database_oid} on the primary)"
             )
             hint = "wait until the standby has replayed what the primary did, or correct the dsn in fleet.toml"
-        elif found.server_version < STANDBY_DECODING_VERSION:
-            problem = f"node {node.id}: a standby below PostgreSQL 16 can't decode its WAL"
-            hint = "leave standbys out: snapshot create NAME --only-primary"
     if not problem and found.server_version < SERVER_VERSION_MIN:
         problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
         hint = "upgrade the server, or take the node out of fleet.toml"
@@ -149,15 +151,19 @@ def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeId
         raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
 
 
-def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node, ...]:
+def check_presence(
+    was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
+) -> tuple[Node, ...]:
     """fleet.toml's nodes of which the full snapshot has copies; contacts nothing.
 
-    A snapshot of primaries alone is not concerned by standbys. Raises BaselineChangedError for a node too many, a
+    A snapshot of primaries alone is not concerned by standbys, and none by those of `too_old`, as (primary, standby),
+    which were left out of it. Raises BaselineChangedError for a node too many, a
     node too few, or one that has another part in fleet.toml.
     """
     parts = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())
-    added = {node.id for node in (fleet.primaries if only_primaries else fleet.nodes)} - was.keys()
+    concerned = fleet.primaries if only_primaries else fleet.nodes
+    added = {node.id for node in concerned if (node.shard, node.id) not in too_old} - was.keys()
     for node in sorted(was.keys() | added):
         if node not in parts:
             raise _changed(node, "presence", "part of the fleet", "absent from fleet.toml")

@@ -9,10 +9,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleet.durations import seconds_from_text
 from fleet.sizes import size_from_text
 from storage.errors import UsageError
 
@@ -20,6 +21,7 @@ NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RETAINED_WAL_KEY = "max_retained_wal"
 RETAINED_WAL_BYTES_MAX = 16 * 1024**3
+GC_GRACE = "24h"
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
@@ -53,18 +55,34 @@ class GroupRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """What `prune` keeps, and how long `gc` keeps what is not needed. A rule that is None is not set.
+
+    `keep_full`: the newest so many snapshots; `keep_days`: what has a restore point younger than so many days;
+    `keep_increments`: of how many of the newest snapshots the increments are kept. `gc` takes nothing away that is
+    younger than its grace period.
+    """
+
+    keep_full: int | None = None
+    keep_days: int | None = None
+    keep_increments: int | None = None
+    gc_grace_seconds: float = seconds_from_text(GC_GRACE)
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` in the file's order."""
 
     path: Path
     name: str
     store_url: str
-    store_options: Mapping[str, Any]
+    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
     nodes: tuple[Node, ...]
     global_id: str
     groups: GroupRules
     spark_master: str
     spark_settings: Mapping[str, str]
+    retention: Retention = Retention()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -98,7 +116,7 @@ def load_fleet(path: Path) -> Fleet:
 
 
 def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
-    _known("", document, {"name", "store", "store_options", "cut", "wal", "groups", "spark", "node"})
+    _known("", document, {"name", "store", "store_options", "cut", "wal", "groups", "retention", "spark", "node"})
     cut = document.get("cut", {})
     _known("cut.", cut, {"global_id"})
     wal = document.get("wal", {})
@@ -123,7 +141,24 @@ def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
         ),
         spark_master=_text("spark.master", spark.pop("master", "local[*]")),
         spark_settings={_spark_key(key): _setting(value) for key, value in _flatten(spark).items()},
+        retention=_retention(document.get("retention", {})),
     )
+
+
+def _retention(table: dict[str, Any]) -> Retention:
+    _known("retention.", table, {"keep_full", "keep_days", "keep_increments", "gc_grace"})
+    return Retention(
+        keep_full=_count("retention.keep_full", table.get("keep_full"), 1),
+        keep_days=_count("retention.keep_days", table.get("keep_days"), 1),
+        keep_increments=_count("retention.keep_increments", table.get("keep_increments"), 0),
+        gc_grace_seconds=_seconds("retention.gc_grace", table.get("gc_grace", GC_GRACE)),
+    )
+
+
+def _count(key: str, value: Any, least: int) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise TypeError(f"{key} must be a number, {least} or more")
+    return value
 
 
 def _node(number: int, entry: dict[str, Any], retained: int) -> Node:
@@ -181,6 +216,13 @@ def _bytes(key: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise TypeError(f'{key} must be above 0: a number of bytes, or a text such as "16GiB"')
     return value
+
+
+def _seconds(key: str, value: Any) -> float:
+    try:
+        return seconds_from_text(_text(key, value))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def _patterns(key: str, value: Any) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
+from fleet.encodings import ADAPTERS, UTF8
 from storage.errors import UnreachableError
 
 CONNECT_SECONDS_MAX = 10
@@ -31,21 +32,34 @@ PINNED_SETTINGS = {
     "timezone": "UTC",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "lc_monetary": "C",
     "xmlbinary": "base64",
+    # What changes how a value is read: a document alone would be XML, {NULL} an array of a text.
+    "xmloption": "content",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
     "row_security": "off",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
     "lock_timeout": "0",
     "synchronize_seqscans": "off",
     "default_transaction_read_only": "off",
+    # A standby refuses every statement of a transaction that is serializable.
+    "default_transaction_isolation": "read\\ committed",
+    "default_transaction_deferrable": "off",
+    "default_tablespace": "",
     # A session whose client is gone ends on the server too, in the middle of a query, with its locks and slots.
     "client_connection_check_interval": "2s",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
+# Older servers would refuse a session that sets it while it begins.
+TRANSACTION_TIMEOUT_VERSION = 170000
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 # What this process has open, with the server that it leads to.
@@ -79,22 +93,25 @@ def conninfo(dsn: str, **more: str) -> str:
         "keepalives_count": "3",
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
-    return make_conninfo("", **(merged | {"options": options, "client_encoding": "UTF8"} | more))
+    return make_conninfo("", **(merged | {"options": options, "client_encoding": UTF8} | more))
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if it can't be had."""
     try:
-        return _noted(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True))
+        return _noted(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
     except psycopg.OperationalError as error:
         raise unreachable(node, error) from error
 
 
-def connect_replication(node: Node) -> psycopg.Connection[Any]:
+def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open a session on `node` that takes replication commands for its database."""
     try:
         session = psycopg.connect(
-            conninfo(node.dsn, replication="database"), autocommit=True, cursor_factory=psycopg.ClientCursor
+            conninfo(node.dsn, replication="database", **more),
+            autocommit=True,
+            cursor_factory=psycopg.ClientCursor,
+            context=ADAPTERS,
         )
         return _noted(node, session)
     except psycopg.OperationalError as error:
@@ -137,6 +154,8 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
 def _noted(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     with _open_lock:
         _open[connection] = _server_of(node)
+    if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+        connection.execute("SET transaction_timeout = 0")
     return connection
 
 

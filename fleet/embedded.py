@@ -94,7 +94,7 @@ class EmbeddedFleet:
     def start_node(self, node: EmbeddedNode) -> None:
         """Start one server that is down; does nothing if it runs."""
         if running_pid(node) is None:
-            start_server(self._programs(), node)
+            start_server(self._programs(node), node)
 
     def stop_node(self, node: EmbeddedNode, *, immediate: bool = False) -> None:
         """Stop one server in order, or at once."""
@@ -117,11 +117,12 @@ class EmbeddedFleet:
             delete_server(node)
         _make_shard(self, primary, settings or {}, schema=False)
 
-    def _programs(self) -> Programs:
+    def _programs(self, node: EmbeddedNode) -> Programs:
         # Whoever owns the data runs it: root may start a fleet that an ordinary user made.
-        folders = [*(node.folder for node in self.nodes), self.nodes_directory]
+        folders = [*(other.folder for other in self.nodes), self.nodes_directory]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
-        return server_programs(next((owner for owner in owners if owner), None))
+        found = server_programs(next((owner for owner in owners if owner), None))
+        return replace(found, bin_directory=node.programs) if node.programs else found
 
 
 def start_fleet(
@@ -131,21 +132,24 @@ def start_fleet(
     backups: int,
     settings: Mapping[str, str] | None = None,
     schema: bool = True,
+    programs: Mapping[str, Path] | None = None,
 ) -> EmbeddedFleet:
     """Make and start a fleet in `directory`, or start the one that is there; return it running.
 
     A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it has
     no database of that name, which is what a restore expects where it creates the database itself.
-    `settings` are PostgreSQL's own, for new servers only. Of an existing fleet only the servers that are down
-    are started, on new ports where theirs are taken. On an error or an interrupt, what this call started is
-    stopped, and what it made is deleted. Raises FolderTakenError, EmbeddedFleetBusyError, ServerFailedError.
+    `settings` are PostgreSQL's own, for new servers only; `programs` are the folders of programs, by id of the
+    primary, of shards that have another version of PostgreSQL than the wheel's. Of an existing fleet only the
+    servers that are down are started, on new ports where theirs are taken. On an error or an interrupt, what this
+    call started is stopped, and what it made is deleted. Raises FolderTakenError, EmbeddedFleetBusyError,
+    ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = checked_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         if not is_fleet(directory):
-            return _new_fleet(directory, shape, settings or {}, schema=schema)
+            return _new_fleet(directory, shape, (settings or {}, programs or {}), schema=schema)
         fleet = open_fleet(directory)
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
@@ -184,7 +188,11 @@ def stop_fleet(directory: Path, *, delete: bool = False) -> int:
 
 
 def _new_fleet(
-    directory: Path, shape: list[tuple[str, str | None]], settings: Mapping[str, str], *, schema: bool
+    directory: Path,
+    shape: list[tuple[str, str | None]],
+    how: tuple[Mapping[str, str], Mapping[str, Path]],
+    *,
+    schema: bool,
 ) -> EmbeddedFleet:
     if read_state(directory) is not None:
         # A process that died while making it.
@@ -192,8 +200,9 @@ def _new_fleet(
     refuse_foreign_files(directory)
     nodes_directory = place_for_nodes(directory)
     ports = free_ports(len(shape))
+    settings, programs = how
     nodes = tuple(
-        EmbeddedNode(node_id, port, nodes_directory / node_id, backup_of)
+        EmbeddedNode(node_id, port, nodes_directory / node_id, backup_of, programs.get(backup_of or node_id))
         for (node_id, backup_of), port in zip(shape, ports, strict=True)
     )
     fleet = EmbeddedFleet(directory, nodes_directory, nodes)
@@ -211,7 +220,7 @@ def _new_fleet(
 
 def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
     """Make and start the servers of one shard, with the bank if `schema`, else without its database."""
-    programs = fleet._programs()
+    programs = fleet._programs(primary)
     create_primary(programs, primary, settings)
     start_server(programs, primary)
     if schema:

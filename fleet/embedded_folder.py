@@ -57,8 +57,9 @@ def read_state(directory: Path) -> State | None:
         document = json.loads((directory / STATE).read_text())
         nodes_directory = Path(document["nodes_directory"])
         nodes = tuple(
-            EmbeddedNode(entry["id"], entry["port"], nodes_directory / entry["id"], entry["backup_of"])
+            EmbeddedNode(entry["id"], entry["port"], nodes_directory / entry["id"], entry["backup_of"], programs)
             for entry in document["nodes"]
+            for programs in [Path(entry["programs"]) if entry.get("programs") else None]
         )
         if document["schema"] != STATE_SCHEMA:
             raise ValueError(document["schema"])
@@ -78,9 +79,14 @@ def write_state(directory: Path, state: State) -> None:
         "schema": STATE_SCHEMA,
         "complete": state.complete,
         "nodes_directory": str(state.nodes_directory),
-        "nodes": [{"id": node.id, "port": node.port, "backup_of": node.backup_of} for node in state.nodes],
+        "nodes": [_entry(node) for node in state.nodes],
     }
     _replace(directory / STATE, json.dumps(document, indent=2) + "\n")
+
+
+def _entry(node: EmbeddedNode) -> dict[str, str | int | None]:
+    entry: dict[str, str | int | None] = {"id": node.id, "port": node.port, "backup_of": node.backup_of}
+    return entry | ({"programs": str(node.programs)} if node.programs else {})
 
 
 def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:

@@ -59,12 +59,13 @@ class ServerNotOursError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """One server: a primary, or a standby of the node `backup_of`."""
+    """One server: a primary, or a standby of the node `backup_of`; of the version in `programs`, else the wheel's."""
 
     id: str
     port: int
     folder: Path
     backup_of: str | None = None
+    programs: Path | None = None
 
     @property
     def data_directory(self) -> Path:
@@ -89,10 +90,11 @@ class EmbeddedNode:
 def create_primary(programs: Programs, node: EmbeddedNode, settings: Mapping[str, str]) -> None:
     """Make the data directory of a new, empty primary with a system identifier of its own."""
     _create_folder(programs, node)
-    chosen = {**DEFAULT_SETTINGS, **settings}
-    options = [option for name, value in chosen.items() for option in ("-c", f"{name}={value}")]
     identity = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}"]
-    programs.run("initdb", "--no-sync", *identity, *options, f"--pgdata={node.data_directory}")
+    programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
+    # Before 16 initdb takes no settings.
+    with (node.data_directory / "postgresql.conf").open("a") as file:
+        file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())
 
 
 def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode) -> None:

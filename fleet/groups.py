@@ -8,27 +8,37 @@ identity FULL, and append-only ones, have no key columns: such a table is a mult
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fleet.config import GroupRules
+from fleet.encodings import raw_text
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg
 
-# Ordinary permanent tables (leaf partitions among them) that no extension owns.
+# Ordinary permanent tables (leaf partitions among them) that no extension owns. The size of one that somebody has, or
+# wants, for himself is not asked for but taken from the catalog: asking would wait, perhaps for ever.
 TABLES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
-       pg_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'),
-       EXISTS (SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
+       CASE WHEN l.relation IS NULL THEN pg_relation_size(c.oid)
+            ELSE c.relpages * current_setting('block_size')::bigint END,
+       has_table_privilege(c.oid, 'SELECT'),
+       (SELECT p.indimmediate FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
        EXISTS (SELECT FROM pg_attribute a
                  LEFT JOIN pg_index i ON i.indrelid = c.oid
                       AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
                 WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped
-                  AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])))
+                  AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))),
+       row_security_active(c.oid),
+       EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l ON l.relation = c.oid
  WHERE c.relkind = 'r' AND c.relpersistence = 'p'
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
    AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
@@ -39,6 +49,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.rel
 # both not what the index merely INCLUDEs.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
+       a.attnum, CASE WHEN a.atthasmissing
+                 THEN convert_to(array_to_string(a.attmissingval, ''), getdatabaseencoding()) END,
        coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false)
   FROM pg_attribute a
   JOIN pg_class c ON c.oid = a.attrelid
@@ -47,30 +59,49 @@ SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attrelid, a.attnum
 """
+# The same text as `table_name` gives for n.nspname and c.relname.
+TABLE_NAME = """
+(SELECT string_agg(CASE WHEN part ~ '[."]' THEN '"' || replace(part, '"', '""') || '"' ELSE part END, '.'
+                   ORDER BY place)
+   FROM unnest(ARRAY[n.nspname, c.relname]::text[]) WITH ORDINALITY AS parts (part, place))
+"""
+QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
+COPY_ESCAPES = str.maketrans(
+    {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r", "\\": "\\\\"}
+    # COPY reads these too, and never writes them: bytes that are no UTF-8, as raw text has them.
+    | {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+)
+ESCAPED_BYTE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 class SchemaChangedError(RefusedError):
-    """A table is no longer as it was at the full snapshot."""
+    """A table has changed in a way that no increment can carry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One stored column; `position` is its place among the columns that WAL carries, from 0."""
+    """One stored column; `position` is its place among the columns that WAL carries, from 0.
+
+    `number` is the attribute's own and never another's, whatever the column is called. `missing` is the value, as
+    `copy_text` has it, of rows that are older than the column; None: NULL.
+    """
 
     name: str
     type: str
     type_oid: int
     type_modifier: int
     position: int
+    number: int = 0
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One table of one shard, as stored: `columns` in stored order, the first `key_width` are the key.
+    """One definition of a table of one shard, as stored: `columns` in stored order, the first `key_width` are the key.
 
-    `number` stands for `name` in every object of a chain and is the same on all shards where it has a key, and on
-    all where it has none. `partitions` is a power of two. `identity` is default, index, full or append_only; the
-    last two have no key.
+    `number` stands for the definition in every object of a chain; a table that changes gets another. At the full
+    snapshot it is the same on all shards where the table has a key, and on all where it has none. `partitions` is a
+    power of two. `identity` is default, index, full or append_only; the last two have no key.
     """
 
     number: int
@@ -83,8 +114,8 @@ class Group:
 
     @property
     def name(self) -> str:
-        """`schema.table`, as patterns and reports use it."""
-        return f"{self.schema}.{self.table}"
+        """`schema.table`, as patterns and reports use it, and no other table's."""
+        return table_name(self.schema, self.table)
 
     @property
     def is_multiset(self) -> bool:
@@ -95,22 +126,40 @@ class Group:
         """The group's entry in a commit."""
         return asdict(self)
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What a relation message of decoding tells of a definition: names, types and which columns are the key."""
+        ordered = sorted(self.columns, key=lambda column: column.position)
+        columns = tuple((column.name, column.type_oid, column.type_modifier) for column in ordered)
+        key = frozenset(column.name for column in self.columns[: self.key_width])
+        return self.schema, self.table, columns, key, self.identity == "full"
+
     def definition(self) -> dict[str, Any]:
-        """What must not change between increments: all but its number and partitioning."""
-        return {key: value for key, value in asdict(self).items() if key not in ("number", "partitions")}
+        """What makes it this definition and no other: all but its number and partitioning.
+
+        Nor what rows older than a column have there: a rewrite writes that into them, and forgets it.
+        """
+        found = {key: value for key, value in asdict(self).items() if key not in ("number", "partitions")}
+        return found | {"columns": [column | {"missing": None} for column in found["columns"]]}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table found in a database: its group, and what admitting and copying it needs to know."""
+    """A table found in a database: its group, and what admitting and copying it needs to know.
+
+    `key_is_immediate` is None without a primary key, and False where that is deferrable, which makes it no identity.
+    `hides_rows`: policies decide which of its rows our role may read. `is_published`: its updates are, by Cutline.
+    """
 
     oid: int
     group: Group
     rows_estimate: int
     size_bytes: int
     readable: bool
-    has_primary_key: bool
+    key_is_immediate: bool | None
     identity_is_generated: bool = False
+    hides_rows: bool = False
+    is_published: bool = False
 
     @property
     def is_admissible(self) -> bool:
@@ -128,8 +177,10 @@ class Table:
         name = qualified(self.group)
         if self.identity_is_generated:
             return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one, without generated columns"
-        if self.has_primary_key:
+        if self.key_is_immediate:
             return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
+        if self.key_is_immediate is False:
+            return f"ALTER TABLE {name} REPLICA IDENTITY FULL  -- a deferrable primary key is no identity"
         return f"ALTER TABLE {name} ADD PRIMARY KEY (…)  -- or: ALTER TABLE {name} REPLICA IDENTITY FULL"
 
 
@@ -140,7 +191,7 @@ def group_from_json(entry: dict[str, Any]) -> Group:
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
     """Every table of the connection's database that `rules` admit, by name; groups numbered 0 for now."""
-    found = [row for row in connection.execute(TABLES_QUERY) if included(f"{row[1]}.{row[2]}", rules)]
+    found = [row for row in connection.execute(TABLES_QUERY) if included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in found}
     for row in connection.execute(COLUMNS_QUERY, ([row[0] for row in found],)):
         columns[row[0]].append(row[1:])
@@ -149,13 +200,15 @@ def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[
 
 def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
     oid, schema, name, replica_identity, rows_estimate, size_bytes, readable, *facts = row
+    _, is_generated, *_ = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
-    keyed = identity in ("default", "index") and any(column[4] for column in columns)
-    if not keyed and identity != "full" and matches(f"{schema}.{name}", rules.append_only):
-        identity = "append_only"
+    keyed = identity in ("default", "index") and any(column[-1] for column in columns)
+    # An identity that PostgreSQL can't publish is as good as none.
+    if (is_generated or (not keyed and identity != "full")) and matches(table_name(schema, name), rules.append_only):
+        keyed, identity = False, "append_only"
     stored = [
-        (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position))
-        for position, (column, type_, oid_, modifier, is_key) in enumerate(columns)
+        (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position, number, copy_text(missing)))
+        for position, (column, type_, oid_, modifier, number, missing, is_key) in enumerate(columns)
     ]
     ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
     key_width = sum(is_key for is_key, _ in stored)
@@ -163,9 +216,28 @@ def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRul
     return Table(oid, group, rows_estimate, size_bytes, readable, *facts)
 
 
+def copy_text(value: bytes | None) -> str | None:
+    """A value as COPY's text format writes it (PostgreSQL manual, COPY, "Text Format"); NULL stays None.
+
+    What is no UTF-8 is escaped by byte, so that it is text in every encoding.
+    """
+    return None if value is None else raw_text(value).translate(COPY_ESCAPES)
+
+
+def copy_line(text: str) -> bytes:
+    """What COPY itself writes for a value that is not NULL, in the server's encoding, given by `copy_text`."""
+    return ESCAPED_BYTE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else found[0], text.encode())
+
+
+def table_name(schema: str, table: str) -> str:
+    """`schema.table`. A part that has a dot or a quote is quoted: no two tables have one name."""
+    return ".".join(quoted(part) if "." in part or '"' in part else part for part in (schema, table))
+
+
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether `schema.table` fits one of the patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether a table's name, as it is or without quotes, fits one of the patterns."""
+    plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
+    return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
 
 
 def included(name: str, rules: GroupRules) -> bool:

@@ -6,16 +6,18 @@ alone, by one query that reads no table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fleet.config import GroupRules
-from fleet.groups import Group, included, matches
+from fleet.config import GroupRules, Node
+from fleet.groups import TABLE_NAME, Group, included, matches
 
 if TYPE_CHECKING:
     import psycopg
+
+    from fleet.baseline import NodeIdentity
 
 
 class LeftOutKind(StrEnum):
@@ -23,53 +25,56 @@ class LeftOutKind(StrEnum):
 
     UNLOGGED_TABLE = "unlogged_table"
     FOREIGN_TABLE = "foreign_table"
+    TEMPORARY_TABLES = "temporary_tables"
     LARGE_OBJECTS = "large_objects"
+    LARGE_OBJECTS_OF_FULL = "large_objects_of_full"
     EXCLUDED_TABLE = "excluded_table"
     EXTENSION_TABLE = "extension_table"
-    MATERIALIZED_VIEW = "materialized_view"
     UNLOGGED_SEQUENCE = "unlogged_sequence"
-    NEW_SEQUENCE = "new_sequence"
     SUBSCRIPTION = "subscription"
     DATABASE_SETTING = "database_setting"
     DATABASE_PRIVILEGES = "database_privileges"
     DATABASE_OWNER = "database_owner"
     DATABASE_COMMENT = "database_comment"
     APPEND_ONLY_TABLE = "append_only_table"
+    UNCOUNTED_TABLE = "uncounted_table"
+    STANDBY_COPY = "standby_copy"
 
 
-NEW_WHY = "new since the full snapshot: it does not come back at all"
 # Why, and what a restore makes of it; {} is the extension or the foreign server.
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
     LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
+    LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
     LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
     LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
-    LeftOutKind.MATERIALIZED_VIEW: "it comes back unpopulated: REFRESH MATERIALIZED VIEW fills it",
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
-    LeftOutKind.NEW_SEQUENCE: NEW_WHY,
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
     LeftOutKind.DATABASE_SETTING: "ALTER DATABASE … SET belongs to the database, not to what is in it",
     LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
     LeftOutKind.DATABASE_OWNER: "a restored database belongs to the role that restores it",
     LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
+    LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
+    " from is not known",
+    LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
 }
-# Of these a restore makes what the full snapshot's DDL has.
-IN_DDL = frozenset({
-    LeftOutKind.UNLOGGED_TABLE, LeftOutKind.FOREIGN_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.EXTENSION_TABLE,
-    LeftOutKind.MATERIALIZED_VIEW, LeftOutKind.UNLOGGED_SEQUENCE,
+# What comes back and may not be what it was: every output warns of it.
+WARNED = frozenset({
+    LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
+    LeftOutKind.STANDBY_COPY,
 })  # fmt: skip
-# Ordinary tables have the kind ''; whether they are left out is for the rules to say. Sequences have the kind
-# new_sequence; whether they are is for the caller.
-LEFT_OUT_QUERY = """
-SELECT CASE WHEN c.relkind = 'S' AND c.relpersistence = 'u' THEN 'unlogged_sequence'
-            WHEN c.relkind = 'S' THEN 'new_sequence'
+# These have no names, but a count.
+COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
+# Ordinary tables have the kind ''; whether they are left out is for the rules to say.
+LEFT_OUT_QUERY = f"""
+SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
             WHEN e.extname IS NOT NULL THEN 'extension_table'
             WHEN c.relkind = 'f' THEN 'foreign_table'
-            WHEN c.relkind = 'm' THEN 'materialized_view'
             WHEN c.relpersistence = 'u' THEN 'unlogged_table'
             ELSE '' END,
-       n.nspname || '.' || c.relname, coalesce(e.extname, s.srvname, ''), 1::bigint
+       {TABLE_NAME}, coalesce(e.extname, s.srvname, ''), 1::bigint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
        AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
@@ -77,7 +82,9 @@ SELECT CASE WHEN c.relkind = 'S' AND c.relpersistence = 'u' THEN 'unlogged_seque
   LEFT JOIN pg_foreign_table f ON f.ftrelid = c.oid
   LEFT JOIN pg_foreign_server s ON s.oid = f.ftserver
  WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-   AND c.relkind IN ('r', 'f', 'm', 'S')
+   AND (c.relkind IN ('r', 'f') OR (c.relkind = 'S' AND c.relpersistence = 'u'))
+UNION ALL SELECT 'temporary_tables', 'pg_temp', '', count(*) FROM pg_class
+ WHERE relpersistence = 't' AND relkind IN ('r', 'p') HAVING count(*) > 0
 UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
 UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -98,7 +105,7 @@ UNION ALL SELECT 'database_comment', datname, '', 1 FROM pg_database
 class LeftOut:
     """One thing of a primary's database that is not in the snapshot, or only in part.
 
-    `name` is `schema.table` where it is a relation; `count` is 1 but for large objects, which have no names.
+    `name` is `schema.table` where it is a relation; `count` is 1 but for what has no names (COUNTED).
     """
 
     node: str
@@ -121,22 +128,42 @@ def read_left_out(
     primaries: Mapping[str, psycopg.Connection[Any]],
     rules: GroupRules,
     groups: Mapping[str, Iterable[Group]],
-    sequences: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[LeftOut, ...]:
-    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary.
-
-    `sequences` are those, by node, that a restore makes; None: all.
-    """
+    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
     found: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in connection.execute(LEFT_OUT_QUERY).fetchall():
-            if kind == LeftOutKind.NEW_SEQUENCE and (sequences is None or name in sequences[node]):
-                continue
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not included(name, rules):
                 found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _excluded(name, rules)))
     return (*found, *append_only_of(groups))
+
+
+def with_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
+    """What was found, where the full snapshot has stored large objects: how many and at which position, by node."""
+    kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
+    replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
+    then = [
+        LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
+        for node, (count, position) in stored.items()
+    ]
+    others = [one for one in found if one.kind != kind and (one.kind, one.node) not in replaced]
+    return (*others, *then)
+
+
+def warned_of(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """What every output warns of, list and check too."""
+    return tuple(one for one in found if one.kind in WARNED)
+
+
+def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
+    """The standbys that are too old to be copied, named at their primaries, whose version they have."""
+    kind = LeftOutKind.STANDBY_COPY
+    return tuple(
+        LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
+        for node in standbys
+    )
 
 
 def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
@@ -154,11 +181,3 @@ def _excluded(name: str, rules: GroupRules) -> str:
     patterns = [pattern for pattern in rules.exclude if matches(name, [pattern])]
     chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
     return f"{chosen}: it comes back empty"
-
-
-def since(found: Iterable[LeftOut], before: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """What is left out now, where a restore makes its DDL of the time that left out `before`."""
-    known = {(one.node, one.name) for one in before if one.kind in IN_DDL}
-    return tuple(
-        replace(one, why=NEW_WHY) if one.kind in IN_DDL and (one.node, one.name) not in known else one for one in found
-    )

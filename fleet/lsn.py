@@ -6,12 +6,16 @@ c" is every record that begins before c (PostgreSQL's own use for end positions)
 
 from __future__ import annotations
 
+import re
+
+LSN = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
+
 
 def lsn_from_text(text: str) -> int:
     """Read PostgreSQL's form, "16/B374D848"; raise ValueError otherwise."""
-    high, slash, low = text.partition("/")
-    if not slash:
+    if not LSN.fullmatch(text):
         raise ValueError(f"{text!r} is not a WAL position")
+    high, _, low = text.partition("/")
     return (int(high, 16) << 32) | int(low, 16)
 
 

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from fleet.encodings import raw_text
 from storage.errors import RefusedError, UnreachableError
 
 # The first that exists runs the server when root asks for one.
@@ -43,6 +44,12 @@ class PostgresMissingError(RefusedError):
 
 class ProgramFailedError(UnreachableError):
     """A program of PostgreSQL ended with an error, or did not end in time."""
+
+    @property
+    def said(self) -> str:
+        """The last lines that the program wrote."""
+        lines = self.details.get("said")
+        return "\n".join(lines) if isinstance(lines, list) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +121,27 @@ def run_tool(
     name: str,
     *arguments: str,
     seconds_max: float = 600,
-    text_input: str | None = None,
     ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run client program `name` to its end, with the caller's folder and environment (PGPASSFILE and such).
 
-    While it runs, the context of `ended_by` may call what that is given to end it. Raises ProgramFailedError if it
-    fails or takes longer.
+    What it prints is raw text (fleet.encodings). While it runs, the context of `ended_by` may call what that is given
+    to end it. Raises ProgramFailedError if it fails or takes longer.
     """
     command = [*tool(name), *arguments]
-    given = subprocess.DEVNULL if text_input is None else subprocess.PIPE
     with (
         _bounded(command, seconds_max),
-        subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         try:
             with ended_by(process.kill) if ended_by else nullcontext():
-                output, errors = process.communicate(text_input, timeout=seconds_max)
+                # As bytes: Python would make a line's end of every carriage return.
+                output, errors = process.communicate(timeout=seconds_max)
         except BaseException:
             process.kill()
             raise
-    completed = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    texts = raw_text(output), errors.decode(errors="replace")
+    completed = subprocess.CompletedProcess(command, process.returncode, *texts)
     if completed.returncode:
         raise _failed(name, completed)
     return completed

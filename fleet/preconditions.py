@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psycopg
 
+from fleet.encodings import UTF8, encoding_of, without_text
 from fleet.sessions import Sessions
 from storage.errors import RefusedError
 
@@ -21,6 +22,23 @@ SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_
            OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
        has_database_privilege(current_database(), 'CREATE')
 """
+# Every name that a session of ours may be told, as bytes: as text it would end the query that asks for it.
+NAMES_QUERY = """
+SELECT kind, convert_to(name, getdatabaseencoding()) FROM (
+    SELECT 'schema', nspname::text FROM pg_namespace
+    UNION ALL SELECT 'relation', relname::text FROM pg_class WHERE relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'column', a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+               WHERE NOT a.attisdropped AND c.relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'type', typname::text FROM pg_type WHERE typrelid = 0 AND typelem = 0
+    UNION ALL SELECT 'role', rolname::text FROM pg_roles
+    UNION ALL SELECT 'database', datname::text FROM pg_database
+    UNION ALL SELECT 'extension', extname::text FROM pg_extension
+    UNION ALL SELECT 'foreign server', srvname::text FROM pg_foreign_server
+    UNION ALL SELECT 'subscription', subname::text FROM pg_subscription
+    UNION ALL SELECT 'publication', pubname::text FROM pg_publication
+) AS every (kind, name) WHERE name COLLATE "C" ~ '[^\\x01-\\x7f]'
+"""
+NAMES_SHOWN_MAX = 8
 
 
 class NodeUnfitError(RefusedError):
@@ -29,6 +47,7 @@ class NodeUnfitError(RefusedError):
 
 def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
     """Raise NodeUnfitError naming everything that the nodes lack, with what would mend it."""
+    check_names(sessions.primaries)
     problems: list[tuple[str, str, str]] = []
     for node in sessions.nodes:
         connection = sessions.connections[node.id]
@@ -36,7 +55,7 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
         problems += [
             (node.id, *found) for found in _lacks(connection, is_primary=is_primary, slots_needed=slots_needed)
         ]
-    _refuse(problems)
+    refuse_unfit(problems)
 
 
 def check_decoding(sessions: Sessions) -> None:
@@ -45,10 +64,31 @@ def check_decoding(sessions: Sessions) -> None:
     That is what an increment needs of nodes that had everything at the full snapshot: it needs no new slot, and
     waits for a standby that is connecting again.
     """
-    _refuse([(node.id, *found) for node in sessions.nodes for found in _decodes_not(sessions.connections[node.id])])
+    check_names(sessions.primaries)
+    refuse_unfit(
+        [(node.id, *found) for node in sessions.nodes for found in _decodes_not(sessions.connections[node.id])]
+    )
 
 
-def _refuse(problems: list[tuple[str, str, str]]) -> None:
+def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    """Raise NodeUnfitError naming what has a name that is no text: commits and reports could not name it."""
+    problems: list[tuple[str, str, str]] = []
+    for node, connection in connections.items():
+        if encoding_of(connection) == UTF8:
+            continue
+        names = connection.execute(NAMES_QUERY).fetchall()
+        unfit = set(without_text(connection, list({name for _, name in names})))
+        # What a name has of ASCII tells which it is.
+        found = sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in unfit})
+        if found:
+            more = f" and {len(found) - NAMES_SHOWN_MAX} more" if len(found) > NAMES_SHOWN_MAX else ""
+            what = f"names that can't be written in UTF-8: {', '.join(found[:NAMES_SHOWN_MAX])}{more}"
+            problems.append((node, what, "rename them: ALTER … RENAME TO …"))
+    refuse_unfit(problems)
+
+
+def refuse_unfit(problems: list[tuple[str, str, str]]) -> None:
+    """Raise NodeUnfitError naming all problems (node, problem, remedy), if there are any."""
     if problems:
         raise NodeUnfitError(
             "; ".join(f"node {node}: {problem}" for node, problem, _ in problems),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from fleet.baseline import NodeIdentity, check_baseline, check_topology, read_identity
+from fleet.baseline import NodeIdentity, check_baseline, check_topology, decodes, read_identity
 from fleet.config import Fleet, Node
 from fleet.connections import answering, connect, unreachable
 from fleet.watch import Watch, watched
@@ -21,13 +21,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """One open session per node, and what each node is. `renew` puts a new one in place of one that was lost."""
+    """One open session per node, and what each node is. `renew` puts a new one in place of one that was lost.
+
+    `too_old` are standbys that can't decode their WAL: they have no session here, and no copy is made of them.
+    """
 
     fleet: Fleet
     nodes: tuple[Node, ...]
     connections: dict[str, psycopg.Connection[Any]]
     identities: Mapping[str, NodeIdentity]
     watch: Watch
+    too_old: tuple[Node, ...] = ()
 
     @property
     def primaries(self) -> dict[str, psycopg.Connection[Any]]:
@@ -93,8 +97,13 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
             raise problem
         identities = {node.id: identify(node, connections[node.id]) for node in chosen}
         check_topology(chosen, identities)
+        too_old = tuple(node for node in chosen if not decodes(identities[node.id]))
+        for node in too_old:
+            connections.pop(node.id).close()
+            del identities[node.id]
+        chosen = tuple(node for node in chosen if node.id in identities)
         try:
-            yield Sessions(fleet, chosen, connections, identities, watch)
+            yield Sessions(fleet, chosen, connections, identities, watch, too_old)
         except psycopg.OperationalError as error:
             lost = [node for node in chosen if connections[node.id].closed]
             if not lost:

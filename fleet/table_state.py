@@ -1,43 +1,43 @@
-"""What must stay as it is while a chain goes on, table by table: all that would lose rows without a trace in WAL.
+"""What tells whether a table's changes came through WAL whole, and in which form: its state, at every commit.
 
-Read at the full snapshot, stored in its commit, and compared before and after every cut. `fleet.groups` compares
-what a row looks like; this is what else decides whether changes are decoded and whether rows can be loaded again:
+Stored in commits and compared by the next increment (snapshots/schema_plan.py), before and after its cut.
+`fleet.groups` tells what a row looks like; this is what else decides whether older rows and later changes go together:
 
 - which table it is, and that it was published without a break. A table that leaves a publication and comes back
   has another pg_publication_rel row; an altered publication has its pg_publication row under another xmin
   (freezing and rewriting a catalog keep xmin). PostgreSQL makes no published table unlogged, so that shows here too;
-- what its rows must obey: the DDL of the full snapshot is what they will be loaded into, so a constraint that is
-  dropped or an enum label that is added may make later rows impossible to load;
 - that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`): logical decoding does not show that. It gives
-  the table another file and the column another pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first.
+  the table another file and the column another pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
+- how many attributes it ever had: a column that was added and dropped again leaves no other trace;
+- that the types whose values print names (enum labels, composites' fields) print what they printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet.groups import SchemaChangedError, Table
-from fleet.hints import NEW_CHAIN
-from fleet.publications import PublicationChangedError, check_published
+from fleet.append_only import Counters, read_counters
+from fleet.encodings import readable
+from fleet.groups import Table
+from fleet.publications import Membership, check_published
 
 if TYPE_CHECKING:
     import psycopg
 
 FILES_QUERY = """
-SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint,
+SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
        (SELECT string_agg(format('%%s.%%s', a.attnum, a.xmin), ' ' ORDER BY a.attnum)
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
-# Plain indexes, defaults, triggers and grants are not among them: no row is kept out by those. A constraint's
-# validation takes nothing away either. Types below 16384 are PostgreSQL's own.
-RULES_QUERY = """
-WITH RECURSIVE tables AS (SELECT unnest(%s::oid[]) AS oid),
-used (relid, typid) AS (
-    SELECT a.attrelid, a.atttypid FROM pg_attribute a JOIN tables t ON t.oid = a.attrelid
-     WHERE a.attnum > 0 AND NOT a.attisdropped
+# Types below 16384 are PostgreSQL's own. A row of pg_enum has another xmin once its label or its place was changed.
+# Types like regclass are printed as names, and aclitem with those of roles: a hash of all that there are stamps them.
+TYPES_QUERY = """
+WITH RECURSIVE used (relid, typid) AS (
+    SELECT a.attrelid, a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
     UNION
     SELECT u.relid, part.oid
       FROM used u JOIN pg_type t ON t.oid = u.typid
@@ -48,53 +48,46 @@ used (relid, typid) AS (
            UNION ALL SELECT a.atttypid FROM pg_attribute a
                       WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
            ) part (oid)
-     WHERE u.typid >= 16384
+     WHERE u.typid >= 16384 OR t.typcategory = 'A'
 )
-SELECT a.attrelid::bigint, format('column %%I NOT NULL', a.attname)
-  FROM pg_attribute a JOIN tables t ON t.oid = a.attrelid
- WHERE a.attnotnull AND a.attnum > 0 AND NOT a.attisdropped
+SELECT u.relid::bigint, format('enum %%s %%s %%s.%%s', t.oid, e.oid, e.enumlabel, e.xmin)
+  FROM used u JOIN pg_type t ON t.oid = u.typid JOIN pg_enum e ON e.enumtypid = t.oid
 UNION ALL
-SELECT a.attrelid::bigint, format('column %%I GENERATED AS (%%s)', a.attname, pg_get_expr(d.adbin, d.adrelid))
-  FROM pg_attribute a JOIN tables t ON t.oid = a.attrelid
-  JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
- WHERE a.attgenerated <> '' AND NOT a.attisdropped
-UNION ALL
-SELECT n.conrelid::bigint,
-       format('constraint %%I %%s', n.conname, regexp_replace(pg_get_constraintdef(n.oid), ' NOT VALID$', ''))
-  FROM pg_constraint n JOIN tables t ON t.oid = n.conrelid WHERE n.contype IN ('c', 'p', 'u', 'x', 'f')
-UNION ALL
-SELECT i.indrelid::bigint, pg_get_indexdef(i.indexrelid)
-  FROM pg_index i JOIN tables t ON t.oid = i.indrelid
- WHERE i.indisunique AND i.indisvalid
-   AND NOT EXISTS (SELECT FROM pg_constraint n WHERE n.conindid = i.indexrelid AND n.contype IN ('p', 'u', 'x'))
-UNION ALL
-SELECT c.oid::bigint, format('partition of %%s %%s', h.inhparent::regclass, pg_get_expr(c.relpartbound, c.oid))
-  FROM pg_class c JOIN tables t ON t.oid = c.oid JOIN pg_inherits h ON h.inhrelid = c.oid WHERE c.relispartition
-UNION ALL
-SELECT u.relid::bigint, format('type %%s ENUM (%%s)', format_type(u.typid, NULL),
-       (SELECT string_agg(quote_literal(e.enumlabel), ', ' ORDER BY e.enumsortorder)
-          FROM pg_enum e WHERE e.enumtypid = u.typid))
-  FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'e'
-UNION ALL
-SELECT u.relid::bigint, format('type %%s (%%s)', format_type(u.typid, NULL),
-       (SELECT string_agg(format('%%I %%s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum)
-          FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped))
+SELECT u.relid::bigint, format('fields %%s %%s', t.oid,
+       (SELECT string_agg(format('%%s.%%s', a.attnum, a.xmin), ' ' ORDER BY a.attnum)
+          FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0))
   FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'c'
 UNION ALL
-SELECT u.relid::bigint, format('domain %%s AS %%s%%s %%s', format_type(u.typid, NULL),
-       format_type(t.typbasetype, t.typtypmod), CASE WHEN t.typnotnull THEN ' NOT NULL' END,
-       (SELECT string_agg(regexp_replace(pg_get_constraintdef(n.oid), ' NOT VALID$', ''), ' ' ORDER BY n.conname)
-          FROM pg_constraint n WHERE n.contypid = u.typid))
-  FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'd'
+SELECT u.relid::bigint, 'names ' || named.hash
+  FROM (SELECT DISTINCT relid FROM used WHERE typid IN (
+              'regclass'::regtype, 'regtype'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
+              'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype,
+              'regdictionary'::regtype, 'regcollation'::regtype, 'aclitem'::regtype)) u
+ CROSS JOIN LATERAL (
+       SELECT md5(string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)) AS hash
+         FROM (SELECT 1 AS kind, oid, relname AS name, relnamespace AS place FROM pg_class
+               UNION ALL SELECT 2, oid, typname, typnamespace FROM pg_type
+               UNION ALL SELECT 3, oid, proname, pronamespace FROM pg_proc
+               UNION ALL SELECT 4, oid, oprname, oprnamespace FROM pg_operator
+               UNION ALL SELECT 5, oid, cfgname, cfgnamespace FROM pg_ts_config
+               UNION ALL SELECT 6, oid, dictname, dictnamespace FROM pg_ts_dict
+               UNION ALL SELECT 7, oid, collname, collnamespace FROM pg_collation
+               UNION ALL SELECT 8, oid, nspname, oid FROM pg_namespace
+               UNION ALL SELECT 9, oid, rolname, 11 FROM pg_roles) AS o
+         JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
+        WHERE o.oid >= 16384) AS named
 """
+# A label may have any bytes of the database's encoding.
+READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table as a full snapshot found it.
+    """One table as a commit found it.
 
     `publication` and `membership` stamp the rows of pg_publication and pg_publication_rel, `columns` those of
-    pg_attribute; `file` is where its rows are; `rules` are what its rows must obey, as PostgreSQL prints them.
+    pg_attribute, `types` those that say how values are printed; `file` is where its rows are; `attributes` is how many
+    columns it ever had. `counted` is what PostgreSQL has counted of an append-only one, None of all others.
     """
 
     table: str
@@ -102,8 +95,10 @@ class TableState:
     publication: str
     membership: str
     file: int
+    attributes: int
     columns: str
-    rules: tuple[str, ...]
+    types: tuple[str, ...]
+    counted: Counters | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The table's entry in a commit."""
@@ -112,68 +107,43 @@ class TableState:
 
 def table_state_from_json(entry: dict[str, Any]) -> TableState:
     """Read what `TableState.to_json` wrote."""
-    return TableState(**(entry | {"rules": tuple(entry["rules"])}))
+    counted = Counters(**entry["counted"]) if entry["counted"] else None
+    return TableState(**(entry | {"types": tuple(entry["types"]), "counted": counted}))
 
 
 def read_table_states(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, tables: Iterable[Table]
+    connection: psycopg.Connection[Any],
+    node: str,
+    fleet_id: str,
+    tables: Iterable[Table],
+    *,
+    unpublished_too: bool = False,
 ) -> dict[str, TableState]:
-    """The state of the node's `tables`, by name; raise PublicationChangedError if their changes are not published."""
+    """The state of the node's `tables`, by name; raise PublicationChangedError if their changes are not published.
+
+    With `unpublished_too` one that is in no publication of Cutline's is there too, with an empty membership.
+    """
     tables = list(tables)
-    published = check_published(connection, node, fleet_id, [table.group for table in tables])
+    groups = [table.group for table in tables]
+    published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
+    nowhere = Membership("", "", "")
     names = {table.oid: table.group.name for table in tables}
     oids = list(names)
-    rules: dict[int, list[str]] = {oid: [] for oid in oids}
-    for oid, rule in connection.execute(RULES_QUERY, (oids,)):
-        rules[oid].append(rule.strip())
+    types: dict[int, list[str]] = {oid: [] for oid in oids}
+    for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (oids,)):
+        types[oid].append(stamp)
+    counted = read_counters(connection, [table.oid for table in tables if table.group.identity == "append_only"])
     return {
         names[oid]: TableState(
             names[oid],
             oid,
-            published[names[oid]].publication,
-            published[names[oid]].membership,
+            published.get(names[oid], nowhere).publication,
+            published.get(names[oid], nowhere).membership,
             file,
+            attributes,
             columns or "",
-            tuple(sorted(rules[oid])),
+            tuple(sorted(types[oid])),
+            counted.get(oid),
         )
-        for oid, file, columns in connection.execute(FILES_QUERY, (oids,))
+        for oid, file, attributes, columns in connection.execute(FILES_QUERY, (oids,))
     }
-
-
-def check_table_states(node: str, was: Mapping[str, TableState], now: Mapping[str, TableState]) -> None:
-    """Raise SchemaChangedError or PublicationChangedError for the first table that is not as it was.
-
-    The tables of `was` that are not in `now` are not looked at: `check_schema` has found them gone.
-    """
-    for name in sorted(was.keys() & now.keys()):
-        before, after = was[name], now[name]
-        if problem := _changed(before, after):
-            raise SchemaChangedError(
-                f"node {node}: table {name} {problem}", hint=NEW_CHAIN, details={"node": node, "group": name}
-            )
-        if problem := _published_otherwise(before, after):
-            raise PublicationChangedError(
-                f"node {node}: table {name} {problem}: changes made in between are lost to the chain",
-                hint=NEW_CHAIN,
-                details={"node": node, "tables": [name]},
-            )
-
-
-def _changed(before: TableState, after: TableState) -> str:
-    if before.oid != after.oid:
-        return "is another table than at the full snapshot: it was dropped and created again, or renamed"
-    if gone := sorted(set(before.rules) - set(after.rules)):
-        return f"is not as it was at the full snapshot: no longer: {gone[0]}"
-    if new := sorted(set(after.rules) - set(before.rules)):
-        return f"is not as it was at the full snapshot: new: {new[0]}"
-    if before.file != after.file and before.columns != after.columns:
-        return "was rewritten since the full snapshot, and a column altered: its rows may not be what they were"
-    return ""
-
-
-def _published_otherwise(before: TableState, after: TableState) -> str:
-    if before.membership != after.membership:
-        return "was taken out of Cutline's publication since the full snapshot and put back"
-    if before.publication != after.publication:
-        return "is in a publication of Cutline's that was altered since the full snapshot"
-    return ""

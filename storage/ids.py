@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from datetime import UTC, datetime
 
 RANDOM_BYTES = 5
+OPERATION_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{10}")
 
 
 def new_operation_id(now: datetime) -> str:

@@ -14,15 +14,23 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from storage.digest import digest_of, pieces_of
 from storage.store import (
     AnswerLostError,
+    DeletionRefusedError,
+    Inventory,
     Keys,
+    Leftovers,
+    Listed,
     ObjectExistsError,
     ObjectMissingError,
     StoreUnfitError,
     StoreUnreachableError,
+    Unfinished,
+    WritingRefusedError,
     check_key,
     check_prefix,
     check_range,
@@ -31,6 +39,7 @@ from storage.store import (
 # Inside the store, because a link can't lead from one file system to another; no key begins with a dot.
 INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 LINK_ATTEMPTS_MAX = 100
 
 
@@ -49,7 +58,7 @@ class LocalStore:
         """See ObjectStore."""
         target = self.root / check_key(key)
         incoming = self.root / INCOMING / uuid.uuid4().hex
-        with self._asking():
+        with self._asking(), self._writing():
             make_root(self.root)
             incoming.parent.mkdir(exist_ok=True)
             try:
@@ -87,6 +96,10 @@ class LocalStore:
             raise ObjectMissingError(url=self.url, key=key)
         return status.st_size
 
+    def digest(self, key: str) -> str:
+        """See ObjectStore."""
+        return digest_of(pieces_of(self, key))
+
     def exists(self, key: str) -> bool:
         """See ObjectStore."""
         try:
@@ -111,16 +124,62 @@ class LocalStore:
                 if entry.is_file() or any(walk(self.root, f"{folder}/{entry.name}".lstrip("/")))
             )
 
+    def inventory(self, prefix: str) -> Inventory:
+        """See ObjectStore."""
+        found: Inventory = []
+        with self._asking():
+            for key in self.list(prefix):
+                with suppress(FileNotFoundError, NotADirectoryError):  # deleted since
+                    status = (self.root / key).stat()
+                    found.append(Listed(key, status.st_size, time_of(status)))
+        return found
+
     def delete(self, key: str) -> None:
         """See ObjectStore."""
         target = self.root / check_key(key)
         with self._asking():
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError), self._removing(key):
                 target.unlink()
                 sync_folder(target.parent)
             for folder in self._folders(target):
                 if folder == self.root or not drop_if_empty(folder):
                     break
+
+    def unfinished(self) -> Leftovers:
+        """See ObjectStore. A hidden file does not say which object it was to become."""
+        found: Leftovers = []
+        with self._asking(), suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted((self.root / INCOMING).iterdir()):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append(Unfinished("", path.name, status.st_size, time_of(status)))
+        return found
+
+    def abandon(self, leftover: Unfinished) -> None:
+        """See ObjectStore."""
+        with self._asking(), self._removing(f"{INCOMING}/{leftover.id}"):
+            (self.root / INCOMING / leftover.id).unlink(missing_ok=True)
+
+    @contextmanager
+    def _removing(self, key: str) -> Iterator[None]:
+        """Say that a file may not be removed in the store's terms."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FORBIDDEN:
+                raise
+            raise DeletionRefusedError(url=self.url, key=key, reason=why(error)) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say that no file may be made in the store's terms."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FORBIDDEN:
+                raise
+            hint = "check the folder's permissions, and whether its file system is mounted to be read only"
+            raise WritingRefusedError(url=self.url, reason=why(error), hint=hint) from error
 
     def _link(self, incoming: Path, target: Path, key: str) -> None:
         """Give the written file its name, or raise ObjectExistsError."""
@@ -172,6 +231,11 @@ class LocalStore:
 def why(error: OSError) -> str:
     """Return the system's words for an error, without the path."""
     return (error.strerror or type(error).__name__).lower()
+
+
+def time_of(status: os.stat_result) -> datetime:
+    """Return when a file was written."""
+    return datetime.fromtimestamp(status.st_mtime, UTC)
 
 
 def make_root(root: Path) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from threading import Lock
 
+from storage.digest import digest
 from storage.store import (
+    Inventory,
     Keys,
+    Leftovers,
+    Listed,
     ObjectExistsError,
     ObjectMissingError,
+    Unfinished,
     check_key,
     check_prefix,
     check_range,
@@ -21,6 +27,7 @@ class InMemoryStore:
 
     url: str
     _objects: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _created_at: dict[str, datetime] = field(default_factory=dict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def create(self, key: str, body: bytes) -> None:
@@ -29,6 +36,7 @@ class InMemoryStore:
             if check_key(key) in self._objects:
                 raise ObjectExistsError(url=self.url, key=key)
             self._objects[key] = bytes(body)
+            self._created_at[key] = datetime.now(UTC)
 
     def read(self, key: str) -> bytes:
         """See ObjectStore."""
@@ -46,6 +54,10 @@ class InMemoryStore:
     def size(self, key: str) -> int:
         """See ObjectStore."""
         return len(self.read(key))
+
+    def digest(self, key: str) -> str:
+        """See ObjectStore."""
+        return digest(self.read(key))
 
     def exists(self, key: str) -> bool:
         """See ObjectStore."""
@@ -65,7 +77,20 @@ class InMemoryStore:
         skip = len(folder) + 1 if folder else 0
         return sorted({key[skip:].partition("/")[0] for key in self.list(folder)})
 
+    def inventory(self, prefix: str) -> Inventory:
+        """See ObjectStore."""
+        keys = self.list(prefix)
+        with self._lock:
+            return [Listed(key, len(self._objects[key]), self._created_at[key]) for key in keys if key in self._objects]
+
     def delete(self, key: str) -> None:
         """See ObjectStore."""
         with self._lock:
             self._objects.pop(check_key(key), None)
+
+    def unfinished(self) -> Leftovers:
+        """See ObjectStore; a create in memory leaves nothing."""
+        return []
+
+    def abandon(self, leftover: Unfinished) -> None:
+        """See ObjectStore."""

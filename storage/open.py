@@ -52,10 +52,12 @@ def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # no
         return _open_memory(rest.strip("/"))
     try:
         return _open_fsspec(url, protocol, thaw(options))
-    except (ImportError, TypeError, ValueError, KeyError) as error:
-        # The text of a TypeError names the option, but may quote its value.
-        problem = str(error) if isinstance(error, ImportError) else f"refused by fsspec ({type(error).__name__})"
-        raise StoreUrlError(url=redact_url(url), problem=problem) from error
+    except ImportError as error:
+        raise StoreUrlError(url=redact_url(url), problem=str(error)) from error
+    except (TypeError, ValueError, KeyError) as error:
+        # The text of a TypeError names the option, but may quote its value; so no traceback is to show it.
+        problem = f"refused by fsspec ({type(error).__name__})"
+        raise StoreUrlError(url=redact_url(url), problem=problem) from None
 
 
 def _open_folder(url: str, folder: str) -> LocalStore:
@@ -77,11 +79,11 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
     from storage.fsspec_store import FsspecStore, PlainDialect
 
     if protocol in ("s3", "s3a"):
-        from storage.s3 import S3Dialect, s3_filesystems
+        from storage.s3 import S3Dialect
+        from storage.s3_session import s3_filesystem
 
         root = _s3_root(url)
-        reader, writer = s3_filesystems(options)
-        return FsspecStore(redact_url(url), root, reader, S3Dialect(writer))
+        return FsspecStore(redact_url(url), root, s3_filesystem(options), S3Dialect())
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     filesystem, path = url_to_fs(url, **options, use_listings_cache=False, skip_instance_cache=True)

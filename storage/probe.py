@@ -1,20 +1,26 @@
 """Finding out whether a store keeps the promises that snapshots rest on (docs/architecture.md, invariant 5).
 
-Some S3 servers silently overwrite where a conditional put asks them not to. No documentation tells which;
-trying does.
+Some S3 servers silently overwrite where a conditional put asks them not to, or where one ends an upload in parts. No
+documentation tells which; trying does. The probe takes the essential steps of ObjectStoreContract.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Barrier
+from typing import TypeAlias
 
+from storage.digest import digest
 from storage.errors import SnapshotError
 from storage.ids import new_operation_id
 from storage.store import (
     AnswerLostError,
+    CreatesInParts,
+    DeletionRefusedError,
+    Keys,
     ObjectExistsError,
     ObjectMissingError,
     ObjectStore,
@@ -22,24 +28,29 @@ from storage.store import (
     StoreUnreachableError,
 )
 
+PROBES = "probes"
 RACERS = 8
+RACES = 3  # a store that looks first and then writes gets through one of three
 FIRST = b"the first body of the probe"
 SECOND = b"another body, which must not be stored"
 
+Create: TypeAlias = Callable[[str, bytes], None]
 
-def probe_store(store: ObjectStore) -> None:
-    """Try every operation on objects below `operations/probe-<id>/` and remove them.
 
-    Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A create-once race
-    that a store loses only now and then can get past the probe.
+def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
+    """Try every operation on objects below `probes/<id>/` and remove them.
+
+    Returns what the store says where a policy or a lock forbids deleting: taking snapshots needs none, and the
+    probe's objects stay. Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A
+    create-once race that a store loses only now and then can get past the probe.
     """
-    folder = f"operations/probe-{new_operation_id(datetime.now(UTC))}"
-    once, raced = f"{folder}/once", f"{folder}/raced"
+    folder = f"{PROBES}/{new_operation_id(datetime.now(UTC))}"
     try:
-        probe_reading(store, folder, once)
-        probe_create_once(store, once)
-        probe_race(store, raced)
-        probe_deleting(store, folder, [once, raced])
+        probe_reading(store, folder)
+        keys = probe_creating(store, f"{folder}/put", store.create, "conditional put")
+        if isinstance(store, CreatesInParts):
+            keys += probe_creating(store, f"{folder}/parts", store.create_in_parts, "conditional upload in parts")
+        return probe_deleting(store, folder, [f"{folder}/read", *keys])
     except AnswerLostError as error:
         raise StoreUnreachableError(url=store.url, reason="answers get lost; the probe gave up") from error
     finally:
@@ -49,16 +60,20 @@ def probe_store(store: ObjectStore) -> None:
                 store.delete(key)
 
 
-def probe_reading(store: ObjectStore, folder: str, key: str) -> None:
+def probe_reading(store: ObjectStore, folder: str) -> None:
     """Create an object and see it in every way there is."""
+    key = f"{folder}/read"
     store.create(key, FIRST)
     try:
         seen = {
             "it was read back changed": store.read(key) == FIRST,
             "its size is wrong": store.size(key) == len(FIRST),
+            "its digest is wrong": store.digest(key) == digest(FIRST),
             "a range of it is wrong": store.read_range(key, 4, 5) == FIRST[4:9],
+            "a range past its end is wrong": store.read_range(key, len(FIRST) - 2, 5) == FIRST[-2:],
             "it does not exist": store.exists(key),
-            "it was not listed": store.list(folder) == [key] and store.list_children(folder) == ["once"],
+            "it was not listed": store.list(folder) == [key] and store.list_children(folder) == ["read"],
+            "its size was listed wrong": [one.size for one in store.inventory(folder)] == [len(FIRST)],
         }
     except ObjectMissingError as error:
         raise StoreUnfitError(url=store.url, lack="an object just created is missing") from error
@@ -67,26 +82,37 @@ def probe_reading(store: ObjectStore, folder: str, key: str) -> None:
             raise StoreUnfitError(url=store.url, lack=f"an object was created, and then {lack}")
 
 
-def probe_create_once(store: ObjectStore, key: str) -> None:
-    """Create the same object again, which must be refused and change nothing."""
-    try:
-        store.create(key, SECOND)
-    except ObjectExistsError:
-        if store.read(key) != FIRST:
-            raise StoreUnfitError(url=store.url, lack="a refused conditional put changed the object") from None
-        return
-    # What is there now doesn't matter, and may be unreadable: the first body's checksum with the second body.
-    raise StoreUnfitError(url=store.url, lack="a second conditional put was accepted, though the object existed")
+def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) -> Keys:
+    """Create objects once in one of the ways that the store has; return the keys of those that are there."""
+    once, raced = f"{folder}-once", [f"{folder}-raced-{number}" for number in range(RACES)]
+    probe_create_once(store, once, create, way)
+    for key in raced:
+        probe_race(store, key, create, way)
+    return [once, *raced]
 
 
-def probe_race(store: ObjectStore, key: str) -> None:
+def probe_create_once(store: ObjectStore, key: str, create: Create, way: str) -> None:
+    """Create the same object twice; the second must be refused and change nothing, in whichever way it comes."""
+    create(key, FIRST)
+    for again in (create, store.create):
+        try:
+            again(key, SECOND)
+        except ObjectExistsError:
+            if store.read(key) != FIRST:
+                raise StoreUnfitError(url=store.url, lack=f"a refused {way} changed the object") from None
+            continue
+        # What is there now doesn't matter, and may be unreadable: the first body's checksum with the second body.
+        raise StoreUnfitError(url=store.url, lack=f"a second {way} was accepted, though the object existed")
+
+
+def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
     """Create one object from several threads at once: one must win."""
     barrier = Barrier(RACERS)
 
     def race(body: bytes) -> bytes | None:
         barrier.wait()
         try:
-            store.create(key, body)
+            create(key, body)
         except ObjectExistsError:
             return None
         return body
@@ -95,15 +121,21 @@ def probe_race(store: ObjectStore, key: str) -> None:
         outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
         won = [body for body in outcomes if body is not None]
     if len(won) != 1:
-        lack = f"of {RACERS} conditional puts at the same time {len(won)} were accepted"
+        lack = f"of {RACERS} at the same time {len(won)} were accepted of this kind: {way}"
         raise StoreUnfitError(url=store.url, lack=lack)
     if store.read(key) != won[0]:
-        raise StoreUnfitError(url=store.url, lack="a refused conditional put replaced the accepted one")
+        raise StoreUnfitError(url=store.url, lack=f"a refused {way} replaced the accepted one")
 
 
-def probe_deleting(store: ObjectStore, folder: str, keys: list[str]) -> None:
-    """Delete the objects, which must then be gone."""
+def probe_deleting(store: ObjectStore, folder: str, keys: Keys) -> DeletionRefusedError | None:
+    """Delete the objects, which must then be gone; or refused, and then there as before."""
+    refused: dict[str, DeletionRefusedError] = {}
     for key in keys:
-        store.delete(key)
-    if store.list(folder) or any(store.exists(key) for key in keys):
-        raise StoreUnfitError(url=store.url, lack="a deleted object is still there")
+        try:
+            store.delete(key)
+        except DeletionRefusedError as error:
+            refused[key] = error
+    if store.list(folder) != sorted(refused) or any(store.exists(key) != (key in refused) for key in keys):
+        lack = "an object whose deletion was refused is gone" if refused else "a deleted object is still there"
+        raise StoreUnfitError(url=store.url, lack=lack)
+    return next(iter(refused.values()), None)

@@ -7,16 +7,43 @@ opens a connection or imports fsspec.
 from __future__ import annotations
 
 import re
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
 
-# `ObjectStore.list` hides the builtin inside the class, so its methods name their result by this.
+# `ObjectStore.list` hides the builtin inside the class, so its methods name their results by these.
 Keys: TypeAlias = list[str]
+Inventory: TypeAlias = "list[Listed]"
+Leftovers: TypeAlias = "list[Unfinished]"
 
 # fsspec reads meaning into ? * [ ] # (patterns, versions), and a leading dot is where LocalStore hides
 # what is not an object yet. So no key has them, in any store.
 SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Listed:
+    """An object as a listing has it: its size in bytes, and when it was created, by the store's clock."""
+
+    key: str
+    size: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Unfinished:
+    """What a create that died has left. It is no object and no listing shows it, but it takes room.
+
+    `id` means something to the store alone. `key` is what it was to become, "" where nothing tells; `size_bytes` is
+    what is known to be there, `began_at` when it began, or last got something where the store tells.
+    """
+
+    key: str
+    id: str
+    size_bytes: int
+    began_at: datetime
 
 
 class ObjectStore(Protocol):
@@ -37,7 +64,8 @@ class ObjectStore(Protocol):
 
         Raises ObjectExistsError if the key is taken: its object is then not what this call wrote. Raises
         AnswerLostError if the put may or may not have been stored: read the key back.
-        StoreUnreachableError means that this call stored nothing.
+        StoreUnreachableError means that this call stored nothing; WritingRefusedError, which is one, that it may
+        store nothing here.
         """
         ...
 
@@ -56,6 +84,13 @@ class ObjectStore(Protocol):
         """Return the object's size in bytes; raise ObjectMissingError if there is none."""
         ...
 
+    def digest(self, key: str) -> str:
+        """Return the SHA-256 of the object's bytes as 64 hex digits, reading them piece by piece.
+
+        Raises ObjectMissingError.
+        """
+        ...
+
     def exists(self, key: str) -> bool:
         """Tell whether there is an object under exactly this key."""
         ...
@@ -72,8 +107,35 @@ class ObjectStore(Protocol):
         """Return the names one level below `prefix`, sorted: objects, and folders that hold any."""
         ...
 
+    def inventory(self, prefix: str) -> Inventory:
+        """Return what `list` does, with sizes and times."""
+        ...
+
     def delete(self, key: str) -> None:
-        """Remove the object; no error if there is none."""
+        """Remove the object; no error if there is none.
+
+        Raises DeletionRefusedError where a policy or a lock keeps it: the object is there as before.
+        """
+        ...
+
+    def unfinished(self) -> Leftovers:
+        """Return what creates that died, or are under way, have left in the store; sorted by key."""
+        ...
+
+    def abandon(self, leftover: Unfinished) -> None:
+        """Remove what a create left; no error if it is gone. A create that is still under way then fails.
+
+        Raises DeletionRefusedError.
+        """
+        ...
+
+
+@runtime_checkable
+class CreatesInParts(Protocol):
+    """A store that sends large objects in parts, which is another promise to keep than that of a put."""
+
+    def create_in_parts(self, key: str, body: bytes) -> None:
+        """Do what ObjectStore.create does with a large object, whatever the size of `body`."""
         ...
 
 
@@ -121,6 +183,31 @@ class StoreUnreachableError(UnreachableError):
             hint=hint or "check store and [store_options] in fleet.toml, the network and the credentials",
             details={"store": url},
         )
+
+
+class CredentialsExpiredError(StoreUnreachableError):
+    """The store no longer takes the credentials, and there are no newer ones; nothing was stored."""
+
+
+class WritingRefusedError(StoreUnreachableError):
+    """A policy or the folder's permissions let the store be read only; nothing was stored."""
+
+    def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
+        hint = hint or "use credentials that may create objects: docs/storage.md, Policies"
+        super().__init__(url=url, reason=f"creating objects is refused: {reason}", hint=hint)
+
+
+class DeletionRefusedError(RefusedError):
+    """The store keeps the object, because a policy or a lock on it forbids deleting; `until` where it says that."""
+
+    def __init__(self, *, url: str, key: str, reason: str, until: datetime | None = None) -> None:
+        details: dict[str, object] = {"store": url, "object": key}
+        super().__init__(
+            f"store {url}: object {key} can't be deleted: {reason}",
+            hint="repeat once its lock has expired, or with credentials that may delete",
+            details=details | ({"until": until.isoformat()} if until else {}),
+        )
+        self.until = until
 
 
 class StoreUnfitError(RefusedError):

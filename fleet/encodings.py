@@ -1,0 +1,108 @@
+"""The encodings of servers: rows and DDL pass through as the server's own bytes, names and ids become text.
+
+A conversion of rows would not be exact: some encodings have bytes without a character in UTF-8 (WIN1251), some have
+characters that do not come back as they were, and in SQL_ASCII bytes mean nothing at all. So what carries rows or DDL
+has the client encoding RAW, under which PostgreSQL converts nothing. Names are converted by the server itself, so that
+one that was decoded from the WAL is the one that its catalogs have. Every server encoding has ASCII's bytes for
+ASCII's characters, and for nothing else (PostgreSQL manual, "Character Set Support").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.adapt import AdaptersMap, Buffer, Loader
+
+RAW = "SQL_ASCII"
+UTF8 = "UTF8"
+TEXT_TYPES = ("text", "name", "varchar", "bpchar", '"char"', 0)
+CONVERT_QUERY = """
+SELECT convert_from(given, getdatabaseencoding()) FROM unnest(%s::bytea[]) WITH ORDINALITY AS g (given, n) ORDER BY n
+"""
+
+# From a server's bytes to text, value by value; never fails. Where there is none, the bytes are text.
+Texts = Callable[[Sequence[bytes]], list[str]]
+
+
+class _TextLoader(Loader):
+    """Text of the server. A name of another database, in that one's encoding, is shown and never ends a command."""
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode("utf-8", "backslashreplace")
+
+
+def _adapters() -> AdaptersMap:
+    adapters = AdaptersMap(psycopg.adapters)
+    for name in TEXT_TYPES:
+        adapters.register_loader(name, _TextLoader)
+    return adapters
+
+
+ADAPTERS = _adapters()
+
+
+def readable(expression: str) -> str:
+    """SQL: the text of `expression`, as ASCII with octal escapes where a session in UTF-8 might not take it."""
+    return (
+        f"CASE WHEN getdatabaseencoding() = 'UTF8' OR {expression} !~ '[^\\x01-\\x7f]' THEN {expression}"
+        f" ELSE encode(convert_to({expression}, getdatabaseencoding()), 'escape') END"
+    )
+
+
+def raw_text(body: bytes) -> str:
+    """Bytes of a server as text that `raw_bytes` turns into the same bytes, whatever they are."""
+    return body.decode("utf-8", "surrogateescape")
+
+
+def raw_bytes(text: str) -> bytes:
+    """The bytes that `raw_text` was given."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def texts_of_raw(values: Sequence[bytes]) -> list[str]:
+    """The texts of a server that has no encoding: UTF-8, where it is that; other bytes are escaped."""
+    return [value.decode("utf-8", "backslashreplace") for value in values]
+
+
+def encoding_of(connection: psycopg.Connection[Any]) -> str:
+    """The encoding of the connection's database."""
+    return (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
+
+
+def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
+    """How bytes of the connection's database become text; asks the server only for what is not ASCII."""
+    encoding = encoding_of(connection)
+    if encoding in (UTF8, RAW):
+        return None if encoding == UTF8 else texts_of_raw
+
+    def texts(values: Sequence[bytes]) -> list[str]:
+        known = {value: value.decode("ascii", "backslashreplace") for value in values}
+        foreign = [value for value in known if not value.isascii()]
+        known |= _converted(connection, foreign)
+        return [known[value] for value in values]
+
+    return texts
+
+
+def without_text(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
+    """Those of the values, of the connection's database, that have no text in UTF-8."""
+    if encoding_of(connection) == RAW:
+        return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
+    known = _converted(connection, values)
+    return [value for value in values if value not in known]
+
+
+def _converted(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[bytes, str]:
+    """Those of the values that the server can convert."""
+    if not values:
+        return {}
+    try:
+        return dict(zip(values, [row[0] for row in connection.execute(CONVERT_QUERY, (values,))], strict=True))
+    except psycopg.DataError:
+        if len(values) == 1:
+            return {}
+        # Rare: the one that has no character in UTF-8 is found by halves.
+        half = len(values) // 2
+        return _converted(connection, values[:half]) | _converted(connection, values[half:])

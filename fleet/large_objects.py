@@ -1,0 +1,60 @@
+"""Large objects of a database: how many there are, and whether our role may read them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+
+# The privileges of a large object without a list are its owner's (PostgreSQL manual, "Large Objects").
+UNREADABLE_QUERY = """
+SELECT m.oid::bigint FROM pg_largeobject_metadata m
+ WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+   AND NOT current_setting('lo_compat_privileges')::bool
+   AND NOT EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
+                    WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR pg_has_role(a.grantee, 'USAGE')))
+ ORDER BY 1
+"""
+COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
+# Where each of at most so many equal parts begins.
+BOUNDS_QUERY = """
+SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
+ GROUP BY part ORDER BY 1
+"""
+NAMED_MAX = 3
+
+
+class LargeObjectsUnreadableError(RefusedError):
+    """Our role may not read a large object that is to be copied."""
+
+
+def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    """Raise LargeObjectsUnreadableError unless the role may read all large objects of these nodes."""
+    for node, connection in connections.items():
+        if oids := [oid for (oid,) in connection.execute(UNREADABLE_QUERY)]:
+            more = f" and {len(oids) - NAMED_MAX} more" if len(oids) > NAMED_MAX else ""
+            role = connection.info.user
+            raise LargeObjectsUnreadableError(
+                f"node {node}: role {role} may not read large objects {', '.join(map(str, oids[:NAMED_MAX]))}{more}",
+                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or their owner; or leave out --large-objects',
+                details={"node": node, "large_objects": oids},
+            )
+
+
+def count_large_objects(connection: psycopg.Connection[Any]) -> int:
+    """How many the database has."""
+    (count,) = connection.execute(COUNT_QUERY).fetchone() or (0,)
+    return int(count)
+
+
+def bounds(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:
+    """Ranges of oids, from and up to but not including, that hold about as many large objects each.
+
+    They cover all oids: what is copied is what another session's snapshot shows.
+    """
+    begins = [oid for (oid,) in connection.execute(BOUNDS_QUERY, (parts,))]
+    return list(zip([0, *begins[1:]], [*begins[1:], None], strict=True))

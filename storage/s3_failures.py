@@ -1,0 +1,241 @@
+"""What a failed S3 request means: the server's answer or the lack of one, in terms that can be acted on.
+
+Every other S3 module asks here, so that one failure means the same to a put, a read, a listing and a deletion.
+No text of the server or of a library is ever shown: it may quote credentials. Source: Amazon S3 API Reference,
+"Error responses".
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+
+from aiohttp import ClientError as BrokenBodyError
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    SSLError,
+    SSOError,
+    TokenRetrievalError,
+)
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+from s3fs.errors import translate_boto_error  # type: ignore[import-untyped]
+
+from storage.fsspec_store import Fault
+
+NO_CONNECTION = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+NO_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    SSOError,
+)
+NOTHING_SENT = (SSLError, ParamValidationError, *NO_CREDENTIALS)
+NO_ANSWER = (
+    *NO_CONNECTION,
+    HTTPClientError,
+    IncompleteReadError,
+    BrokenBodyError,
+    ResponseParserError,
+    TimeoutError,
+)
+
+STATUS_BAD_REQUEST = 400
+STATUS_FORBIDDEN = 403
+STATUS_MISSING = 404
+STATUS_CONFLICT = 409
+STATUS_TAKEN = 412
+STATUS_BEYOND_END = 416
+STATUS_TOO_MANY = 429
+STATUS_SERVER = 500
+STATUS_NOT_IMPLEMENTED = 501
+STATUS_UNAVAILABLE = 503
+PASSING_STATUSES = {STATUS_TOO_MANY, STATUS_SERVER, 502, STATUS_UNAVAILABLE, 504}
+
+# Answers that say no for now: the request was not carried out, and the same request may be later.
+TOO_FAST = {
+    "SlowDown", "TooManyRequests", "TooManyRequestsException", "Throttling", "ThrottlingException",
+    "RequestLimitExceeded", "BandwidthLimitExceeded",
+}  # fmt: skip
+DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+NOT_NOW = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", *TOO_FAST, *DAMAGED_ON_THE_WAY}
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+# Said of credentials that were never right, and of those that were until they were taken back.
+UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
+# In words what an operator does something about; for everything else S3's own word is the one to look up.
+MEANINGS = {
+    "NoSuchBucket": "the bucket does not exist",
+    "NoSuchUpload": "the upload in parts was ended by somebody else",
+    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ too much",
+}
+# botocore's words for where credentials come from, in ours. What is not here is a service that gives them.
+SOURCES = {
+    "explicit": "key, secret and token in [store_options] of fleet.toml, or the variables that it names",
+    "env": "the environment's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+    "shared-credentials-file": "the AWS credentials file",
+    "config-file": "the AWS config file",
+    "custom-process": "the credential_process of the AWS profile",
+    "sso": "the AWS profile's single sign-on (aws sso login)",
+    "login": "the AWS profile's login (aws login)",
+    "assume-role": "the role of the AWS profile",
+    "assume-role-with-web-identity": "the web identity token's file",
+}
+
+
+class CredentialsExpired(Exception):  # noqa: N818  # a situation within the package; the store raises its error
+    """The store no longer takes the credentials, and asking where they come from (`source`) gave no others."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+class Failure(Enum):
+    """What the answer to a request, or the lack of one, says about what the request was to do."""
+
+    TAKEN = auto()
+    MISSING = auto()
+    NOT_SENT = auto()
+    NOT_NOW = auto()
+    REFUSED = auto()
+    NOT_IMPLEMENTED = auto()
+    UNKNOWN = auto()
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Say what a failure means. Nothing but a definite answer counts as one."""
+    code, status = code_and_status(error)
+    if status == STATUS_TAKEN:
+        return Failure.TAKEN
+    if status == STATUS_MISSING:
+        return Failure.MISSING
+    if status == STATUS_NOT_IMPLEMENTED:
+        return Failure.NOT_IMPLEMENTED
+    if code in NOT_NOW or status in (STATUS_CONFLICT, STATUS_TOO_MANY):
+        return Failure.NOT_NOW
+    if isinstance(error, NO_CONNECTION):
+        return Failure.NOT_SENT
+    if 300 <= status < STATUS_SERVER or isinstance(error, (CredentialsExpired, *NOTHING_SENT)):
+        return Failure.REFUSED
+    return Failure.UNKNOWN
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether the same request may succeed later; what is neither the network's nor the server's is a bug."""
+    code, status = code_and_status(error)
+    if status:
+        return code in NOT_NOW or status == STATUS_CONFLICT or status in PASSING_STATUSES
+    return isinstance(error, NO_ANSWER)
+
+
+def is_too_fast(error: BaseException) -> bool:
+    """Tell whether the store wants to be asked less."""
+    code, status = code_and_status(error)
+    return code in TOO_FAST or status in (STATUS_TOO_MANY, STATUS_UNAVAILABLE)
+
+
+def is_wordless(error: BaseException) -> bool:
+    """Tell whether a refusal is a status alone: the answer to a HEAD has no body, and so no code."""
+    code, status = code_and_status(error)
+    return status in (STATUS_BAD_REQUEST, STATUS_FORBIDDEN) and code in ("", str(status))
+
+
+def code_and_status(error: BaseException) -> tuple[str, int]:
+    """Return S3's error code and HTTP status, or ("", 0) if the server did not answer.
+
+    s3fs raises OSErrors and keeps the answer as their cause. It takes a 412 for FileExistsError only where
+    the server also names the condition, which not all servers do; hence the status.
+    """
+    answer = _answer(error)
+    if answer is None:
+        return "", 0
+    status = answer.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(answer.response.get("Error", {}).get("Code", "")), int(status)
+
+
+def retry_after_seconds(error: BaseException) -> float:
+    """Return how long the server wants not to be asked, 0 if it does not say. Source: RFC 9110, section 10.2.3."""
+    answer = _answer(error)
+    headers = answer.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}) if answer else {}
+    text = str(headers.get("retry-after", ""))
+    if text.isdecimal():
+        return float(text)
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max((until - datetime.now(UTC)).total_seconds(), 0.0) if until.tzinfo else 0.0
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Say a failed request in the store's terms, with a hint where there is something better to do than to look."""
+    code, status = code_and_status(error)
+    hint = ""
+    if isinstance(error, CredentialsExpired):
+        source = SOURCES.get(error.source, f"what gives them ({error.source})" if error.source else "what gives them")
+        hint = f"renew the credentials: they come from {source}; then repeat the command"
+    elif isinstance(error, NO_CREDENTIALS):
+        hint = "set key and secret in [store_options], or what the AWS tools read: a profile, the environment, a role"
+    elif code == "RequestTimeTooSkewed":
+        hint = "set this machine's clock"
+    return Fault(
+        reason_of(error),
+        is_missing=code != "NoSuchBucket" and (status == STATUS_MISSING or _is_no_file(error, status)),
+        is_beyond_end=status == STATUS_BEYOND_END,
+        is_forbidden=code == "AccessDenied",
+        is_expired=isinstance(error, CredentialsExpired),
+        hint=hint,
+    )
+
+
+def _is_no_file(error: BaseException, status: int) -> bool:
+    return not status and isinstance(error, FileNotFoundError)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a request failed, without any text of server or library."""
+    code, status = code_and_status(error)
+    if code in MEANINGS:
+        return MEANINGS[code]
+    if status:
+        return f"the server answered {status} {'' if code == str(status) else code}".rstrip()
+    if isinstance(error, CredentialsExpired):
+        return "the credentials have expired, or were taken back"
+    if isinstance(error, NO_CREDENTIALS):
+        return f"there are no credentials to be had ({type(error).__name__})"
+    if isinstance(error, EndpointConnectionError):
+        return "can't connect"
+    if isinstance(error, NO_ANSWER):
+        return f"the connection broke: {type(error).__name__}"
+    return type(error).__name__
+
+
+def without_text(error: Exception) -> Exception:
+    """Return an error that says the same without the server's own words, also to whoever prints a traceback.
+
+    It is of the kind that s3fs makes of it, and what the server answered is its cause.
+    """
+    answer = _answer(error)
+    if answer is None:
+        unread: Exception = ResponseParserError("an answer that is not S3's")
+        return unread if type(error) is ResponseParserError else error
+    code, status = code_and_status(answer)
+    said = {"Code": code, "Message": f"{status} {code}", "Condition": answer.response["Error"].get("Condition", "")}
+    kept = {"Error": said, "ResponseMetadata": answer.response.get("ResponseMetadata", {})}
+    told: Exception = translate_boto_error(ClientError(kept, answer.operation_name))
+    return told
+
+
+def _answer(error: BaseException) -> ClientError | None:
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    return cause if isinstance(cause, ClientError) else None

@@ -1,0 +1,222 @@
+"""The s3fs file system that every request to S3 goes through: sent once, repeated by one policy, credentials renewed.
+
+Neither s3fs, botocore nor aiohttp repeats anything here: each would in its own way, and none knows that a
+conditional put must not be repeated in silence. What is repeated, and how often, says storage/s3_retries.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+from aiohttp import ClientConnectorError
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ConnectionClosedError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    ReadTimeoutError,
+)
+from fsspec.asyn import sync_wrapper  # type: ignore[import-untyped]
+from s3fs import S3FileSystem  # type: ignore[import-untyped]
+
+from storage.s3_failures import (
+    EXPIRED,
+    UNKNOWN_CREDENTIALS,
+    CredentialsExpired,
+    code_and_status,
+    is_wordless,
+    without_text,
+)
+from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
+
+CONNECT_SECONDS_MAX = 5
+ANSWER_SECONDS_MAX = 30
+CLEAN_UP_SECONDS_MAX = 10
+SIGNAL_SECONDS_MAX = 1
+
+T = TypeVar("T")
+
+
+class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+    """An HTTP session that sends a request once, in bounded time, and tells a broken connection from none.
+
+    aiohttp silently repeats a PUT whose connection broke, and a repeated conditional put would be told that
+    the key is taken: by the first. It has no public switch for that. Its read time-out begins only when the
+    body is sent, so a server that takes no body would hold a put for ever. And aiobotocore has one error for
+    a connection that was reset and one that was never made, but only after the latter nothing is stored.
+    """
+
+    async def send(self, request: Any) -> Any:
+        """Send the request; see aiobotocore."""
+        size = request.headers.get("Content-Length") or request.headers.get("X-Amz-Decoded-Content-Length")
+        seconds_max = int(size or 0) / BYTES_PER_SECOND_MIN
+        seconds_max += self._timeout.sock_connect or CONNECT_SECONDS_MAX
+        seconds_max += self._timeout.sock_read or ANSWER_SECONDS_MAX
+        try:
+            return await asyncio.wait_for(super().send(request), seconds_max)
+        except TimeoutError as error:
+            raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+        except EndpointConnectionError as error:
+            if isinstance(error.__context__, (ClientConnectorError, socket.gaierror)):
+                raise
+            url = request.url
+            raise ConnectionClosedError(error=error, request=request, endpoint_url=url) from error
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
+class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
+    """An s3fs file system whose every request is repeated as `policy` says, but for those sent by `send`."""
+
+    def __init__(self, *, policy: Retries, **options: Any) -> None:
+        super().__init__(**options)
+        self.retries = 1  # s3fs's own, which know neither bounds nor a 5xx
+        self.policy = policy
+        self.pace = Pace()
+        self.has_worked = False
+        self._renewing = asyncio.Lock()
+
+    def tries(self, size_bytes: int = 0) -> Tries:
+        """Return the attempts at a request that begins now."""
+        return Tries(self.policy, self.pace, size_bytes)
+
+    async def send(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
+        """Send one request once; with others again where the credentials have expired, which carries out nothing."""
+        await self.pace.turn()
+        await self.set_session()
+        used = await self._credentials()
+        try:
+            return await self._answer(method, *more, **parameters)
+        except CredentialsExpired:
+            if not await self._renew(used):
+                raise
+        return await self._answer(method, *more, **parameters)
+
+    async def _answer(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
+        try:
+            answer = await super()._call_s3(method, *more, **parameters)
+        except Exception as refusal:  # noqa: BLE001  # raised again, in words
+            wordless = method == "head_object" and is_wordless(refusal)
+            error = without_text(await self._in_words(refusal, parameters) if wordless else refusal)
+            if self._is_expired(error):
+                raise CredentialsExpired(self._source()) from error
+            raise error from error.__cause__
+        self.has_worked = True
+        return answer
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
+        """Return what `ask` does, repeated while it fails in ways that pass."""
+        while True:
+            try:
+                return await ask()
+            except Exception as error:
+                if not await tries.again(error):
+                    raise
+
+    async def _call_s3(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
+        body = parameters.get("Body", b"")
+        return await self.patiently(partial(self.send, method, *more, **parameters), self.tries(len(body)))
+
+    call_s3 = sync_wrapper(_call_s3)
+
+    async def _cat_file(
+        self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        bucket, key, _version = self.split_path(path)
+        place = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
+        if start is not None or end is not None:
+            place["Range"] = await self._process_limits(path, start, end)
+        tries = self.tries()
+        return await self.patiently(lambda: self._whole_body(place, tries), tries)
+
+    async def _whole_body(self, place: Mapping[str, str], tries: Tries) -> bytes:
+        """Read an object or a range of it; an answer that ends before it is whole raises IncompleteReadError."""
+        answer = await self.send("get_object", **place)
+        size = int(answer.get("ContentLength") or 0)
+        tries.size_bytes = size
+        async with answer["Body"] as stream:
+            body = await asyncio.wait_for(stream.read(), ANSWER_SECONDS_MAX + size / BYTES_PER_SECOND_MIN)
+        if len(body) != answer.get("ContentLength", len(body)):
+            raise IncompleteReadError(actual_bytes=len(body), expected_bytes=size)
+        return bytes(body)
+
+    def _is_expired(self, error: BaseException) -> bool:
+        code, _ = code_and_status(error)
+        return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
+
+    async def _in_words(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
+        """Return why a HEAD was refused: a GET of a byte is refused for the same reason, and says which."""
+        try:
+            answer = await super()._call_s3("get_object", **parameters, Range="bytes=0-0")
+        except Exception as error:  # noqa: BLE001  # it is only the better known one of two errors
+            return error
+        answer["Body"].close()
+        return refusal
+
+    async def _renew(self, used: object) -> bool:
+        """Get credentials anew, unless another request has done so since `used`; tell whether there are others now."""
+        async with self._renewing:
+            if await self._credentials() == used:
+                try:
+                    await self.set_session(refresh=True)
+                except (BotoCoreError, OSError):
+                    return False
+            return bool(await self._credentials() != used)
+
+    async def _credentials(self) -> object:
+        found = self._s3._request_signer._credentials
+        return None if found is None else await found.get_frozen_credentials()
+
+    def _source(self) -> str:
+        """Return botocore's word for where the credentials come from."""
+        return str(getattr(self._s3._request_signer._credentials, "method", "") or "")
+
+
+def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
+    """Return the file system with the user's `options`, which are s3fs's, and with bounded waits."""
+    given = dict(options)
+    chosen = given.pop("config_kwargs", {})
+    config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
+    policy = retries_of(config)
+    waits = {"connect_timeout": CONNECT_SECONDS_MAX, "read_timeout": ANSWER_SECONDS_MAX}
+    # Some servers send the checksum of the whole object with a range of it. Commits hold digests of our own.
+    checksums = {"response_checksum_validation": "when_required"}
+    once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
+    given = given | {"use_listings_cache": False, "skip_instance_cache": True}
+    return PatientS3(policy=policy, config_kwargs=waits | checksums | config | once, **given)
+
+
+def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in the file system's event loop and return its result.
+
+    Ctrl-C ends it there too, and waits a while for it to clean up: fsspec's own way of waiting would leave it
+    running, and storing, behind the back of a caller that has gone.
+    """
+    ended = threading.Event()
+
+    async def run() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(run(), filesystem.loop)
+    try:
+        # A signal that another thread received is seen between two waits only.
+        while not ended.wait(SIGNAL_SECONDS_MAX):
+            pass
+        return future.result()
+    except BaseException:
+        if not ended.is_set():
+            future.cancel()
+            ended.wait(CLEAN_UP_SECONDS_MAX)
+        raise

@@ -6,13 +6,14 @@ an archive is read, never assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import SnapshotError
+from wal.versions import Version
 
 
 class ArchiveError(SnapshotError):
@@ -52,7 +53,13 @@ class SegmentRange:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stored segment. Counts are of what it holds, whatever a cut makes of it."""
+    """One stored segment. Counts are of what it holds, whatever a cut makes of it.
+
+    The object's end from `events_at` on is all that reading the events takes, and has a digest of its own. Commits of
+    before it was there have neither. What an attempt began is known only of segments that no commit lists: the
+    `definitions` that no commit listed when it was written, and by their numbers where the `first_changes` under them
+    are in it.
+    """
 
     key: str
     number: int
@@ -63,13 +70,18 @@ class Segment:
     events: int
     partials: int
     truncates: int
+    events_at: int | None = None
+    events_digest: str = ""
+    definitions: tuple[Version, ...] = field(default=(), compare=False)
+    first_changes: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The segment's entry in a commit."""
         counts = {name: getattr(self, name) for name in ("changes", "events", "partials", "truncates")}
-        return {
-            "key": self.key, "number": self.number, "size": self.size, "digest": self.digest,
-        } | counts | self.range.to_json()  # fmt: skip
+        entry = {"key": self.key, "number": self.number, "size": self.size, "digest": self.digest}
+        if self.events_at is not None:
+            entry |= {"events_at": self.events_at, "events_digest": self.events_digest}
+        return entry | counts | self.range.to_json()
 
 
 def range_from_json(entry: dict[str, Any]) -> SegmentRange:
@@ -87,7 +99,8 @@ def range_from_json(entry: dict[str, Any]) -> SegmentRange:
 def segment_from_json(entry: dict[str, Any]) -> Segment:
     """Read what `Segment.to_json` wrote."""
     names = ("key", "number", "size", "digest", "changes", "events", "partials", "truncates")
-    return Segment(range=range_from_json(entry), **{name: entry[name] for name in names})
+    events = {name: entry[name] for name in ("events_at", "events_digest") if name in entry}
+    return Segment(range=range_from_json(entry), **{name: entry[name] for name in names}, **events)
 
 
 def archive_prefix(snapshot: str, node: str, chain: str) -> str:
@@ -100,8 +113,8 @@ def segment_key(prefix: str, number: int) -> str:
     return f"{prefix}/{number:020d}.parquet"
 
 
-def check_contiguous(node: str, base: int, segments: Iterable[Segment]) -> None:
-    """Raise ArchiveError unless the segments are numbered from 1 without a hole, from `base` on."""
+def check_contiguous(node: str, base: int, segments: Iterable[Segment], finish: int = 0) -> None:
+    """Raise ArchiveError unless the segments are numbered from 1 without a hole, from `base` on, and reach `finish`."""
     through = base
     for expected, segment in enumerate(segments, start=1):
         if segment.number != expected or segment.range.after != through or segment.range.node != node:
@@ -111,3 +124,9 @@ def check_contiguous(node: str, base: int, segments: Iterable[Segment]) -> None:
                 details={"node": node, "object": segment.key},
             )
         through = segment.range.through
+    if through < finish:
+        raise ArchiveError(
+            f"node {node}: the archive ends at {lsn_to_text(through)}, before the cut does, at {lsn_to_text(finish)}",
+            hint=NEW_CHAIN,
+            details={"node": node},
+        )

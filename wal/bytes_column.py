@@ -1,7 +1,7 @@
 """A column of byte strings as numpy sees it, and the few whole-column operations on it that we need.
 
 Arrow's own layout: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy
-calls per column (or per 8 bytes of the longest value, for hashing), never a Python step per value.
+calls per column (or per 8 bytes of the longest value, for hashing), never a Python step per value that is not long.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from xxhash import xxh64_intdigest
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -23,8 +24,8 @@ GATHER_BLOCK_BYTES = 1 << 20
 # Hashing goes through its rows in blocks, for the same reason.
 HASH_BLOCK_ROWS = 1 << 14
 STRIPE_BYTES = 32
-# Values longer than this are hashed one by one: a pass per 8 bytes over few rows would cost more.
-HASHED_BY_COLUMN_BYTES_MAX = 1 << 12
+# Values longer than this are hashed one by one, outside of numpy: passes over few rows take a second for a megabyte.
+HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
 # Arrow's binary type has 32-bit offsets.
 ARROW_BYTES_MAX = (1 << 31) - 1
 
@@ -125,8 +126,8 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
             some = rows[first : first + HASH_BLOCK_ROWS]
             result[some] = _hash(padded, starts[some], lengths[some], seeds[some])
         for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
-            one = slice(row, row + 1)
-            result[one] = _hash(padded, starts[one], lengths[one], seeds[one])
+            value = column.data[starts[row] : starts[row] + lengths[row]]
+            result[row] = xxh64_intdigest(value.data, int(seeds[row]))
     return result
 
 

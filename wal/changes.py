@@ -16,10 +16,14 @@ from fleet.groups import Group
 from wal import pgoutput
 from wal.bytes_column import BytesColumn, Ints, gather, partition_of
 from wal.lines import Values, equal, key_lines, keys_of, lines_of
-from wal.pgoutput import DecodingError, Messages, read_tuples
+from wal.pgoutput import Messages, read_tuples, refuse
 from wal.segment_schema import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
+# What a change of a row that was there names it by; a key, but where the identity is the whole row.
+OLD_TUPLES = {"full": OLD_ROW}
+# Rows are taken in blocks of about so many values: each costs some 100 bytes of places and lengths for a moment.
+VALUES_PER_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +42,49 @@ class ChangeColumns:
 
 
 def changes_of_relation(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
-    """Every change that these messages make to `group`'s rows."""
-    at = messages.starts[numbers] + 5
-    kinds = messages.kinds[numbers]
-    markers = messages.u8(at)
-    for kind, marker in ((pgoutput.INSERTED, NEW_TUPLE), (pgoutput.UPDATED, NEW_TUPLE)):
-        chosen = (kinds == kind) & (markers == marker)
-        if chosen.any():
-            columns, _ = read_tuples(messages, at[chosen] + 1, len(group.columns))
-            if group.is_multiset and kind == pgoutput.UPDATED:
-                raise DecodingError(f"an update of {group.name}, which has no key, came without its old row")
-            yield from _written(messages, numbers[chosen], columns, group, 0)
-    for marker in (OLD_KEY, OLD_ROW):
-        chosen = (kinds == pgoutput.UPDATED) & (markers == marker)
-        if chosen.any():
-            yield from _updated(messages, numbers[chosen], at[chosen], group)
-        chosen = (kinds == pgoutput.DELETED) & (markers == marker)
-        if chosen.any():
-            columns, _ = read_tuples(messages, at[chosen] + 1, len(group.columns))
-            yield _gone(messages, numbers[chosen], columns, group)
+    """Every change that these messages make to `group`'s rows. Raises DecodingError."""
+    rows = max(VALUES_PER_BLOCK // max(len(group.columns), 1), 1)
+    for first in range(0, len(numbers), rows):
+        yield from _changes_of(messages, numbers[first : first + rows], group)
 
 
-def _updated(messages: Messages, numbers: Ints, at: Ints, group: Group) -> Iterator[ChangeColumns]:
+def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
     width = len(group.columns)
-    old, place = read_tuples(messages, at + 1, width)
-    if np.any(messages.u8(place) != NEW_TUPLE):
-        raise DecodingError(f"an update of {group.name} has no new row")
-    new, _ = read_tuples(messages, place + 1, width)
+    kinds = messages.kinds[numbers]
+    letters = messages.u8(messages.starts[numbers] + 5)
+    is_new, is_old = letters == NEW_TUPLE, letters == OLD_TUPLES.get(group.identity, OLD_KEY)
+    if group.identity == "append_only":
+        refuse(
+            numbers,
+            kinds != pgoutput.INSERTED,
+            f"a decoded change of {group.name} is no insert, and it has no identity",
+        )
+    if group.is_multiset:
+        is_new &= kinds == pgoutput.INSERTED
+    is_right = (is_new & (kinds != pgoutput.DELETED)) | (is_old & (kinds != pgoutput.INSERTED))
+    refuse(numbers, ~is_right, f"a decoded change of {group.name} has not the rows that its identity asks for")
+    if (some := numbers[is_new]).size:
+        columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
+        yield from _written(messages, some, columns, group, 0)
+    if (some := numbers[is_old & (kinds == pgoutput.UPDATED)]).size:
+        yield from _updated(messages, some, group)
+    if (some := numbers[is_old & (kinds == pgoutput.DELETED)]).size:
+        columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
+        yield _gone(messages, some, columns, group)
+
+
+def _updated(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
+    width = len(group.columns)
+    old, place = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
+    refuse(numbers, messages.u8(place) != NEW_TUPLE, f"a decoded update of {group.name} has no new row")
+    new, _ = read_tuples(messages, numbers, place + 1, width, is_last=True)
     if group.is_multiset:
         yield _gone(messages, numbers, old, group)
         yield from _written(messages, numbers, [n.filled(o) for n, o in zip(new, old, strict=True)], group, 1)
         return
     keys = {column.position for column in group.columns[: group.key_width]}
     new = [n.filled(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
+    _check_there(numbers, _key_columns(new, group), group)
     gone = _gone(messages, numbers, old, group)
     now = key_lines(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
     # A key is sent too where it is only TOASTed; what did not change is no removal.
@@ -92,14 +106,13 @@ def _written(
 ) -> Iterator[ChangeColumns]:
     """New rows: complete ones, and apart from them those with unchanged values."""
     width = len(columns)
+    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     is_partial = np.zeros(len(numbers), np.bool_)
     for column in columns:
         is_partial |= column.kinds == ord("u")
     for chosen, op in ((~is_partial, INSERT if group.is_multiset else UPSERT), (is_partial, PARTIAL)):
         if not chosen.any():
             continue
-        if op == PARTIAL and group.is_multiset:
-            raise DecodingError(f"a new row of {group.name}, which has no key, lacks a value")
         rows = np.flatnonzero(chosen)
         stored = [columns[column.position].take(rows) for column in group.columns]
         lines = lines_of(messages.source, messages.data_bytes, stored, len(rows))
@@ -111,12 +124,21 @@ def _gone(messages: Messages, numbers: Ints, columns: list[Values], group: Group
     count = len(numbers)
     nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
     keys, rows = nothing, nothing
+    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     if group.is_multiset:
         stored = [columns[column.position] for column in group.columns]
         rows = lines_of(messages.source, messages.data_bytes, stored, count)
     else:
         keys = key_lines(messages.source, messages.data_bytes, _key_columns(columns, group), count)
     return ChangeColumns(numbers, np.zeros(count, np.int64), DELETE, keys, rows)
+
+
+def _check_there(numbers: Ints, columns: list[Values], group: Group) -> None:
+    """What tells rows apart is never left out as unchanged."""
+    for column in columns:
+        refuse(
+            numbers, column.kinds == ord("u"), f"a decoded row of {group.name} lacks a value that tells it from others"
+        )
 
 
 def _key_columns(columns: list[Values], group: Group) -> list[Values]:

@@ -2,7 +2,7 @@
 
 A Decoder is fed a node's messages in order and remembers only the transaction that a batch left open. What
 is not a change of a group's rows or an event of a transaction is dropped, and counted. It never guesses: a
-table that is not as the snapshot has it is a SchemaChangedError.
+table that is as no version of it says is a SchemaMovedError.
 
 Of a prepared transaction that was rolled back by the time it is decoded, PostgreSQL may leave out any of the
 changes; of one that changed nothing, everything. Nothing may rely on either.
@@ -10,22 +10,27 @@ changes; of one that changed nothing, everything. Nothing may rely on either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from fleet.groups import Group, SchemaChangedError
-from fleet.hints import NEW_CHAIN
+from fleet.encodings import Texts
+from fleet.groups import Group
+from fleet.lsn import lsn_to_text
 from wal import pgoutput
 from wal.arrow_numbers import to_arrow, to_numpy
-from wal.bytes_column import BytesColumn
+from wal.bytes_column import BytesColumn, Ints
 from wal.changes import ChangeColumns, changes_of_relation
 from wal.events import events_of
-from wal.pgoutput import DecodingError, Messages, Relation, messages_of, read_relation
+from wal.message_forms import check_forms, truncated_tables
+from wal.nesting import BEGINS, ENDS, check_nesting, check_order
+from wal.pgoutput import DecodingError, Messages, messages_of, read_relation
 from wal.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 from wal.transactions import ROW_KINDS, Open, Transactions
+from wal.versions import EVERYWHERE, Described, SchemaMovedError, Version, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,79 +46,127 @@ class Decoded:
 
 @dataclass(slots=True)
 class Decoder:
-    """Decodes the messages of `node`, whose tables are `groups` (by name); `oids` are their names, where known."""
+    """Decodes the messages of `node`, whose tables have had the definitions `versions`.
+
+    `convert` makes text of names, gids and tags where the server's encoding is not UTF-8.
+    """
 
     node: str
-    groups: Mapping[str, Group]
+    versions: tuple[Version, ...]
     global_id_form: str
-    relations: dict[int, Group | None] = field(default_factory=dict)
+    described: dict[int, Described] = field(default_factory=dict)
     open: Open | None = None
-    oids: Mapping[int, str] = field(default_factory=dict)
+    read: int = 0
+    read_bytes: int = 0
+    ended: int = 0
+    convert: Texts | None = None
+    _versions: Versions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._versions = Versions(self.versions)
 
     def feed(self, column: BytesColumn) -> Decoded:
-        """Decode the next messages. Raises SchemaChangedError, DecodingError."""
-        if len(column) == 0:
-            return Decoded(
-                pa.Table.from_batches([], SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA), 0, self.open, 0
-            )
-        messages = messages_of(column)
-        self._learn(messages)
-        transactions = Transactions.of(messages, self.open, self.global_id_form)
-        changes, ignored = self._changes(messages, transactions)
-        events, through = self._events(messages, transactions)
+        """Decode the next messages. Raises SchemaMovedError, DecodingError."""
+        return self.decode(self.view(column))
+
+    def view(self, column: BytesColumn) -> Messages:
+        """The next messages as `decode` takes them, their bytes copied. Raises DecodingError."""
+        try:
+            return messages_of(column, self.convert)
+        except DecodingError as error:
+            raise self._placed(error, column) from error
+
+    def decode(self, messages: Messages) -> Decoded:
+        """Decode the next messages. Raises SchemaMovedError, DecodingError."""
+        if len(messages) == 0:
+            nothing = pa.Table.from_batches([], SEGMENT_SCHEMA)
+            return Decoded(nothing, nothing, 0, self.open, 0)
+        try:
+            check_forms(messages)
+            check_nesting(messages, self.open)
+            self.ended = check_order(messages, self.ended)
+            transactions = Transactions.of(messages, self.open, self.global_id_form)
+            changes, ignored = self._changes(messages, transactions)
+            events, through = self._events(messages, transactions)
+        except DecodingError as error:
+            raise self._placed(error, messages.column) from error
         self.open = transactions.left_open
+        self.read += len(messages)
+        self.read_bytes += messages.data_bytes
         return Decoded(changes, events, through, self.open, ignored)
 
-    def _learn(self, messages: Messages) -> None:
-        # Bounded by the tables: a peek describes each of them once.
-        for number in np.flatnonzero(messages.kinds == pgoutput.RELATION):
-            relation = read_relation(messages.bytes_at(int(number)))
-            group = self.groups.get(f"{relation.schema}.{relation.table}")
-            check_name(self.node, self.oids, relation)
-            if group is not None:
-                check_relation(self.node, group, relation)
-            self.relations[relation.oid] = group
+    def _placed(self, error: DecodingError, column: BytesColumn) -> DecodingError:
+        """The same error, saying where: the message among all read, and the transaction that it is in."""
+        number = error.number or 0
+        found = [column.data[low:high] for low, high in pairwise(column.offsets[: number + 2].tolist())]
+        lsn = self.open.lsn if self.open else 0
+        for one in found[:-1]:
+            if len(one) >= 9 and one[0] in BEGINS:
+                lsn = int.from_bytes(one[1:9].tobytes(), "big")
+            elif len(one) and one[0] in ENDS:
+                lsn = 0
+        where = f" in the transaction at {lsn_to_text(lsn)}" if lsn else ""
+        return DecodingError(
+            f"node {self.node}: message {self.read + number + 1} that its slot gave, of {len(found[-1])} bytes{where}:"
+            f" {error.message}",
+            hint=error.hint or "repeat the command: it reads the same WAL again; if it ends here again, report this",
+            details={"node": self.node, "message": self.read + number + 1, "lsn": lsn_to_text(lsn)},
+        )
 
     def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int]:
-        kinds = messages.kinds
-        is_row = np.isin(kinds, ROW_KINDS[:3])
-        rows = np.flatnonzero(is_row)
-        oids = messages.u32(messages.starts[rows] + 1)
+        """The changes of tables of ours, and how many others there are."""
         tables: list[pa.Table] = []
         ignored = 0
-        for oid in np.unique(oids):
-            numbers = rows[oids == oid]
-            group = self._group(int(oid))
-            if group is None:
-                ignored += len(numbers)
+        moved: dict[int, Described] = {}
+        for one, numbers in self._by_description(messages):
+            if one.group is not None:
+                tables += _change_tables(messages, numbers, one, transactions)
                 continue
-            for part in changes_of_relation(messages, numbers, group):
-                tables.append(_change_table(part, group, transactions))
-        truncated, others = self._truncates(messages, transactions)
-        tables += truncated
-        return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), ignored + others
+            ignored += len(numbers)
+            lsns = transactions.lsn[transactions.of_message[numbers]]
+            if one.dropped_before < EVERYWHERE and np.any(lsns >= one.dropped_before):
+                moved[one.oid] = one
+        if moved:
+            raise SchemaMovedError(node=self.node, moved=moved.values())
+        return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), ignored
 
-    def _group(self, oid: int) -> Group | None:
-        if oid not in self.relations:
-            raise DecodingError(f"node {self.node}: changes of table {oid} came before its description")
-        return self.relations[oid]
+    def _by_description(self, messages: Messages) -> Iterator[tuple[Described, Ints]]:
+        """The changes of every table, by their messages' numbers, with the description that holds for them.
 
-    def _truncates(self, messages: Messages, transactions: Transactions) -> tuple[list[pa.Table], int]:
-        tables: list[pa.Table] = []
-        ignored = 0
+        A TRUNCATE's number comes once for each of its tables, apart from the rows.
+        """
+        # Bounded by the tables and by what is done to them: a peek describes each again only once it was altered.
+        changed_at: dict[int, list[tuple[int, Described]]] = {}
+        for number in np.flatnonzero(messages.kinds == pgoutput.RELATION):
+            one = self._versions.described(read_relation(messages.bytes_at(int(number)), int(number), self.convert))
+            changed_at.setdefault(one.oid, []).append((int(number), one))
+        rows = np.flatnonzero(np.isin(messages.kinds, ROW_KINDS[:3]))
+        oids = messages.u32(messages.starts[rows] + 1)
+        order = np.argsort(oids, kind="stable")
+        firsts = np.flatnonzero(np.diff(oids[order], prepend=-1))
+        found = (
+            list(zip(oids[order][firsts].tolist(), np.split(rows[order], firsts[1:]), strict=True)) if len(rows) else []
+        )
         # Bounded by the TRUNCATE commands, each of which costs the server far more.
         for number in np.flatnonzero(messages.kinds == pgoutput.TRUNCATED):
-            message = messages.bytes_at(int(number))
-            for place in range(6, len(message), 4):
-                group = self._group(int.from_bytes(message[place : place + 4], "big"))
-                if group is None:
-                    ignored += 1
-                    continue
-                one = np.array([number])
-                nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(2, np.int64))
-                part = ChangeColumns(one, np.zeros(1, np.int64), TRUNCATE, nothing, nothing)
-                tables.append(_change_table(part, group, transactions))
-        return tables, ignored
+            found += [(oid, np.array([number])) for oid in truncated_tables(messages, int(number))]
+        for oid, numbers in found:
+            yield from self._split(oid, numbers, changed_at.get(oid, []))
+        for oid, descriptions in changed_at.items():
+            self.described[oid] = descriptions[-1][1]
+
+    def _split(
+        self, oid: int, numbers: Ints, descriptions: list[tuple[int, Described]]
+    ) -> Iterator[tuple[Described, Ints]]:
+        bounds = np.searchsorted(numbers, [number for number, _ in descriptions])
+        parts = np.split(numbers, bounds)
+        for place, part in enumerate(parts):
+            one = descriptions[place - 1][1] if place else self.described.get(oid)
+            if len(part) == 0:
+                continue
+            if one is None:
+                raise DecodingError(f"changes of table {oid} came before its description", number=int(part[0]))
+            yield one, part
 
     def _events(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int]:
         events = events_of(messages, transactions, self.global_id_form)
@@ -123,36 +176,16 @@ class Decoder:
         return events, max(int(to_numpy(events["end_lsn"]).max(initial=0)), int(others.max(initial=0)))
 
 
-def check_name(node: str, oids: Mapping[int, str], relation: Relation) -> None:
-    """Raise SchemaChangedError if the relation had another name than at the full snapshot when it was changed.
-
-    A table that was renamed and renamed back looks as it was; what it was called meanwhile is only in WAL.
-    """
-    called = f"{relation.schema}.{relation.table}"
-    known = oids.get(relation.oid, called if called not in oids.values() else "")
-    if known != called:
-        raise SchemaChangedError(
-            f"node {node}: table {known or called} "
-            + (f"was changed under the name {called}" if known else "was another table when it was changed"),
-            hint=NEW_CHAIN,
-            details={"node": node, "group": known or called},
-        )
-
-
-def check_relation(node: str, group: Group, relation: Relation) -> None:
-    """Raise SchemaChangedError unless the relation's columns and key are those that the group has."""
-    now = [(c.name, c.type_oid, c.type_modifier) for c in relation.columns]
-    was = [(c.name, c.type_oid, c.type_modifier) for c in sorted(group.columns, key=lambda c: c.position)]
-    keys_now = {column.name for column in relation.columns if column.is_key}
-    keys_was = {column.name for column in group.columns[: group.key_width]}
-    is_full = relation.replica_identity == "f"
-    if now == was and is_full == (group.identity == "full") and (group.is_multiset or keys_now == keys_was):
+def _change_tables(messages: Messages, numbers: Ints, one: Described, transactions: Transactions) -> Iterator[pa.Table]:
+    if one.group is None:
         return
-    raise SchemaChangedError(
-        f"node {node}: table {group.name} is not as it was at the full snapshot",
-        hint=NEW_CHAIN,
-        details={"node": node, "group": group.name, "columns": [column.name for column in relation.columns]},
-    )
+    if messages.kinds[numbers[0]] == pgoutput.TRUNCATED:
+        nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(len(numbers) + 1, np.int64))
+        part = ChangeColumns(numbers, np.zeros(len(numbers), np.int64), TRUNCATE, nothing, nothing)
+        yield _change_table(part, one.group, transactions)
+        return
+    for part in changes_of_relation(messages, numbers, one.group):
+        yield _change_table(part, one.group, transactions)
 
 
 def _change_table(part: ChangeColumns, group: Group, transactions: Transactions) -> pa.Table:

@@ -20,33 +20,32 @@ import pyarrow as pa
 
 from fleet.config import Node
 from fleet.connections import connect, unreachable
-from fleet.groups import Group
+from fleet.encodings import Texts, texts_of
 from fleet.hints import NEW_CHAIN
-from fleet.lsn import lsn_from_text, lsn_to_text
+from fleet.lsn import lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
-from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, check_contiguous, segment_key
+from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, check_contiguous
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.bytes_column import from_arrow, from_list
-from wal.decoding import Decoder
+from wal.decoding import Decoded, Decoder
 from wal.peek import SlotInUseError, peek, slot_in_use
+from wal.pgoutput import DecodingError
+from wal.replay import await_replay
 from wal.rolled_back import RolledBack, undecodable_ahead
 from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment, read_metadata
+from wal.segments import create_segment, unlisted_segments
 from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
+from wal.versions import Version
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
-SEGMENT_BYTES_MAX = 256 << 20
-REPLAY_POLL_SECONDS = 0.05
-REPLAY_SECONDS_MAX = 600.0
+# Of rows in memory: what a worker holds while it makes a segment is several times that.
+SEGMENT_BYTES_MAX = 64 << 20
+SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
-
-
-class ReplayLagError(UnreachableError):
-    """A standby has not replayed up to the cut in time."""
 
 
 class DrainBusyError(BusyError):
@@ -58,7 +57,9 @@ class DrainTask:
     """What an executor needs to bring one node's archive up to `finish`.
 
     `known` are the segments that commits list; later ones are found in the store. `base` is where the
-    archive begins. `oids` are the tables' names by oid.
+    archive begins. `versions` are the tables' definitions, of one table the old before the new; `begun` are the
+    numbers of those that no commit lists yet. `planned` is the number of the last segment that was there when the
+    task was planned: later ones must have been written under the same definitions.
     """
 
     node: Node
@@ -67,14 +68,20 @@ class DrainTask:
     snapshot: str
     chain: str
     operation: str
-    groups: Mapping[str, Group]
+    versions: tuple[Version, ...]
     global_id_form: str
     base: int
     known: tuple[Segment, ...]
     finish: int
     store_url: str
-    store_options: Mapping[str, Any]
-    oids: Mapping[int, str] = field(default_factory=dict)
+    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    begun: frozenset[int] = frozenset()
+    planned: int = 0
+
+    @property
+    def definitions(self) -> tuple[Version, ...]:
+        """The versions that no commit lists yet."""
+        return tuple(version for version in self.versions if version.group.number in self.begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +124,12 @@ class _Archive:
 
     def find(self) -> None:
         """Take over what others have stored after the segments that are known here."""
-        number = len(self.task.known) + len(self.segments) + 1
-        present = set(self.store.list(self.prefix))
-        while segment_key(self.prefix, number) in present:
-            self.segments.append(read_metadata(self.store, segment_key(self.prefix, number), number))
+        # By key: a listing may be of a moment ago, and a slot that is ahead of what it shows would be taken for a loss.
+        for segment in unlisted_segments(self.store, self.prefix, len(self.task.known) + len(self.segments)):
+            if segment.number > self.task.planned and segment.definitions != self.task.definitions:
+                raise archived_elsewhere(self.task)
+            self.segments.append(segment)
             self.grown_at = time.monotonic()
-            number += 1
         check_contiguous(self.task.node.id, self.task.base, [*self.task.known, *self.segments])
 
     def add(self, through: int, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
@@ -130,7 +137,8 @@ class _Archive:
         number = len(self.task.known) + len(self.segments) + 1
         held = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
         try:
-            self.segments.append(create_segment(self.store, self.prefix, number, held, tables))
+            made = create_segment(self.store, self.prefix, number, held, tables, self.task.definitions)
+            self.segments.append(made)
         except ObjectExistsError as error:
             raise archived_elsewhere(self.task) from error
         self.grown_at = time.monotonic()
@@ -159,7 +167,7 @@ def drain(task: DrainTask) -> DrainReport:
             # has noticed. Both would store the same: whoever is second goes on from there.
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
-            time.sleep(REPLAY_POLL_SECONDS)
+            time.sleep(SLOT_IN_USE_POLL_SECONDS)
         except SnapshotError as error:
             return DrainReport(task.node.id, problem=report_of(error))
         except psycopg.OperationalError as error:
@@ -173,7 +181,7 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         archive.find()
         state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
-            _await_replay(connection, task)
+            await_replay(connection, task.node, task.finish)
         if state.confirmed < archive.through:
             _advance(connection, task, archive.through)
         _fill(connection, task, archive)
@@ -182,7 +190,7 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
 def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
     messages = FIRST_CHUNK_MESSAGES
     while archive.through < task.finish:
-        chunk = _Chunk(archive)
+        chunk = _Chunk(archive, texts_of(connection))
         try:
             chunk.read(task, messages)
         except UnreachableError:
@@ -216,62 +224,61 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: int)
         )
 
 
-def _await_replay(connection: psycopg.Connection[Any], task: DrainTask) -> None:
-    deadline = time.monotonic() + REPLAY_SECONDS_MAX
-    while True:
-        (text,) = connection.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone() or ("0/0",)
-        if lsn_from_text(text) >= task.finish:
-            return
-        if time.monotonic() > deadline:
-            raise ReplayLagError(
-                f"node {task.node.id}: replayed only {text} of {lsn_to_text(task.finish)}"
-                f" after {REPLAY_SECONDS_MAX:.0f} s",
-                hint="see why the standby lags, or leave standbys out: --only-primary",
-                details={"node": task.node.id},
-            )
-        time.sleep(REPLAY_POLL_SECONDS)
-
-
 @dataclass(slots=True)
 class _Chunk:
     """One peek at the slot, and the segments made of it."""
 
     archive: _Archive
+    convert: Texts | None
     tables: list[tuple[pa.Table, pa.Table]] = field(default_factory=list)
     held_bytes: int = 0
     through: int = 0
+    resumed: OpenTransaction | None = None
     next_messages: int = FIRST_CHUNK_MESSAGES
 
     def read(self, task: DrainTask, messages_max: int) -> None:
         """Store what the slot has up to `task.finish`, or to the end of the transaction that fills it."""
-        decoder = Decoder(task.node.id, task.groups, task.global_id_form, oids=task.oids)
-        resumed = self.archive.open
-        count, size = 0, 0
-        self.through = self.archive.through
+        decoder = Decoder(task.node.id, task.versions, task.global_id_form, convert=self.convert)
+        self.through, self.resumed = self.archive.through, self.archive.open
         for batch in peek(task.node, task.slot, task.publications, task.finish, messages_max):
-            column = from_arrow(batch)
-            count += len(column)
-            size += int(column.offsets[-1] - column.offsets[0])
-            decoded = decoder.feed(column)
-            changes = _after(decoded.changes, resumed)
-            self.archive.ignored += decoded.ignored
-            self.through = max(self.through, decoded.through)
-            self.tables.append((changes, decoded.events))
-            self.held_bytes += changes.nbytes + decoded.events.nbytes
+            # A row may be of 100 MB: nothing is kept longer than it is needed.
+            messages = decoder.view(from_arrow(batch))
+            del batch
+            decoded = decoder.decode(messages)
+            del messages
+            self._hold(decoded, task)
+            del decoded
             if self.held_bytes > SEGMENT_BYTES_MAX:
                 opened = decoder.open
                 self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None)
-        if count < messages_max:
+        if decoder.open:
+            raise _ended_within(task, decoder.open.lsn)
+        if decoder.read < messages_max:
             # The slot had no more: everything up to the finish has been seen, even if that was nothing.
             self.through = task.finish
         if self.tables or self.through > self.archive.through:
             self._store(None)
-        average = max(size / max(count, 1), 1.0)
+        average = max(decoder.read_bytes / max(decoder.read, 1), 1.0)
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
+
+    def _hold(self, decoded: Decoded, task: DrainTask) -> None:
+        """Keep what was decoded for the next segment."""
+        if decoded.through > task.finish:
+            raise DecodingError(
+                f"node {task.node.id}: what its slot gave ends at {lsn_to_text(decoded.through)}, after"
+                f" {lsn_to_text(task.finish)}, up to where it was asked",
+                details={"node": task.node.id, "lsn": lsn_to_text(decoded.through)},
+            )
+        changes = _after(decoded.changes, self.resumed)
+        self.archive.ignored += decoded.ignored
+        self.through = max(self.through, decoded.through)
+        self.tables.append((changes, decoded.events))
+        self.held_bytes += changes.nbytes + decoded.events.nbytes
 
     def pass_over(self, task: DrainTask, gone: RolledBack) -> None:
         """Store the PREPARE of a transaction that can't be decoded, and none of its changes."""
-        decoded = Decoder(task.node.id, task.groups, task.global_id_form).feed(from_list(list(gone.messages)))
+        decoder = Decoder(task.node.id, task.versions, task.global_id_form, convert=self.convert)
+        decoded = decoder.feed(from_list(list(gone.messages)))
         self.through = decoded.through
         self.tables = [(decoded.changes, decoded.events)]
         self._store(None)
@@ -282,6 +289,17 @@ class _Chunk:
         events = pa.concat_tables([empty, *(events for _, events in self.tables)])
         self.archive.add(self.through, opened, (changes, events))
         self.tables, self.held_bytes = [], 0
+        del changes, events
+        # What Arrow keeps of encoding a segment is as much again as the segment.
+        pa.default_memory_pool().release_unused()
+
+
+def _ended_within(task: DrainTask, lsn: int) -> DecodingError:
+    return DecodingError(
+        f"node {task.node.id}: what its slot gave ends within the transaction at {lsn_to_text(lsn)}",
+        hint="repeat the command: it reads the same WAL again; if it ends here again, report this",
+        details={"node": task.node.id, "lsn": lsn_to_text(lsn)},
+    )
 
 
 def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:

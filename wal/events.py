@@ -50,7 +50,7 @@ def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
     at = messages.starts[numbers]
-    names = global_ids(messages.texts(at + 30, messages.ends[numbers] - 1), form)
+    names = global_ids(messages.names(numbers, 30), form)
     # The position that its changes have, which is where the PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
     return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
@@ -60,7 +60,7 @@ def _settled(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == kind)
     at = messages.starts[numbers]
     is_commit = kind == pgoutput.COMMIT_OF_PREPARED
-    names = global_ids(messages.texts(at + (30 if is_commit else 38), messages.ends[numbers] - 1), form)
+    names = global_ids(messages.names(numbers, 30 if is_commit else 38), form)
     end = messages.u64(at + 10)
     # A rollback's message names no beginnings; where its PREPARE ended tells which transaction it undid.
     lsn = messages.u64(at + 2)

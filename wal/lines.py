@@ -14,6 +14,8 @@ import numpy as np
 from wal.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
+# What is looked at at once, where more than a byte is needed for each.
+BLOCK_BYTES = 1 << 20
 NULL_MARK = b"\\N"
 UNCHANGED_MARK = b"\\u"
 
@@ -68,10 +70,13 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
     lines = _joined(source, data_bytes, columns, rows)
     marks = sum(int(np.count_nonzero(column.kinds != ord("t"))) for column in columns)
     expected = rows * max(len(columns), 1) + marks
-    if int(np.count_nonzero(_IS_SPECIAL[lines.data])) == expected:
+    if _count_special(lines.data) == expected:
         return lines
+    # A row may be of 1 GB: nothing of it is held longer than it is used.
+    del lines
     values = gather(source, _interleaved([c.starts for c in columns]), _interleaved([_texts(c) for c in columns]))
     escaped = escape(values)
+    del values
     width = len(columns)
     again = [
         Values(column.kinds, escaped.offsets[number:-1:width], escaped.lengths[number::width])
@@ -87,8 +92,15 @@ def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColum
     starts = lines.offsets[:-1]
     if key_width == column_count:
         return gather(lines.data, starts, lines.lengths - 1)
-    tabs = np.flatnonzero(lines.data == TAB).reshape(len(lines), column_count - 1)
+    tabs = _places(lines.data, TAB).reshape(len(lines), column_count - 1)
     return gather(lines.data, starts, tabs[:, key_width - 1] - starts)
+
+
+def _places(data: Bytes, byte: int) -> Ints:
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return np.concatenate(
+        [np.empty(0, np.int64), *(low + np.flatnonzero(data[low : low + BLOCK_BYTES] == byte) for low in blocks)]
+    )
 
 
 def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
@@ -97,15 +109,33 @@ def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) 
     return gather(lines.data, lines.offsets[:-1], lines.lengths - 1)
 
 
-def escape(values: BytesColumn) -> BytesColumn:
-    """Every value as COPY writes it: special characters behind a backslash."""
-    special = _IS_SPECIAL[values.data]
-    added = np.concatenate([[0], np.cumsum(special)])
-    place = np.arange(len(values.data)) + added[1:]
-    out = np.empty(len(values.data) + int(added[-1]), np.uint8)
-    out[place] = _LETTER[values.data]
-    out[place[special] - 1] = BACKSLASH
-    return BytesColumn(out, values.offsets + added[values.offsets])
+def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
+    """Every value as COPY writes it: special characters behind a backslash.
+
+    In blocks, so that what is held beside the values themselves does not grow with them.
+    """
+    count = len(values.data)
+    out = np.empty(count + _count_special(values.data), np.uint8)
+    offsets = np.empty_like(values.offsets)
+    offsets[values.offsets == count] = len(out)
+    done = 0
+    for low in range(0, count, block_bytes):
+        block = values.data[low : low + block_bytes]
+        special = _IS_SPECIAL[block]
+        added = np.concatenate([[0], np.cumsum(special)])
+        place = np.arange(low + done, low + done + len(block)) + added[1:]
+        out[place] = _LETTER[block]
+        out[place[special] - 1] = BACKSLASH
+        first, last = np.searchsorted(values.offsets, [low, low + len(block)])
+        here = values.offsets[first:last]
+        offsets[first:last] = here + done + added[here - low]
+        done += int(added[-1])
+    return BytesColumn(out, offsets)
+
+
+def _count_special(data: Bytes) -> int:
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return sum(int(np.count_nonzero(_IS_SPECIAL[data[low : low + BLOCK_BYTES]])) for low in blocks)
 
 
 def _texts(column: Values) -> Ints:
@@ -136,17 +166,29 @@ def _interleaved(columns: list[Ints]) -> Ints:
     return np.stack(columns, axis=1).reshape(-1)
 
 
-def equal(left: BytesColumn, right: BytesColumn) -> Flags:
-    """Where two columns hold the same bytes."""
+def equal(left: BytesColumn, right: BytesColumn, block_bytes: int = BLOCK_BYTES) -> Flags:
+    """Where two columns hold the same bytes; compared in blocks, for the same reason as in `escape`."""
     same: Flags = left.lengths == right.lengths
     rows = np.flatnonzero(same)
-    lengths = left.lengths[rows]
-    first = gather(left.data, left.offsets[:-1][rows], lengths)
-    second = gather(right.data, right.offsets[:-1][rows], lengths)
-    differing = np.concatenate([[0], np.cumsum(first.data != second.data)])
-    bounds = offsets_of(lengths)
-    same[rows] = differing[bounds[1:]] == differing[bounds[:-1]]
+    bounds = offsets_of(left.lengths[rows])
+    first = 0
+    while first < len(rows):
+        last = int(np.searchsorted(bounds, bounds[first] + block_bytes, side="right")) - 1
+        last = min(max(last, first + 1), len(rows))
+        same[rows[first:last]] = _equal(left, right, rows[first:last])
+        first = last
     return same
+
+
+def _equal(left: BytesColumn, right: BytesColumn, rows: Ints) -> Flags | bool:
+    starts, others, lengths = left.offsets[:-1][rows], right.offsets[:-1][rows], left.lengths[rows]
+    if len(rows) == 1:
+        size = lengths[0]
+        return np.array_equal(left.data[starts[0] : starts[0] + size], right.data[others[0] : others[0] + size])
+    first, second = gather(left.data, starts, lengths), gather(right.data, others, lengths)
+    differing = np.concatenate([[0], np.cumsum(first.data != second.data)])
+    found: Flags = differing[first.offsets[1:]] == differing[first.offsets[:-1]]
+    return found
 
 
 def concatenated(columns: list[BytesColumn]) -> BytesColumn:

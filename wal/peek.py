@@ -11,8 +11,13 @@ import pyarrow as pa
 
 from fleet.config import Node
 from fleet.connections import conninfo
+from fleet.encodings import RAW
 from fleet.lsn import lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError
+
+OBJECT_IN_USE = "55006"
+# For every version: those before 17 don't know it, and a session that sets it while it begins would be refused.
+UNBOUNDED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
 
 
 class SlotInUseError(BusyError):
@@ -24,6 +29,7 @@ def peek(
 ) -> Iterator[pa.Array[Any]]:
     """Yield the slot's messages (pgoutput, protocol 3) up to position `finish` in binary arrays of bounded size.
 
+    Values and names are in the server's encoding.
     Ends earlier at the end of the transaction in which `messages_max` is reached. Raises SlotInUseError, and
     UnreachableError where the server ends the reading.
     """
@@ -35,17 +41,24 @@ def peek(
     try:
         # Not by the driver's dbapi module: that imports pandas.
         with (
-            adbc_driver_postgresql.connect(conninfo(node.dsn)) as database,
+            adbc_driver_postgresql.connect(conninfo(node.dsn, client_encoding=RAW)) as database,
             adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as unbounded,
             adbc.AdbcStatement(connection) as statement,
         ):
+            unbounded.set_sql_query(UNBOUNDED)
+            unbounded.execute_update()
             statement.set_sql_query(query)
             stream, _ = statement.execute_query()
-            for batch in pa.RecordBatchReader._import_from_c(stream.address):
-                yield batch.column(0)
+            # Holding on to none of them: one may be of 100 MB.
+            yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
         # What the server says while rows are under way comes by the stream, as Arrow's own errors.
-        raise _ended(node, slot, str(error)) from error
+        raise _ended(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+
+
+def _messages_of(batch: Any) -> pa.Array[Any]:
+    return batch.column(0)
 
 
 def slot_in_use(node: Node, slot: str) -> SlotInUseError:
@@ -57,8 +70,9 @@ def slot_in_use(node: Node, slot: str) -> SlotInUseError:
     )
 
 
-def _ended(node: Node, slot: str, message: str) -> SnapshotError:
-    if "is active for PID" in message:
+def _ended(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
+    # By its code where there is one: the server may speak another language.
+    if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(

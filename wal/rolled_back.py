@@ -26,12 +26,15 @@ from psycopg.pq import ExecStatus
 
 from fleet.config import Node
 from fleet.connections import connect, connect_replication
+from fleet.encodings import RAW
 from fleet.lsn import lsn_to_text
 
 # A walsender says at least so often how far it is: every half wal_sender_timeout, a minute by default.
 SILENCE_SECONDS_MAX = 60.0
 STREAM_SECONDS_MAX = 900.0
 XIDS = 1 << 32
+# As much of a message as is looked at here.
+LOOKED_AT_BYTES = {b"b": 29, b"C": 18, b"P": 18, b"K": 18, b"r": 18, b"M": 10}
 STATUS_QUERY = "SELECT pg_xact_status(%s::xid8)"
 NEXT_XID_QUERY = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 
@@ -54,9 +57,11 @@ def undecodable_ahead(node: Node, slot: str, publications: tuple[str, ...], fini
     fails. Moves nothing. Raises NodeUnreachableError.
     """
     begun, before = b"", 0
-    with closing(connect_replication(node)) as connection:
+    with closing(connect_replication(node, client_encoding=RAW)) as connection:
         for message in _streamed(connection.pgconn, slot, publications, finish):
             kind = message[:1]
+            if len(message) < LOOKED_AT_BYTES.get(kind, 0):
+                return None
             if kind == b"b":
                 begun = message
             elif kind in (b"C", b"P", b"K", b"r"):

@@ -45,6 +45,9 @@ READER_QUERY = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slot
 DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 
 
+COPY_SUFFIX = "_copy"
+
+
 class SlotLostError(RefusedError):
     """A chain's slot is gone, unusable, or ahead of the archive: the WAL between is lost to the chain."""
 
@@ -73,6 +76,17 @@ class ExportedSlot:
 def slot_name(chain: str) -> str:
     """The slot of a chain, on every node: `cutline_` and the operation id in the letters a slot may have."""
     return "cutline_" + re.sub(r"[^a-z0-9]", "_", chain.lower())
+
+
+def copy_slot_name(operation: str) -> str:
+    """The slot of an operation that copies tables anew, on every node concerned, while it does."""
+    return slot_name(operation) + COPY_SUFFIX
+
+
+def chain_of_slot(name: str) -> str:
+    """The operation that a slot is of: `slot_name` and `copy_slot_name` the other way round."""
+    name = name.removesuffix(COPY_SUFFIX)
+    return name.removeprefix("cutline_").upper()[:16] + "-" + name[-10:]
 
 
 def create_exported_slot(

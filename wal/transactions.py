@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fleet.encodings import Texts
 from wal import pgoutput
 from wal.arrow_numbers import to_arrow, to_mask
 from wal.bytes_column import BytesColumn, Flags, Ints, from_list, gather
 from wal.global_ids import global_ids
-from wal.pgoutput import Messages
+from wal.pgoutput import Messages, converted, is_text
 
 TAG_PREFIX = b"snapshot.gid"
 # PostgreSQL's own bound for gids (GIDSIZE, its terminating zero left out).
@@ -32,6 +33,7 @@ class Open:
     """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far.
 
     `global_id` is that of a prepared transaction, `tag` what one that will be committed in one phase is tagged with.
+    `head` is its beginning as it was sent, without its kind.
     """
 
     lsn: int
@@ -39,6 +41,7 @@ class Open:
     global_id: str | None
     sent: int
     tag: str | None = None
+    head: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Transactions:
         lsn[1:] = messages.u64(at + 1)
         xid[1:] = messages.u32(at + np.where(is_prepared, 25, 17))
         prepared = np.flatnonzero(is_prepared)
-        names = messages.texts(at[prepared] + 29, messages.ends[begins[prepared]] - 1)
+        names = messages.names(begins[prepared], 29)
         index = np.full(count + 1, -1, np.int64)
         index[1:][prepared] = np.arange(len(prepared)) + 1
         known = pa.concat_arrays([_one_text(before.global_id if before else None), global_ids(names, form)])
@@ -87,7 +90,8 @@ class Transactions:
         left = None
         if _is_left_open(kinds, of_message, was_open=before is not None):
             last = int(of_message[-1])
-            left = Open(int(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py())
+            head = messages.bytes_at(int(begins[last - 1]))[1:] if last else before.head if before else b""
+            left = Open(int(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py(), head)
         return cls(of_message, ordinal, lsn, xid, identities, tags, left)
 
 
@@ -99,33 +103,27 @@ def _tags(messages: Messages, of_message: Ints, is_prepared: Flags, before: Open
     is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
     is_tag &= ~is_prepared[of_message[numbers]]
     numbers, starts = numbers[is_tag], starts[is_tag]
-    texts, is_text = _texts(gather(messages.source, starts, messages.ends[numbers] - starts))
+    texts, are_texts = _texts(gather(messages.source, starts, messages.ends[numbers] - starts), messages.convert)
     index = np.full(len(is_prepared), -1, np.int64)
     if before and before.tag is not None:
         index[0] = 0
     # Of several values for one number numpy keeps the last.
-    index[of_message[numbers[is_text]]] = np.arange(len(texts)) + 1
+    index[of_message[numbers[are_texts]]] = np.arange(len(texts)) + 1
     known = pa.concat_arrays([_one_text(before.tag if before else None), global_ids(texts, form)])
     return known.take(to_arrow(index, absent=index < 0))
 
 
-def _texts(contents: BytesColumn) -> tuple[pa.Array[Any], Flags]:
+def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
     """Those of the contents that are texts, and which these are."""
     binary = contents.to_arrow()
+    if convert is not None:
+        return converted(binary, convert), np.ones(len(contents), np.bool_)
     try:
         return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
     except pa.ArrowInvalid:
         # Somebody writes bytes as tags: only then one by one.
-        is_text = np.array([_is_text(content) for content in binary.to_pylist()], np.bool_)
-        return binary.filter(to_mask(is_text)).cast(pa.string()), is_text
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        are_texts = np.array([is_text(content) for content in binary.to_pylist()], np.bool_)
+        return binary.filter(to_mask(are_texts)).cast(pa.string()), are_texts
 
 
 def _one_text(text: str | None) -> pa.Array[Any]:

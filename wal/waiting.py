@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from fleet.encodings import readable
 from fleet.progress import Progress
 from storage.errors import RefusedError
 
@@ -21,8 +22,9 @@ NOTE_SECONDS = 2.0
 # As long as nothing changes, it is repeated this seldom.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-PREPARED = """
-SELECT 'prepared', gid, extract(epoch FROM now() - prepared)::float8,
+# A gid may be another database's, in that one's encoding.
+PREPARED = f"""
+SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
        '', owner::text, 'prepared', database::text, transaction::text
   FROM pg_prepared_xacts
 """

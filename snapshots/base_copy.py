@@ -19,12 +19,14 @@ from psycopg import pq as libpq
 
 from fleet.config import Node
 from fleet.connections import connect, unreachable
+from fleet.encodings import RAW
 from fleet.groups import Group, column_list, qualified
 from snapshots.manifest import StoredObject
 from storage.digest import digest
 from storage.errors import SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectStore
+from storage.storing import create_or_find
 from wal.arrow_numbers import to_arrow
 from wal.bytes_column import BytesColumn, offsets_of, partition_of
 from wal.lines import keys_of
@@ -65,7 +67,7 @@ class CopyTask:
     ranges: tuple[PageRange, ...]
     prefix: str
     store_url: str
-    store_options: Mapping[str, Any]
+    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             for part in task.ranges:
                 for lines in _copied(connection, task.node, part):
                     writer.add(part.group, lines)
+                    # A line may be of 1 GB: nothing of it is held while the next one comes.
+                    del lines
             writer.close_object()
             return CopyReport(tuple(writer.objects))
     except SnapshotError as error:
@@ -96,11 +100,12 @@ def copy_ranges(task: CopyTask) -> CopyReport:
 
 
 def copy_query(part: PageRange) -> str:
-    """The COPY that prints the range's rows, key columns first."""
+    """The COPY that prints the range's rows, key columns first, in the server's encoding."""
     where = f" WHERE ctid >= '({part.low},0)'::tid" if part.low else ""
     if part.high is not None:
         where += f"{' AND' if where else ' WHERE'} ctid < '({part.high},0)'::tid"
-    return f"COPY (SELECT {column_list(part.group)} FROM ONLY {qualified(part.group)}{where}) TO STDOUT"
+    rows = f"SELECT {column_list(part.group)} FROM ONLY {qualified(part.group)}{where}"
+    return f"COPY ({rows}) TO STDOUT (ENCODING '{RAW}')"
 
 
 def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
@@ -119,6 +124,7 @@ def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) ->
                 break
             # Appended at once: holding on to libpq's own buffers costs six times as much (measured).
             data += line
+            del line
             lengths.append(length)
             if len(data) > CHUNK_BYTES:
                 break
@@ -150,33 +156,53 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 
 @dataclass(slots=True)
 class _Writer:
-    """Puts tables into Parquet objects of about OBJECT_BYTES, or OBJECT_RAW_BYTES before compression."""
+    """Puts tables into Parquet objects of about OBJECT_BYTES, or OBJECT_RAW_BYTES before compression.
+
+    Lines wait until they fill a row group, whichever tables they are of: one of its own for each of thousands of small
+    tables would cost more than their rows.
+    """
 
     task: CopyTask
     store: ObjectStore
     objects: list[StoredObject] = field(default_factory=list)
     sink: Any = None
     writer: Any = None
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
     raw_bytes: int = 0
     rows: dict[int, int] = field(default_factory=dict)
 
     def add(self, group: Group, lines: BytesColumn) -> None:
+        if self.waiting_rows + len(lines) > CHUNK_ROWS or self.waiting_bytes + len(lines.data) > CHUNK_BYTES:
+            self._write_waiting()
+        self.waiting.append(base_table(group, lines))
+        self.waiting_rows += len(lines)
+        self.waiting_bytes += len(lines.data)
+        self.rows[group.number] = self.rows.get(group.number, 0) + len(lines)
+        self.raw_bytes += len(lines.data)
+        if self.waiting_bytes > CHUNK_BYTES:
+            self._write_waiting()
+        if self.raw_bytes > OBJECT_RAW_BYTES or (self.sink is not None and self.sink.tell() > OBJECT_BYTES):
+            self.close_object()
+
+    def _write_waiting(self) -> None:
+        if not self.waiting:
+            return
         if self.writer is None:
             self.sink = pa.BufferOutputStream()
             self.writer = pq.ParquetWriter(self.sink, BASE_SCHEMA, **parquet_options(BASE_SCHEMA))
-        self.writer.write_table(base_table(group, lines))
-        self.rows[group.number] = self.rows.get(group.number, 0) + len(lines)
-        self.raw_bytes += len(lines.data)
-        if self.sink.tell() > OBJECT_BYTES or self.raw_bytes > OBJECT_RAW_BYTES:
-            self.close_object()
+        self.writer.write_table(pa.concat_tables(self.waiting))
+        self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
 
     def close_object(self) -> None:
+        self._write_waiting()
         if self.writer is None:
             return
         self.writer.close()
         body = self.sink.getvalue().to_pybytes()
         # The random part keeps a task that Spark repeats apart from its first attempt.
         key = f"{self.task.prefix}/part-{self.task.number:06d}-{len(self.objects):03d}-{secrets.token_hex(4)}.parquet"
-        self.store.create(key, body)
+        create_or_find(self.store, key, body)
         self.objects.append(StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows)))
         self.sink, self.writer, self.raw_bytes, self.rows = None, None, 0, {}

@@ -12,6 +12,8 @@ from snapshots.base_copy import CopyTask, PageRange
 
 PAGE_BYTES = 8192
 TASK_PAGES = 8192
+# A task holds the locks of its tables until its end, and PostgreSQL has room for some thousands at once.
+TASK_TABLES = 500
 
 
 def base_prefix(snapshot: str, node: str, operation: str) -> str:
@@ -34,7 +36,7 @@ def plan_ranges(tables: list[Table]) -> list[tuple[PageRange, ...]]:
             for low, high in pairwise(bounds):
                 planned.append((PageRange(table.group, low or 0, high),))
             continue
-        if together and pages_together + pages > TASK_PAGES:
+        if together and (pages_together + pages > TASK_PAGES or len(together) == TASK_TABLES):
             planned.append(tuple(together))
             together, pages_together = [], 0
         together.append(PageRange(table.group))

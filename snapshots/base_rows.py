@@ -10,21 +10,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from snapshots.base_copy import BASE_SCHEMA
-from snapshots.overlay import KeySet, column_of
-from snapshots.sources import BaseSource, read_table
+from snapshots.changed_keys import Keys
+from snapshots.overlay import column_of, runs
+from snapshots.row_batches import row_batches
+from snapshots.sources import BaseSource, problem_row, read_present
 from storage.errors import SnapshotError
 from storage.open import open_store
-from wal.bytes_column import xxhash64
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary"
-BATCH_ROWS = 1 << 16
+WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA])
 
 
 def is_among(
-    batch: Any, base: BaseSource, keys: Mapping[int, KeySet], key_hashes: npt.NDArray[np.uint64] | None = None
+    batch: Any, base: BaseSource, keys: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
     """Which rows of `batch` (BASE_SCHEMA) have one of `keys`, given by group.
 
@@ -32,21 +33,22 @@ def is_among(
     """
     group = np.asarray(batch.column("group").to_numpy())
     found = np.zeros(len(group), np.bool_)
-    for number, known in keys.items():
-        at = np.flatnonzero(group == number)
-        if len(at) == 0:
+    # Rows of a table stand side by side, and both may be of thousands of tables.
+    for rows in runs(group):
+        number = int(group[rows.start])
+        if number not in keys:
             continue
+        count = rows.stop - rows.start
         if number in base.multisets:
-            found[at] = known.contains(column_of(batch.column("row").take(pa.array(at))))
+            found[rows] = keys[number].contains(column_of(batch.column("row").slice(rows.start, count)))
             continue
-        names = batch.column("key")
-        hashes = key_hashes if key_hashes is not None else xxhash64(column_of(names))
-        found[at] = known.contains(column_of(names if len(at) == len(group) else names.take(pa.array(at))), hashes[at])
+        names = column_of(batch.column("key").slice(rows.start, count))
+        found[rows] = keys[number].contains(names, key_hashes[rows] if key_hashes is not None else None)
     return found
 
 
 def rows_that_hold(
-    batch: Any, base: BaseSource, changed: Mapping[int, KeySet], key_hashes: npt.NDArray[np.uint64] | None = None
+    batch: Any, base: BaseSource, changed: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64] | None = None
 ) -> npt.NDArray[np.bool_]:
     """Which base rows of `batch` are still part of the state: unchanged, and not truncated."""
     holds = ~is_among(batch, base, changed, key_hashes)
@@ -58,16 +60,16 @@ def rows_that_hold(
 def wanted_rows(
     spark: SparkSession,
     bases: tuple[BaseSource, ...],
-    wanted: Mapping[int, Mapping[int, KeySet]],
+    wanted: Mapping[int, Mapping[int, Keys]],
     store: tuple[str, Mapping[str, Any]],
 ) -> DataFrame:
     """WANTED_ROWS of the base rows with the `wanted` keys (by node number and group) that were not truncated.
 
-    An object that can't be read gives none: whoever reads the whole base names it.
+    An object that can't be read is a row of group PROBLEM: without its rows nothing can be told of any.
     """
     url, options = store
     groups = {node: frozenset(found) for node, found in wanted.items()}
-    chosen = [base for base in bases if groups.get(base.source.number, frozenset()) & base.rows.keys()]
+    chosen = [base for base in bases if groups.get(base.source.number, frozenset()) & base.groups]
     sent = spark.sparkContext.broadcast({node: dict(found) for node, found in wanted.items()})
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,14 +82,13 @@ def wanted_rows(
     return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
 
 
-def _wanted(store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, KeySet]]) -> Iterator[pa.RecordBatch]:
+def _wanted(store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, Keys]]) -> Iterator[pa.RecordBatch]:
     keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.dropped}
     try:
-        table = read_table(store, base.source, BASE_SCHEMA)
-    except SnapshotError:
-        return
-    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-        found = batch.filter(pa.array(is_among(batch, base, keys)))
-        if len(found):
-            node = pa.array(np.full(len(found), base.source.number, np.int32))
-            yield pa.record_batch([node, *found.columns], names=["node", "group", "partition", "key", "row"])
+        for batch in (batch for table in read_present(store, base, BASE_SCHEMA) for batch in row_batches(table)):
+            found = batch.filter(pa.array(is_among(batch, base, keys)))
+            if len(found):
+                node = pa.array(np.full(len(found), base.source.number, np.int32))
+                yield pa.record_batch([node, *found.columns], names=WANTED_SCHEMA.names)
+    except SnapshotError as error:
+        yield problem_row(base.source, error, WANTED_SCHEMA)

@@ -8,19 +8,24 @@ newest is the one that counts.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from fleet.baseline import NodeIdentity
-from snapshots.commits import read_commit, read_json, snapshot_names
+from snapshots.commits import read_commit, snapshot_names
+from snapshots.documents import check_schema, entries, read_document, sealed, understood
 from snapshots.manifest import Commit
-from storage.errors import IndeterminateError, RefusedError
+from snapshots.value_types import check_types
+from storage.errors import RefusedError
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectStore
+from storage.storing import create_or_find
 
 BASELINE_SCHEMA = "cutline/baseline/1"
+FILE = re.compile(r"(\d{16})\.json")
 
 
 class MajorityMissingError(RefusedError):
@@ -37,11 +42,14 @@ class Baseline:
 
 def recorded_baseline(store: ObjectStore) -> Baseline:
     """The baseline that counts now; where none was recorded yet, the largest of the snapshots that are committed."""
-    numbers = [int(name.removesuffix(".json")) for name in store.list_children("baselines")]
-    if numbers:
-        number = max(numbers)
-        document = read_json(store, _key(number))
-        return Baseline(number, tuple(str(entry["node"]) for entry in document["primaries"]))
+    names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
+    number = max((int(match[1]) for match in names if match), default=0)
+    # A listing may be of a moment ago.
+    while store.exists(_key(number + 1)):
+        number += 1
+    if number:
+        document = _read_record(store, number)
+        return Baseline(number, tuple(entry["node"] for entry in document["primaries"]))
     found = [_primaries(read_commit(store, name, 0)) for name in snapshot_names(store)]
     return Baseline(0, max(found, key=len, default=()))
 
@@ -100,15 +108,21 @@ def _record(store: ObjectStore, number: int, granted: Mapping[str, NodeIdentity]
         "forgotten": list(forgotten),
     }
     try:
-        store.create(_key(number), json.dumps(document, indent=1).encode())
-    except ObjectExistsError:
-        return bool(read_json(store, _key(number))["id"] == record)
-    except IndeterminateError:
         # A put that arrives after this command has failed is true all the same: the locks were granted.
-        if not store.exists(_key(number)):
-            raise
-        return bool(read_json(store, _key(number))["id"] == record)
+        create_or_find(store, _key(number), sealed(document))
+    except ObjectExistsError:
+        return False
     return True
+
+
+def _read_record(store: ObjectStore, number: int) -> dict[str, Any]:
+    document = read_document(store, _key(number))
+    with understood(_key(number), "record of a baseline"):
+        check_schema(document, BASELINE_SCHEMA)
+        check_types(document["id"], str, "id")
+        for entry in entries(document["primaries"]):
+            check_types(entry["node"], str, "node")
+    return document
 
 
 def _key(number: int) -> str:

@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet
 from snapshots.commits import read_chain, read_commit, snapshot_names
+from snapshots.documents import ManifestError
 from snapshots.lost import Lost, read_lost
-from snapshots.manifest import Chain, ManifestError
+from snapshots.manifest import Chain
+from snapshots.open_operations import OpenOperation, read_open_operations, told_where_missing
 from snapshots.retained import Kept, over_limit, warning_of
-from snapshots.store_identity import read_identity
+from snapshots.store_identity import StoreIdentity, check_of_fleet, read_identity
+from snapshots.tombstones import is_only_full
 from storage.errors import RefusedError
 from storage.open import open_store
 from storage.store import ObjectStore
 from wal.retained import Answers, Asking, Retained
 from wal.slots import slot_name
 
-COMPLETE, BROKEN, LOST = "complete", "broken", "lost"
+COMPLETE, BROKEN, LOST, ONLY_FULL = "complete", "broken", "lost", "only-full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Entry:
     """One snapshot. Where its chain can't be read, `problem` says why and `chain` is what could be read, if any.
 
     `lost` says why the chain can't be continued, where it was given up; `retained` what the nodes keep for it.
+    `is_only_full`: its increments were pruned.
     """
 
     name: str
@@ -31,24 +35,34 @@ class Entry:
     problem: str | None = None
     lost: Lost | None = None
     retained: tuple[Retained, ...] = ()
+    is_only_full: bool = False
 
     @property
     def state(self) -> str:
-        """Complete; lost, that is complete without further increments; or broken: a commit is missing or unreadable.
+        """Complete; lost or only-full, that is without further increments; broken: a commit is missing or unreadable.
 
         Only `check` reads what the commits list.
         """
         if self.problem:
             return BROKEN
+        if self.is_only_full:
+            return ONLY_FULL
         return LOST if self.lost else COMPLETE
+
+    @property
+    def remark(self) -> str:
+        """What a person is told of its state, "" if there is nothing to say."""
+        pruned = "its increments were pruned: it gets no others" if self.is_only_full else ""
+        return self.problem or pruned or (self.lost.text if self.lost else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The snapshots of a store by name, and what the fleet's nodes answered."""
+    """The snapshots of a store by name, what the fleet's nodes answered, and the operations without an outcome."""
 
     entries: tuple[Entry, ...]
     answers: Answers
+    open_operations: tuple[OpenOperation, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -70,22 +84,32 @@ class Listing:
 def list_store(fleet: Fleet) -> Listing:
     """Every snapshot in the fleet's store; the nodes are asked meanwhile, and need not answer."""
     store = open_store(fleet.store_url, fleet.store_options)
-    read_identity(store, fleet)
+    identity = read_identity(store, fleet)
     asking = Asking(fleet.nodes)
-    entries = [_entry(store, name) for name in snapshot_names(store)]
+    open_operations = read_open_operations(store)
+    entries = [_entry(store, identity, name) for name in snapshot_names(store)]
     answers = asking.answers()
-    return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers)
+    return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations)
 
 
-def _entry(store: ObjectStore, name: str) -> Entry:
+def _entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry:
     try:
         chain = read_chain(store, name)
-        return Entry(name, chain, lost=read_lost(store, name, chain.full.chain))
+        check_of_fleet(chain, identity)
+        return entry_of(store, chain)
     except (ManifestError, RefusedError) as error:
         try:
-            return Entry(name, Chain(read_commit(store, name, 0)), error.message)
+            full = Chain(read_commit(store, name, 0))
+            check_of_fleet(full, identity)
         except (ManifestError, RefusedError):
             return Entry(name, None, error.message)
+        return Entry(name, full, error.message)
+
+
+def entry_of(store: ObjectStore, chain: Chain) -> Entry:
+    """The entry of a chain that can be read."""
+    lost = read_lost(store, chain.name, chain.full.chain)
+    return Entry(chain.name, chain, lost=lost, is_only_full=is_only_full(store, chain.name))
 
 
 def _with_retained(entry: Entry, answers: Answers) -> Entry:
@@ -94,9 +118,12 @@ def _with_retained(entry: Entry, answers: Answers) -> Entry:
     return replace(entry, retained=answers.of_slot(slot_name(entry.chain.full.chain)))
 
 
-def show_snapshot(fleet: Fleet, name: str) -> tuple[Entry, Chain]:
-    """One snapshot and its chain; raises SnapshotMissingError, ManifestError."""
+def show_snapshot(fleet: Fleet, name: str) -> tuple[Entry, Chain, tuple[OpenOperation, ...]]:
+    """One snapshot, its chain, and its operations without an outcome; raises SnapshotMissingError, ManifestError."""
     store = open_store(fleet.store_url, fleet.store_options)
-    read_identity(store, fleet)
-    chain = read_chain(store, name)
-    return Entry(name, chain, lost=read_lost(store, name, chain.full.chain)), chain
+    identity = read_identity(store, fleet)
+    open_operations = read_open_operations(store, name)
+    with told_where_missing(open_operations):
+        chain = read_chain(store, name)
+    check_of_fleet(chain, identity)
+    return entry_of(store, chain), chain, open_operations

@@ -1,26 +1,32 @@
-"""Committing, and reading back what is committed.
+"""Where commits are, and reading them back.
 
-A commit is one conditional put. When its answer is lost it is read back; when that does not tell, the
-outcome is indeterminate, and the next command settles it before it does anything else (docs/architecture.md,
-invariant 3).
+A number whose commit was voided (snapshots/deciding.py) gets another *turn*: turns are read in order, and the first
+that is no void counts. Listings only find candidates; what counts is read by key.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.hints import NEW_CHAIN
-from snapshots.commit_file import commit_from_json, commit_to_json
-from snapshots.manifest import Chain, Commit, ManifestError
-from storage.digest import digest
-from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError, UsageError
-from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
+from snapshots.commit_file import commit_from_json
+from snapshots.documents import ManifestError, check_about, read_document, read_sealed
+from snapshots.manifest import Chain, Commit
+from snapshots.tombstones import check_not_deleted, is_deleted, is_only_full
+from snapshots.well_formed import check_fits
+from storage.errors import RefusedError, UsageError
+from storage.store import ObjectMissingError, ObjectStore
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
+INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
+VOID_SCHEMA = "cutline/void/1"
+# A commit of one node and no table has more than that.
+VOID_BYTES_MAX = 500
+ASKING_THREADS_MAX = 8
 
 
 class SnapshotMissingError(RefusedError):
@@ -31,8 +37,13 @@ class SnapshotExistsError(RefusedError):
     """Another operation has committed this snapshot or increment."""
 
 
-class CommitIndeterminateError(IndeterminateError):
-    """The commit's answer was lost, and reading it back did not tell."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the commit of some number is, or would be: its first turn that is no void. No document: it is free."""
+
+    key: str
+    turn: int
+    document: dict[str, Any] | None
 
 
 def check_name(name: str) -> str:
@@ -45,120 +56,90 @@ def check_name(name: str) -> str:
     return name
 
 
-def commit_key(name: str, increment: int) -> str:
+def commit_key(name: str, increment: int, turn: int = 1) -> str:
     """The key of a commit file; increment 0 is the full snapshot."""
+    suffix = f".{turn}.json" if turn > 1 else ".json"
     if increment == 0:
-        return f"snapshots/{name}/snapshot.json"
-    return f"snapshots/{name}/increments/{increment:016d}.json"
+        return f"snapshots/{name}/snapshot{suffix}"
+    return f"snapshots/{name}/increments/{increment:016d}{suffix}"
 
 
-def publish(store: ObjectStore, commit: Commit) -> None:
-    """Make the snapshot or increment exist.
-
-    Raises SnapshotExistsError if another operation did, CommitIndeterminateError if nobody can tell.
-    """
-    key = commit_key(commit.snapshot, commit.increment)
-    body = sealed(commit_to_json(commit))
-    try:
-        store.create(key, body)
-    except ObjectExistsError as error:
-        if operation_of(store, key) != commit.operation:
-            raise _taken(commit) from error
-    except AnswerLostError as error:
-        _read_back(store, key, commit, error)
-
-
-def _read_back(store: ObjectStore, key: str, commit: Commit, lost: SnapshotError) -> None:
-    for pause in READ_BACK_PAUSES_SECONDS:
-        time.sleep(pause)
+def find_place(store: ObjectStore, name: str, increment: int) -> Place:
+    """Where the commit is, or the next one would be put; raise ManifestError where a turn can't be read."""
+    turn = 1
+    while True:
+        key = commit_key(name, increment, turn)
         try:
-            found = operation_of(store, key)
+            document = read_sealed(store, key)
         except ObjectMissingError:
-            # Not stored, or not yet: a put that is still under way may arrive later.
-            continue
-        except UnreachableError:
-            continue
-        if found == commit.operation:
-            return
-        raise _taken(commit) from lost
-    raise CommitIndeterminateError(
-        f"whether {_called(commit)} was stored is not known: the answer to its commit was lost",
-        hint="run: snapshot list   once the store answers; the next command settles it",
-        details={"snapshot": commit.snapshot, "increment": commit.increment, "operation": commit.operation},
-    ) from lost
+            return Place(key, turn, None)
+        if document.get("schema") != VOID_SCHEMA:
+            return Place(key, turn, document)
+        # Another one's void would make a commit disappear.
+        check_about(key, "void", (document.get("snapshot"), document.get("increment")), (name, increment))
+        turn += 1
 
 
-def operation_of(store: ObjectStore, key: str) -> str:
-    """The operation that wrote the commit file `key`; raises ObjectMissingError."""
-    return str(read_json(store, key).get("operation", ""))
-
-
-def _called(commit: Commit) -> str:
-    return f"increment {commit.increment} of {commit.snapshot}" if commit.increment else commit.snapshot
-
-
-def _taken(commit: Commit) -> SnapshotExistsError:
-    return SnapshotExistsError(
-        f"{_called(commit)} was committed by another operation in the meantime",
-        hint="nothing of this attempt remains visible; see: snapshot list",
-        details={"snapshot": commit.snapshot, "increment": commit.increment},
+def free_turn(store: ObjectStore, name: str, increment: int) -> int:
+    """The turn in which the number can be committed; raise SnapshotExistsError if it is."""
+    place = find_place(store, name, increment)
+    if place.document is None:
+        return place.turn
+    raise SnapshotExistsError(
+        f"{called(name, increment)} exists already",
+        hint=f"its next increment: snapshot create {name} --incremental; or choose another name",
+        details={"snapshot": name, "increment": increment},
     )
 
 
-def read_json(store: ObjectStore, key: str) -> dict[str, Any]:
-    """Read a JSON object; raise ManifestError if it is none."""
-    return parsed(key, store.read(key))
+def operation_of(store: ObjectStore, key: str) -> str:
+    """The operation that wrote the commit file `key`, "" for a void; raises ObjectMissingError, ManifestError."""
+    return str(read_document(store, key).get("operation", ""))
 
 
-def parsed(key: str, body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`; raise ManifestError if there is none."""
-    try:
-        document = json.loads(body)
-        if not isinstance(document, dict):
-            raise TypeError("not an object")
-    except (ValueError, TypeError) as error:
-        raise ManifestError(f"object {key} is not JSON: {error}", details={"object": key}) from error
-    return document
-
-
-def sealed(document: dict[str, Any]) -> bytes:
-    """The bytes of a commit file: its document in one fixed form, with the digest of that form in it."""
-    content = {name: value for name, value in document.items() if name != "digest"}
-    return json.dumps(content | {"digest": digest(json.dumps(content, indent=1).encode())}, indent=1).encode()
-
-
-def read_sealed(store: ObjectStore, key: str) -> dict[str, Any]:
-    """Read a commit file; raise ManifestError unless every byte of it is as it was sealed."""
-    body = store.read(key)
-    document = parsed(key, body)
-    if sealed(document) != body:
-        raise ManifestError(
-            f"object {key}: its bytes are not those that were committed",
-            hint="restore the object from a copy; without it the snapshot can't be trusted",
-            details={"object": key},
-        )
-    return document
+def called(name: str, increment: int) -> str:
+    """What a snapshot or increment is called in messages."""
+    return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
 def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     """Read one commit; raise SnapshotMissingError or ManifestError."""
-    key = commit_key(name, increment)
-    try:
-        commit = commit_from_json(key, read_sealed(store, key))
-    except ObjectMissingError as error:
-        if any(number > increment for number in increment_numbers(store, name)):
-            raise commit_gone(name, increment) from error
+    place = _read_place(store, name, increment)
+    if place.document is None:
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
             f"there is no {what}",
             hint="see: snapshot list",
-            details={"snapshot": name, "increment": increment, "object": key},
-        ) from error
+            details={"snapshot": name, "increment": increment, "object": place.key},
+        )
+    return _commit_at(place, name, increment)
+
+
+def _read_place(store: ObjectStore, name: str, increment: int) -> Place:
+    """Where the commit is, or would be; raise SnapshotMissingError if a listing shows it or a later one: it is gone."""
+    place = find_place(store, name, increment)
+    if place.document is None and max(increment_numbers(store, name), default=-1) >= increment:
+        # One that was committed between that read and the listing is found now.
+        place = find_place(store, name, increment)
+        if place.document is None:
+            raise _gone(store, name, increment)
+    return place
+
+
+def _gone(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
+    """Why a commit that was there is not; raises SnapshotDeletedError if somebody deletes the snapshot now."""
+    check_not_deleted(store, name)
+    return increments_pruned(name) if increment and is_only_full(store, name) else commit_gone(name, increment)
+
+
+def _commit_at(place: Place, name: str, increment: int) -> Commit:
+    document = place.document or {}
+    commit = replace(commit_from_json(place.key, document), digest=str(document["digest"]))
     if (commit.snapshot, commit.increment) != (name, increment):
         raise ManifestError(
-            f"object {key} is the commit of {_called(commit)}",
+            f"object {place.key} is the commit of {called(commit.snapshot, commit.increment)}",
             hint="somebody copied objects by hand",
-            details={"object": key},
+            details={"object": place.key},
         )
     return commit
 
@@ -174,38 +155,117 @@ def commit_gone(name: str, increment: int) -> SnapshotMissingError:
     )
 
 
+def increments_pruned(name: str) -> SnapshotMissingError:
+    """The error for increments that were taken away."""
+    return SnapshotMissingError(
+        f"the increments of snapshot {name} were pruned; its full snapshot is left",
+        hint=f"restore that: snapshot restore {name}   or {NEW_CHAIN}",
+        details={"snapshot": name},
+    )
+
+
+def check_not_pruned(store: ObjectStore, name: str) -> None:
+    """Raise SnapshotMissingError if the snapshot's increments were taken away: it gets no others."""
+    if is_only_full(store, name):
+        raise increments_pruned(name)
+
+
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:
-    """The numbers of the increments that are committed, in order."""
-    found = store.list_children(f"snapshots/{name}/increments")
-    return sorted(int(child.removesuffix(".json")) for child in found if re.fullmatch(r"\d{16}\.json", child))
+    """The numbers of the increments that a listing shows as committed, in order."""
+    numbers = listed_numbers(store, name)
+    # Only the newest can be a void: another number is not begun before this one is decided and taken.
+    if numbers and find_place(store, name, numbers[-1]).document is None:
+        numbers.pop()
+    return numbers
+
+
+def listed_numbers(store: ObjectStore, name: str) -> list[int]:
+    """The numbers of which a listing shows an increment's commit file, or a void."""
+    found = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
+    return sorted({int(match[1]) for match in found if match})
 
 
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
     """Read a snapshot with its increments up to `increment` (None: all).
 
-    Raises SnapshotMissingError where a commit is missing, also one in the middle, and ManifestError where
-    one belongs to another chain.
+    Raises SnapshotDeletedError, SnapshotMissingError where a commit is missing, also one in the middle, and
+    ManifestError where one belongs to another chain.
     """
-    full = read_commit(store, check_name(name), 0)
-    newest = max(increment_numbers(store, name), default=0)
-    last = newest if increment is None else increment
-    if last > newest:
-        raise SnapshotMissingError(
-            f"there is no increment {last} of snapshot {name}",
-            hint=f"its newest is {newest}" if newest else "it has none; 0 is the full snapshot",
-            details={"snapshot": name, "increment": last},
-        )
-    increments = tuple(read_commit(store, name, number) for number in range(1, last + 1))
-    for commit in increments:
-        if commit.chain != full.chain:
-            raise ManifestError(
-                f"{_called(commit)} belongs to another chain",
-                hint="the snapshot was deleted and taken anew by hand; delete what is left of the old one",
-                details={"snapshot": name, "increment": commit.increment},
-            )
-    return Chain(full, increments)
+    check_not_deleted(store, check_name(name))
+    chain = Chain(read_commit(store, name, 0))
+    if is_only_full(store, name):
+        if increment:
+            raise increments_pruned(name)
+        return chain
+    increments: list[Commit] = []
+    for number, place in enumerate(_places(store, name, increment), start=1):
+        commit = _commit_at(place, name, number)
+        check_fits(chain, commit, place.key)
+        _check_linked(chain.full, increments[-1] if increments else chain.full, commit, place.key)
+        increments.append(commit)
+    chain, last = replace(chain, increments=tuple(increments)), len(increments)
+    if increment in (None, last):
+        return chain
+    raise SnapshotMissingError(
+        f"there is no increment {increment} of snapshot {name}",
+        hint=f"its newest is {last}" if last else "it has none; 0 is the full snapshot",
+        details={"snapshot": name, "increment": increment},
+    )
+
+
+def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[Place]:
+    """The increments' places from 1 on, up to `increment` or to the first that is free.
+
+    Those that a listing shows are read several at a time: each is a request of its own.
+    """
+    listed = max(listed_numbers(store, name), default=0)
+    number, last = 0, listed if increment is None else min(increment, listed)
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        for place in threads.map(lambda number: find_place(store, name, number), range(1, last + 1)):
+            if place.document is None:
+                # A void, or gone: it is looked at again below.
+                break
+            number += 1
+            yield place
+    while increment is None or number < increment:
+        number += 1
+        place = _read_place(store, name, number)
+        if place.document is None:
+            return
+        yield place
+
+
+def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
+    """Raise ManifestError unless the increment was made for the full snapshot, and for the commit before it."""
+    previous = commit.previous
+    if commit.chain == full.chain and (
+        previous is None or (previous.operation, previous.digest) == (last.operation, last.digest)
+    ):
+        return
+    raise ManifestError(
+        f"object {key}: {called(commit.snapshot, commit.increment)} belongs to another chain",
+        hint="somebody copied objects by hand: put back the ones that belong to it; see: snapshot check",
+        details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
+    )
 
 
 def snapshot_names(store: ObjectStore) -> list[str]:
-    """Every snapshot that is committed, by name."""
-    return [name for name in store.list_children("snapshots") if store.exists(commit_key(name, 0))]
+    """Every snapshot that is committed, by name, its commit readable or not."""
+    names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        found = list(threads.map(lambda name: _is_committed(store, name), names))
+    return [name for name, is_there in zip(names, found, strict=True) if is_there]
+
+
+def _is_committed(store: ObjectStore, name: str) -> bool:
+    if is_deleted(store, name):
+        return False
+    try:
+        # Most are told from a void without reading them.
+        if store.size(commit_key(name, 0)) > VOID_BYTES_MAX:
+            return True
+        return find_place(store, name, 0).document is not None
+    except ObjectMissingError:
+        return False
+    except ManifestError:
+        return True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fleet.config import Node
 from snapshots.cutting import MadeCut
-from snapshots.manifest import StoredObject
+from snapshots.manifest import BASE, StoredObject
 
 
 def counts_of(nodes: Iterable[Node], made: MadeCut, objects: Iterable[StoredObject] = ()) -> Mapping[str, int]:
@@ -20,7 +20,7 @@ def counts_of(nodes: Iterable[Node], made: MadeCut, objects: Iterable[StoredObje
     ours = [segment for node, segment in segments if node in primaries]
     cut = made.record.cut
     return {
-        "rows": sum(sum(one.rows.values()) for one in stored if one.node in primaries),
+        "rows": sum(sum(one.rows.values()) for one in stored if one.node in primaries and one.kind == BASE),
         "changes": sum(segment.changes for segment in ours),
         "transactions": sum(node.local_transactions for node in cut.nodes.values()) + cut.global_transactions,
         "ignored": made.ignored,

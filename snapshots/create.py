@@ -11,33 +11,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fleet.config import Fleet, GroupRules, Node
-from fleet.groups import Table, number_groups, read_tables
-from fleet.left_out import LeftOut, read_left_out
+from fleet.groups import Table
+from fleet.large_objects import check_readable, count_large_objects
+from fleet.left_out import LeftOut, read_left_out, standby_copies, with_large_objects
 from fleet.lock import FleetLock
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
-from fleet.publications import check_admissible
 from fleet.sessions import Sessions, open_sessions
-from fleet.table_state import TableState, read_table_states
-from snapshots.commits import SnapshotExistsError, check_name, commit_gone, commit_key, increment_numbers
+from fleet.table_state import TableState
+from snapshots.commits import check_name, commit_gone, free_turn, increment_numbers
 from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
 from snapshots.manifest import Commit
 from snapshots.operations import Operation, new_operation, recorded
 from snapshots.points import Point
+from snapshots.read_only import check_terminal, undo_freeze
 from snapshots.retained import foresee, guard_nodes
+from snapshots.schema_changes import read_all
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
+from snapshots.tombstones import check_not_deleted
 from storage.open import open_store
 from storage.store import ObjectStore
 from wal.slots import drop_slots, slot_name
 
-PARTITION_ROWS = 1 << 18
-
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """What the user asks for. `include` and `exclude` are patterns on top of fleet.toml's."""
+    """What the user asks for. `include` and `exclude` are patterns on top of fleet.toml's.
+
+    A `terminal` snapshot ends with a fleet that accepts no writes (snapshots/terminal.py). `large_objects`: copy them.
+    """
 
     name: str
     only_primary: bool = False
@@ -46,6 +50,8 @@ class CreateRequest:
     retries: int = 3
     wait_seconds: float = 60.0
     comment: str = ""
+    terminal: bool = False
+    large_objects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class FullPlan:
     fleet_id: str
     rules: GroupRules
     states: Mapping[str, Mapping[str, TableState]]
+    fingerprints: Mapping[str, str]
     left_out: tuple[LeftOut, ...]
 
 
@@ -87,26 +94,28 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     """Make every check of a full snapshot, changing nothing; raise the first that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
-    if store.exists(commit_key(request.name, 0)):
-        raise SnapshotExistsError(
-            f"snapshot {request.name} exists already",
-            hint=f"its next increment: snapshot create {request.name} --incremental; or choose another name",
-            details={"snapshot": request.name},
-        )
+    check_not_deleted(store, request.name)
+    free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):
         raise commit_gone(request.name, 0)
     check_nodes(sessions)
     rules = narrowed(fleet.groups, request)
-    tables = {node: read_tables(connection, rules) for node, connection in sessions.primaries.items()}
-    check_admissible(tables)
-    tables = number_groups(tables, PARTITION_ROWS)
-    states = {
-        node: read_table_states(connection, node, identity.fleet_id, tables[node])
-        for node, connection in sessions.primaries.items()
-    }
+    tables, catalogs = read_all(sessions, (identity.fleet_id, rules))
     groups = {node: [table.group for table in found] for node, found in tables.items()}
     left_out = read_left_out(sessions.primaries, rules, groups)
-    return FullPlan(sessions.nodes, tables, identity.fleet_id, rules, states, left_out)
+    if request.large_objects:
+        check_readable(sessions.primaries)
+        counts = sessions.ask_primaries(count_large_objects)
+        left_out = with_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
+    return FullPlan(
+        sessions.nodes,
+        tables,
+        identity.fleet_id,
+        rules,
+        {node: found.states for node, found in catalogs.items()},
+        {node: found.fingerprint for node, found in catalogs.items()},
+        left_out + standby_copies(sessions.too_old, sessions.identities),
+    )
 
 
 def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:
@@ -121,6 +130,7 @@ def estimate_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> F
     with open_sessions(fleet, chosen_nodes(fleet, only_primary=request.only_primary)) as sessions:
         plan = plan_full(fleet, request, sessions, store)
         foresee(store, sessions, None, progress)
+        check_terminal(sessions, plan.fleet_id, progress, terminal=request.terminal)
         return plan
 
 
@@ -137,17 +147,32 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             progress.reached(Point.LOCKED)
             settle_operations(store, fleet, progress)
             progress.reached(Point.SETTLED)
+            check_not_deleted(store, request.name)
             guard_nodes(store, sessions, progress)
             progress.reached(Point.GIVEN_UP)
-            operation = new_operation("create", request.name, 0, tuple(node.id for node in nodes))
-            operation = replace(operation, slot=slot_name(operation.id))
+            check_terminal(sessions, plan.fleet_id, progress, terminal=request.terminal)
+            operation = new_operation("create", request.name, 0, tuple(node.id for node in plan.nodes))
+            # Settling may have used up a turn.
+            turn, details = free_turn(store, request.name, 0), terminal_details(request)
+            operation = replace(operation, slot=slot_name(operation.id), turn=turn, details=details)
             taking = Taking(fleet, request, store, operation, sessions, lock, plan)
             spark.begin()
             progress.reached(Point.SPARK_BEGUN)
             from snapshots.full import take_full
 
-            with recorded(store, operation, lambda: not drop_slots(nodes, taking.slot)):
+            with recorded(store, operation, lambda: _undone(taking, progress), progress):
                 commit = take_full(taking, spark, progress, began)
             progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
     return commit
+
+
+def terminal_details(request: CreateRequest) -> dict[str, bool]:
+    """What the intent says of a terminal snapshot: whoever settles the operation undoes its freeze."""
+    return {"terminal": True} if request.terminal else {}
+
+
+def _undone(taking: Taking, progress: Progress) -> bool:
+    """Take away what an operation that failed has made on the nodes; False if something is left."""
+    accepts = not taking.request.terminal or undo_freeze(taking.fleet.primaries, taking.operation.id, progress)
+    return not drop_slots(taking.plan.nodes, taking.slot) and accepts

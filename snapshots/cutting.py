@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -29,14 +29,17 @@ from wal.archive import Segment
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.cut import NodeWindow, resolve
 from wal.cut_values import Cut, Undecided
-from wal.drain import DrainReport, DrainTask, ReplayLagError, advanced, drain
+from wal.drain import DrainReport, DrainTask, advanced, drain
 from wal.markers import Marker, marker_from_bytes, write_markers
+from wal.replay import ReplayLagError
 from wal.segment_schema import MARKER, SEGMENT_SCHEMA
 from wal.segments import read_events
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
 # Pauses differ by this part either way, so that what disturbs an attempt at regular times does not meet each one.
 PAUSE_JITTER = 0.25
+# The slug of a SchemaMovedError, which comes as a report.
+SCHEMA_MOVED = "schema-moved"
 
 
 class CutInconsistentError(SnapshotError):
@@ -187,7 +190,11 @@ def _raise_problems(reports: list[DrainReport]) -> None:
     """Raise what ended a drain: as void attempt only if nothing but nodes that went away did."""
     met = [(report.node, ReportedError(report.problem)) for report in reports if report.problem]
     final = [error for _, error in met if not _passes(error)]
-    for error in final[:1]:
+    # Planning anew mends a table that moved, on whichever nodes that was seen; nothing else that is final.
+    moved = [error for error in final if error.slug == SCHEMA_MOVED]
+    if moved and len(moved) == len(final):
+        moved[0].details["moved"] = [one for error in moved for one in cast(list[object], error.details["moved"])]
+    for error in [error for error in final if error not in moved][:1] or moved[:1]:
         if len(met) > 1:
             error.details["others"] = [other.message for _, other in met if other is not error]
         raise error

@@ -14,15 +14,12 @@ from fleet.lock import FleetBusyError, FleetLock, locked_fleet
 from fleet.sessions import Sessions
 from snapshots.baselines import claim_majority
 from snapshots.operations import Operation, is_open, pending
-from storage.errors import BusyError, SnapshotError
+from snapshots.publishing import operation_settled
+from storage.errors import SnapshotError
 from storage.store import ObjectStore
 
 # As much of a time's text as is its second.
 SECOND = len("2026-11-20T11:02:03")
-
-
-class OperationSettledError(BusyError):
-    """While this operation had lost the lock, another command took it for dead and settled it."""
 
 
 @contextmanager
@@ -46,12 +43,8 @@ def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -
     Raises FleetLockLostError, OperationSettledError.
     """
     lock.check_held()
-    if lock.retaken and not is_open(store, operation):
-        raise OperationSettledError(
-            f"operation {operation.id} was settled by another command while its sessions were lost",
-            hint="repeat the command",
-            details={"operation": operation.id},
-        )
+    if lock.retaken and not is_open(store, operation.id):
+        raise operation_settled(operation.id)
 
 
 def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:

@@ -6,21 +6,21 @@ hold instead. Changes are shuffled by key; base rows, which are most of the data
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from snapshots.base_rows import wanted_rows
-from snapshots.lineage import completed_images
-from snapshots.overlay import KeySet, column_of, overlays
-from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, read_table
+from snapshots.changed_keys import Keys, changed_keys
+from snapshots.lineage import BASE_LSN, completed_images
+from snapshots.overlay import column_of
+from snapshots.row_batches import row_batches
+from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, problem_of, problem_row, read_present
 from snapshots.superseding import last_of_every_key
-from storage.errors import SnapshotError, report_of
+from storage.errors import SnapshotError
 from storage.open import open_store
 from wal.arrow_numbers import to_arrow, to_mask, to_numpy
 from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 # A change that belongs to the state; `node` is its number among the job's sources. A problem met by a reader
 # is a row of group PROBLEM (snapshots.sources), its key the object and its row the report as JSON.
 CHANGE_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
-BATCH_ROWS = 1 << 16
 # Enough that tasks of different length even out; a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
+CHANGE_SCHEMA = pa.schema([pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:])])
 
 
 @dataclass(slots=True)
@@ -43,13 +43,15 @@ class Fold:
     """The folded changes of some copies. `images`: IMAGE_COLUMNS of every row that changes have made.
 
     A row whose earlier images are stored nowhere (its unchanged values, or the row that was deleted) is of group
-    PROBLEM there, its `partition` the group.
-    `changed` holds by node number and group the keys (of a group without a key: the lines) whose base rows do
-    not hold any more. `problems` are the reports of objects that could not be read; without them it is whole.
+    PROBLEM there, its `partition` the group. So is the report of an object that was read well once, and can't be read
+    when Spark comes back to it: whoever reads `images` must look for that group.
+    `changed` knows by node number and group the keys (of a group without a key: the lines) whose base rows do
+    not hold any more; where it is a filter, the rows that it takes for changed and that are not are among the images.
+    `problems` are the reports of objects that could not be read; without them it is whole.
     """
 
     images: DataFrame | None
-    changed: dict[int, dict[int, KeySet]]
+    changed: dict[int, dict[int, Keys]]
     problems: list[dict[str, Any]]
     kept: list[DataFrame]
 
@@ -62,7 +64,7 @@ class Fold:
 def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]]) -> Fold:
     """Fold the changes of `sources`. Starts no job where there are none.
 
-    The driver holds the changed keys, which is what bounds a fold: some 40 bytes a key.
+    The driver holds the changed keys, or a filter where they are many (snapshots.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
@@ -72,19 +74,45 @@ def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]
         changes = changes.persist()
     numbers = ", ".join(str(number) for number in sorted(sources.multisets)) or "-2"
     latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
-    keys = latest.select("node", "group", "key", "op").toArrow()
-    is_problem = pc.equal(keys["group"], PROBLEM)
-    problems: list[dict[str, Any]] = []
-    if pc.any(is_problem).as_py():
-        problems = [json.loads(row["row"]) for row in latest.where(f"`group` = {PROBLEM}").collect()]
-    changed = overlays(keys.filter(pc.invert(is_problem)).select(["node", "group", "key"]))
-    live = latest.where(f"`group` <> {PROBLEM} AND op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS)
-    folded = Fold(live, changed, problems, [changes, latest])
-    if pc.any(pc.equal(keys["op"], PARTIAL)).as_py():
-        folded.images = live.unionByName(completed_images(spark, sources, store, changes, latest))
+    count = sum(one.segment.changes for one in sources.segments)
+    changed = changed_keys(latest, count)
+    problems = _problems_in(latest) if changed.has_problems else []
+    images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS)
+    folded = Fold(images, changed.keys, problems, [changes, latest])
+    base_rows = _base_rows(spark, sources, store, folded)
+    if not changed.is_exact:
+        images = images.unionByName(_unchanged(base_rows(changed.keys), latest))
+    if PARTIAL in changed.ops:
+        images = images.unionByName(completed_images(spark, sources, base_rows, changes, latest))
+    folded.images = images
     if sources.multisets:
-        _fold_multisets(spark, sources, store, changes.where(f"`group` IN ({numbers})"), folded)
+        _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), count, base_rows, folded)
     return folded
+
+
+def _problems_in(frame: DataFrame) -> list[dict[str, Any]]:
+    found = frame.where(f"`group` = {PROBLEM}").select("row").collect()  # bounded by the objects
+    return [report for row in found if (report := problem_of(bytes(row["row"])))]
+
+
+def _base_rows(
+    spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]], folded: Fold
+) -> Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame]:
+    """How the base rows with some keys are read: once, and what can't be read is noted in `folded`."""
+
+    def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
+        rows = wanted_rows(spark, sources.bases, keys, store).persist()
+        folded.kept.append(rows)
+        folded.problems += _problems_in(rows)
+        return rows
+
+    return read
+
+
+def _unchanged(base: DataFrame, latest: DataFrame) -> DataFrame:
+    """IMAGE_COLUMNS of the base rows (WANTED_ROWS) whose keys did not change, though a filter could not tell."""
+    held = base.join(latest.select("node", "group", "key"), ["node", "group", "key"], "left_anti")
+    return held.selectExpr("node", "`group`", "partition", "key", f"{BASE_LSN}L AS lsn", "row")
 
 
 def latest_images(changes: DataFrame) -> DataFrame:
@@ -120,10 +148,13 @@ def dealt(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSourc
 
 def _changes_of(store: Any, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
     try:
-        table = effective(read_table(store, one.source, SEGMENT_SCHEMA), one)
+        for table in read_present(store, one, SEGMENT_SCHEMA):
+            yield from _changes_in(effective(table, one), one, multisets)
     except SnapshotError as error:
-        yield _problem(one, error)
-        return
+        yield problem_row(one.source, error, CHANGE_SCHEMA)
+
+
+def _changes_in(table: pa.Table, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
     if not one.segment.partials:
         # Where values were left out, earlier images may be needed to fill them in.
         group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
@@ -131,23 +162,16 @@ def _changes_of(store: Any, one: SegmentSource, multisets: frozenset[int]) -> It
         table = table if wanted.all() else table.filter(to_mask(wanted))
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in _NAMES[1:])]
-    yield from pa.table(columns, names=_NAMES).to_batches(max_chunksize=BATCH_ROWS)
-
-
-def _problem(one: SegmentSource, error: SnapshotError) -> pa.RecordBatch:
-    report = json.dumps(report_of(error)).encode()
-    values = [one.source.number, PROBLEM, 0, one.source.key.encode(), 0, 0, 0, report]
-    types = [pa.int32(), pa.int32(), pa.int32(), pa.binary(), pa.int64(), pa.int64(), pa.int8(), pa.binary()]
-    return pa.record_batch([pa.array([value], kind) for value, kind in zip(values, types, strict=True)], names=_NAMES)
+    yield from row_batches(pa.table(columns, names=_NAMES))
 
 
 def _fold_multisets(
-    spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]], changes: DataFrame, folded: Fold
+    changes: DataFrame, count: int, base_rows: Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame], folded: Fold
 ) -> None:
     """Add the rows of groups without a key: of every line as many as there were, came and went.
 
-    Lines that came are laid beside the base; of a line that went more often than it came the base rows are
-    counted, and as many as are left take their place.
+    There are `count` changes at most. Lines that came are laid beside the base; of a line that went more often than
+    it came the base rows are counted, and as many as are left take their place.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -155,11 +179,11 @@ def _fold_multisets(
     one = F.when(F.col("op") == INSERT, 1).otherwise(-1)
     net = changes.groupBy(*places).agg(F.sum(one).alias("net")).where("net <> 0").persist()
     folded.kept.append(net)
-    went = net.where("net < 0").selectExpr("node", "`group`", "row AS key").toArrow()
-    lines = overlays(went)
+    went = net.where("net < 0").selectExpr("node", "`group`", "row AS key", f"{DELETE}Y AS op")
+    lines = changed_keys(went, count).keys
     left = net
-    if len(went):
-        base = wanted_rows(spark, sources.bases, lines, store).groupBy(*places).agg(F.count("*").alias("net"))
+    if lines:
+        base = base_rows(lines).groupBy(*places).agg(F.count("*").alias("net"))
         left = net.unionByName(base).groupBy(*places).agg(F.sum("net").alias("net"))
         for node, found in lines.items():
             folded.changed.setdefault(node, {}).update(found)
@@ -169,7 +193,7 @@ def _fold_multisets(
     # Which of several equal rows was written last can't be told: they have no version.
     rest = [F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), F.col("row")]
     images = copies.select("node", "group", "partition", *rest)
-    if len(went):
+    if lines:
         # A line that went more often than it was ever there: something is missing.
         lacking = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
         images = images.unionByName(left.where("net < 0").select("node", *lacking, *rest))

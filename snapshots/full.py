@@ -1,141 +1,150 @@
 """The work of a full snapshot: slots, base copies, the first cut, the commit.
 
 In this order, so that nothing is lost whatever the last line executed was: a slot keeps every change from its
-position on; the base copy shows what was there before it; the cut archives what came since. Until the commit
-is stored nothing of it exists, and an error takes the slots away again.
+position on; the base copy shows what was there before it; the cut archives what came since, and carries what was
+changed of the schema meanwhile. Until the commit is stored nothing of it exists, and an error takes the slots away
+again.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+from fleet.append_only import SNAPSHOT_BEGAN
 from fleet.config import Node
+from fleet.left_out import read_left_out, standby_copies
 from fleet.progress import Progress
-from fleet.publications import publication_names
 from fleet.sessions import in_parallel
-from snapshots.base_copy import copy_ranges
-from snapshots.base_plan import plan_copy
-from snapshots.commits import publish
-from snapshots.continuable import check_tables
+from snapshots.carrying import Work
+from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
+from snapshots.counted import check_counted, counted_states
 from snapshots.counting import counts_of
 from snapshots.create import Taking
-from snapshots.cutting import Before, CutPlan, MadeCut, make_cut
+from snapshots.cutting import Before
 from snapshots.exclusive import check_exclusive
-from snapshots.jobs import SparkSource, raise_first, run_tasks, started
-from snapshots.manifest import Commit, FullPart, Sequence, StoredObject
+from snapshots.jobs import SparkSource, raise_first, run_tasks
+from snapshots.large_objects import with_stored
+from snapshots.manifest import Commit, FullPart, StoredObject
+from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared
-from snapshots.schema import read_roles, read_sequences, schema_prefix, store_schema
-from wal.drain import DrainTask
-from wal.slots import ExportedSlot, create_exported_slot
+from snapshots.schema import read_roles, schema_prefix, store_schema
+from snapshots.schema_changes import Known, publish_new, read_all, unpublished
+from snapshots.taking import Taken, take_cut
+from snapshots.terminal import check_final, end_writes
+from wal.slots import ExportedSlot
 
 
 def take_full(taking: Taking, spark: SparkSource, progress: Progress, began: float) -> Commit:
     """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
-    with _exported_slots(taking, progress) as slots:
+    taking = _published(taking, progress)
+    copying = _copying(taking)
+    with exported_slots(copying, progress) as slots:
         base = {node: slot.position for node, slot in slots.items()}
-        objects = _copy_base(taking, slots, spark, progress)
+        check_exported(copying, slots, taking.plan.fingerprints)
+        objects = _copied(taking, copying, slots, spark, progress)
     progress.reached(Point.SNAPSHOTS_RELEASED)
-    await_prepared(taking.sessions, taking.request.wait_seconds, progress)
+    wait = taking.request.wait_seconds
+    await_prepared(taking.sessions, wait, progress)
     progress.reached(Point.PREPARED_OVER)
-    made = make_cut(taking.lock, _cut_plan(taking, base), spark, taking.store, progress)
+
+    def close() -> Mapping[str, int]:
+        return end_writes(taking.lock, taking.store, taking.operation, taking.plan.fleet_id, wait, progress)
+
+    work = _work(taking, base)
+    taken = take_cut(work, spark, progress, close if taking.request.terminal else None)
     progress.step("commit")
-    sequences = taking.sessions.ask_primaries(read_sequences)
-    progress.reached(Point.SEQUENCES_READ)
     part = _full_part(taking, base, objects)
-    check_tables(taking.sessions, part)
-    commit = _commit(taking, part, made, sequences, time.monotonic() - began)
+    untold = check_counted(taking.sessions, counted_states(taken.tables, work.known), SNAPSHOT_BEGAN)
+    commit = _commit(taking, part, taken, time.monotonic() - began)
+    commit = replace(commit, left_out=(*with_stored(commit.left_out or (), commit), *untold))
+    check_final(taken.plan, taken.made, taken.ends, taking.sessions, taking.store)
     check_exclusive(taking.lock, taking.store, taking.operation)
-    publish(taking.store, commit)
+    commit_operation(taking.store, taking.operation, commit)
     progress.reached(Point.COMMITTED)
     return commit
 
 
-@contextmanager
-def _exported_slots(taking: Taking, progress: Progress) -> Iterator[dict[str, ExportedSlot]]:
-    """Slots on all nodes; while the block runs, their exported snapshots can be used."""
-    progress.step("slots", total=len(taking.plan.nodes), unit="nodes")
-
-    abandoned = threading.Event()
-
-    def create(node: Node) -> ExportedSlot:
-        primary = taking.fleet.node(node.shard)
-        waiting = (taking.request.wait_seconds, progress, abandoned)
-        slot = create_exported_slot(node, primary, taking.slot, *waiting)
-        progress.advance(1)
-        progress.reached(Point.SLOT_MADE, node=node.id)
-        return slot
-
-    with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(taking.plan.nodes)) as threads:
-        futures = {node.id: threads.submit(create, node) for node in taking.plan.nodes}
-        problem: BaseException | None = None
-        slots: dict[str, ExportedSlot] = {}
-        for node, future in futures.items():
-            try:
-                slots[node] = future.result()
-                stack.callback(slots[node].connection.close)
-            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
-                problem = problem or error
-                abandoned.set()
-        if problem:
-            raise problem
-        yield slots
+def _published(taking: Taking, progress: Progress) -> Taking:
+    """The same with all tables in a publication: those that came since `init` are put into one."""
+    plan = taking.plan
+    where = (plan.fleet_id, plan.rules)
+    if not (names := unpublished(plan.states)):
+        return taking
+    publish_new(taking.sessions, names, where, taking.request.wait_seconds, progress)
+    progress.reached(Point.TABLES_PUBLISHED)
+    tables, catalogs = read_all(taking.sessions, where)
+    states = {node: found.states for node, found in catalogs.items()}
+    fingerprints = {node: found.fingerprint for node, found in catalogs.items()}
+    return replace(taking, plan=replace(plan, tables=tables, states=states, fingerprints=fingerprints))
 
 
-def _copy_base(
-    taking: Taking, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
+def _copying(taking: Taking) -> Copying:
+    return Copying(
+        taking.fleet, taking.sessions, taking.plan.nodes, taking.plan.tables, taking.request.name,
+        taking.operation.id, taking.slot, taking.request.wait_seconds,
+    )  # fmt: skip
+
+
+def _copied(
+    taking: Taking, copying: Copying, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
 ) -> list[StoredObject]:
     """Copy all rows in a Spark job, and the DDL of every shard beside it."""
-    fleet, snapshot, operation = taking.fleet, taking.request.name, taking.operation.id
-    work = {node.id: (node, slots[node.id].snapshot, taking.plan.tables[node.shard]) for node in taking.plan.nodes}
-    tasks = plan_copy(work, snapshot, operation, (fleet.store_url, fleet.store_options))
     primaries = [node for node in taking.plan.nodes if node.backup_of is None]
 
     def dump(node: Node) -> list[StoredObject]:
-        prefix = schema_prefix(snapshot, node.id, operation)
+        prefix = schema_prefix(taking.request.name, node.id, taking.operation.id)
         return store_schema(taking.store, node, prefix, slots[node.id].snapshot, taking.sessions.watch)
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         schemas = threads.submit(in_parallel, dump, primaries)
-        session = started(spark, progress)
-        progress.step("copy", total=len(tasks), unit="tasks")
-        reports = run_tasks(session, copy_ranges, tasks, progress, taking.sessions.watch)
-        raise_first([report.problem for report in reports])
-        progress.reached(Point.BASE_COPIED)
-        copied = [stored for report in reports for stored in report.objects]
+        copied = copy_tables(copying, slots, spark, progress)
+        if taking.request.large_objects:
+            copied += _copied_large(taking, slots, spark, progress)
         copied += [stored for found in schemas.result() for stored in found]
         progress.reached(Point.SCHEMA_STORED)
         return copied
 
 
-def _cut_plan(taking: Taking, base: Mapping[str, int]) -> CutPlan:
-    fleet, plan = taking.fleet, taking.plan
-    tasks = {
-        node.id: DrainTask(
-            node=node,
-            slot=taking.slot,
-            publications=publication_names(plan.fleet_id),
-            snapshot=taking.request.name,
-            chain=taking.operation.id,
-            operation=taking.operation.id,
-            groups={table.group.name: table.group for table in plan.tables[node.shard]},
-            oids={state.oid: name for name, state in plan.states[node.shard].items()},
-            global_id_form=fleet.global_id,
-            base=base[node.id],
-            known=(),
-            finish=0,
-            store_url=fleet.store_url,
-            store_options=fleet.store_options,
-        )
-        for node in plan.nodes
-    }
-    before = {node.id: Before(base[node.id]) for node in plan.nodes if node.backup_of is None}
-    return CutPlan(taking.operation.id, taking.operation.id, tasks, before, taking.request.retries)
+def _copied_large(
+    taking: Taking, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
+) -> list[StoredObject]:
+    """Copy the large objects of all primaries in a Spark job."""
+    # Imported where it is asked for, as few ask.
+    from snapshots.large_copy import copy_large, plan_large
+
+    fleet, connections = taking.fleet, taking.sessions.primaries
+    work = {id_: (fleet.node(id_), slots[id_].snapshot, connection) for id_, connection in connections.items()}
+    tasks = plan_large(work, taking.request.name, taking.operation.id, (fleet.store_url, fleet.store_options))
+    progress.step("copy large objects", total=len(tasks), unit="tasks")
+    reports = run_tasks(spark.session(), copy_large, tasks, progress, taking.sessions.watch)
+    raise_first([report.problem for report in reports])
+    return [stored for report in reports for stored in report.objects]
+
+
+def _work(taking: Taking, base: Mapping[str, int]) -> Work:
+    plan = taking.plan
+    groups = {node: tuple(table.group for table in found) for node, found in plan.tables.items()}
+    highest = max((group.number for found in groups.values() for group in found), default=0)
+    return Work(
+        taking.fleet,
+        taking.request,
+        taking.store,
+        taking.operation,
+        taking.sessions,
+        taking.lock,
+        plan.fleet_id,
+        plan.rules,
+        taking.operation.id,
+        Known(groups, plan.states, plan.fingerprints, highest),
+        base,
+        {},
+        {node.id: Before(base[node.id]) for node in plan.nodes if node.backup_of is None},
+    )
 
 
 def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObject]) -> FullPart:
@@ -150,12 +159,12 @@ def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObje
         roles=sessions.ask_primaries(read_roles),
         rules=plan.rules,
         tables=plan.states,
+        fingerprints=plan.fingerprints,
     )
 
 
-def _commit(
-    taking: Taking, part: FullPart, made: MadeCut, sequences: Mapping[str, tuple[Sequence, ...]], seconds: float
-) -> Commit:
+def _commit(taking: Taking, part: FullPart, taken: Taken, seconds: float) -> Commit:
+    objects = (*part.objects, *(taken.schema.objects if taken.schema else ()))
     return Commit(
         snapshot=taking.request.name,
         increment=0,
@@ -163,11 +172,14 @@ def _commit(
         chain=taking.operation.id,
         created_at=taking.operation.began_at,
         seconds=seconds,
-        cut=made.record,
-        segments=made.segments,
-        sequences=sequences,
-        counts=counts_of(taking.plan.nodes, made, part.objects),
+        cut=taken.made.record,
+        segments=taken.made.segments,
+        sequences=taken.sequences,
+        counts=counts_of(taking.plan.nodes, taken.made, objects),
         comment=taking.request.comment,
         full=part,
-        left_out=taking.plan.left_out,
+        schema=taken.schema,
+        terminal=taking.request.terminal,
+        left_out=read_left_out(taking.sessions.primaries, part.rules, taken.groups)
+        + standby_copies(taking.sessions.too_old, taking.sessions.identities),
     )

@@ -7,29 +7,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from fleet.config import Fleet
-from fleet.left_out import LeftOut, read_left_out, since
+from fleet.left_out import LeftOut, read_left_out
 from fleet.progress import Progress
 from fleet.sessions import open_sessions
-from snapshots.commits import read_chain
+from snapshots.commits import check_not_pruned, free_turn, read_chain
 from snapshots.continuable import Continuing, check_continuable, check_described
-from snapshots.create import CreateRequest
+from snapshots.counted import check_counted, counted_states, since_of, with_warnings
+from snapshots.create import CreateRequest, terminal_details
 from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
+from snapshots.large_objects import with_stored
 from snapshots.lost import check_not_lost
 from snapshots.manifest import Commit
-from snapshots.operations import new_operation, recorded
+from snapshots.operations import Operation, new_operation, recorded
 from snapshots.points import Point
+from snapshots.read_only import check_terminal, undo_freeze
 from snapshots.retained import foresee, guard_nodes
+from snapshots.schema_changes import known_of, tell
 from snapshots.settle import settle_operations
-from snapshots.store_identity import read_identity
+from snapshots.store_identity import check_of_fleet, read_identity
 from storage.open import open_store
-from wal.slots import slot_name
+from wal.slots import copy_slot_name, drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,11 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     began = time.monotonic()
     progress.step("check the chain")
     store = open_store(fleet.store_url, fleet.store_options)
-    read_identity(store, fleet)
-    nodes = check_described(fleet, read_chain(store, request.name, 0))
+    identity = read_identity(store, fleet)
+    chain = read_chain(store, request.name, 0)
+    check_of_fleet(chain, identity)
+    nodes = check_described(fleet, chain)
+    check_not_pruned(store, request.name)
     with (
         open_sessions(fleet, nodes) as sessions,
         exclusive(sessions, store, "create", request.name) as lock,
@@ -56,20 +63,23 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(Point.SETTLED)
         # Read under the lock: nobody adds an increment to it now.
         chain = read_chain(store, request.name)
+        check_not_pruned(store, request.name)
         continuing = Continuing(fleet, request, store, sessions, chain)
         guard_nodes(store, sessions, progress)
         progress.reached(Point.GIVEN_UP)
         check_not_lost(store, chain)
         check_continuable(continuing)
-        continuing = replace(continuing, left_out=find_left_out(continuing))
+        check_terminal(sessions, chain.part.fleet_id, progress, terminal=request.terminal)
         progress.reached(Point.CHECKED)
         number = chain.last.increment + 1
         operation = new_operation("create", request.name, number, tuple(node.id for node in nodes))
+        operation.turn = free_turn(store, request.name, number)
+        operation.details = terminal_details(request)
         spark.begin()
         progress.reached(Point.SPARK_BEGUN)
         from snapshots.incremental import take_increment
 
-        with recorded(store, operation):
+        with recorded(store, operation, lambda: _undone(continuing, operation, progress), progress):
             commit = take_increment(continuing, lock, operation, spark, progress, began)
         progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
@@ -80,25 +90,29 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
     """Make every check of an increment and return what it would hold, changing nothing."""
     progress.step("check the chain")
     store = open_store(fleet.store_url, fleet.store_options)
-    read_identity(store, fleet)
+    identity = read_identity(store, fleet)
     chain = read_chain(store, request.name)
+    check_of_fleet(chain, identity)
+    check_not_pruned(store, request.name)
     with open_sessions(fleet, check_described(fleet, chain)) as sessions:
         check_not_lost(store, chain)
         foresee(store, sessions, chain.full.chain, progress)
         continuing = Continuing(fleet, request, store, sessions, chain)
-        check_continuable(continuing)
+        plan = check_continuable(continuing)
+        tell(plan, progress)
+        untold = check_counted(sessions, counted_states(plan, known_of(chain)), since_of(chain))
+        check_terminal(sessions, chain.part.fleet_id, progress, terminal=request.terminal)
         slot = slot_name(chain.full.operation)
         waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
-        return IncrementPlan(waiting, find_left_out(continuing))
+        left_out = read_left_out(sessions.primaries, chain.part.rules, chain.all_groups)
+        left_out = with_stored(left_out, chain.full) + chain.too_old
+        return IncrementPlan(waiting, with_warnings(left_out, chain, untold))
 
 
-def find_left_out(continuing: Continuing) -> tuple[LeftOut, ...]:
-    """What is not in the increment; what the full snapshot's DDL does not have either is said to be new."""
-    chain, primaries = continuing.chain, continuing.sessions.primaries
-    groups = {node: chain.groups(node) for node in primaries}
-    sequences = {node: chain.sequence_names(node) for node in primaries}
-    found = read_left_out(primaries, chain.part.rules, groups, sequences)
-    return found if chain.full.left_out is None else since(found, chain.full.left_out)
+def _undone(continuing: Continuing, operation: Operation, progress: Progress) -> bool:
+    """Take away what an operation that failed has made on the nodes; False if something is left."""
+    accepts = not continuing.request.terminal or undo_freeze(continuing.fleet.primaries, operation.id, progress)
+    return not drop_slots(continuing.sessions.nodes, copy_slot_name(operation.id)) and accepts
 
 
 def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:

@@ -1,28 +1,32 @@
 """The work of an increment: a cut, the WAL up to it archived, the commit.
 
-The archive is all that is written before the commit. An attempt that dies leaves segments that the next one
-begins with, and a slot that stands where the archive ends or before.
+The archive and the copies of tables that can't be carried on are all that is written before the commit. An attempt
+that dies leaves segments that the next one begins with, and a slot that stands where the archive ends or before.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
+from fleet.left_out import read_left_out
 from fleet.lock import FleetLock
 from fleet.progress import Progress
-from fleet.publications import publication_names
-from snapshots.commits import publish
-from snapshots.continuable import Continuing, check_tables
+from snapshots.carrying import Work
+from snapshots.continuable import Continuing
+from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.counting import counts_of
-from snapshots.cutting import Before, CutPlan, make_cut
+from snapshots.cutting import Before
 from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource
-from snapshots.manifest import Commit
-from snapshots.operations import Operation
+from snapshots.large_objects import with_stored
+from snapshots.manifest import Commit, Previous
+from snapshots.operations import Operation, commit_operation
 from snapshots.points import Point
-from snapshots.schema import read_sequences
-from wal.drain import DrainTask
-from wal.slots import slot_name
+from snapshots.prepared import await_prepared
+from snapshots.schema_changes import known_of
+from snapshots.taking import take_cut
+from snapshots.terminal import check_final, end_writes
 
 
 def take_increment(
@@ -36,11 +40,23 @@ def take_increment(
     """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
     sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
-    made = make_cut(lock, _cut_plan(continuing, operation.id), spark, store, progress)
-    check_tables(sessions, chain.part)
+    request = continuing.request
+    work = _work(continuing, lock, operation)
+
+    def close() -> Mapping[str, int]:
+        await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
+        # Nobody is kept from writing while a JVM starts, or for one that does not.
+        progress.step("start Spark")
+        spark.session()
+        return end_writes(lock, store, operation, chain.part.fleet_id, request.wait_seconds, progress)
+
+    taken = take_cut(work, spark, progress, close if request.terminal else None)
     progress.step("commit")
-    sequences = sessions.ask_primaries(read_sequences)
-    progress.reached(Point.SEQUENCES_READ)
+    untold = check_counted(sessions, counted_states(taken.tables, work.known), since_of(chain))
+    left_out = (
+        with_stored(read_left_out(sessions.primaries, chain.part.rules, taken.groups), chain.full) + chain.too_old
+    )
+    check_final(taken.plan, taken.made, taken.ends, sessions, store)
     commit = Commit(
         snapshot=chain.name,
         increment=operation.increment,
@@ -48,40 +64,37 @@ def take_increment(
         chain=chain.full.operation,
         created_at=operation.began_at,
         seconds=time.monotonic() - began,
-        cut=made.record,
-        segments=made.segments,
-        sequences=sequences,
-        counts=counts_of(sessions.nodes, made),
-        comment=continuing.request.comment,
-        left_out=continuing.left_out,
+        cut=taken.made.record,
+        segments=taken.made.segments,
+        sequences=taken.sequences,
+        counts=counts_of(sessions.nodes, taken.made, taken.schema.objects if taken.schema else ()),
+        comment=request.comment,
+        schema=taken.schema,
+        terminal=request.terminal,
+        left_out=with_warnings(left_out, chain, untold, taken.copied),
+        previous=Previous(chain.last.operation, chain.last.digest),
     )
     check_exclusive(lock, store, operation)
-    publish(store, commit)
+    commit_operation(store, operation, commit)
     progress.reached(Point.COMMITTED)
     return commit
 
 
-def _cut_plan(continuing: Continuing, operation: str) -> CutPlan:
-    chain, fleet = continuing.chain, continuing.fleet
-    tasks = {
-        node.id: DrainTask(
-            node=node,
-            slot=slot_name(chain.full.operation),
-            publications=publication_names(chain.part.fleet_id),
-            snapshot=chain.name,
-            chain=chain.full.operation,
-            operation=operation,
-            groups={group.name: group for group in chain.groups(node.id)},
-            oids={state.oid: name for name, state in chain.part.tables.get(node.shard, {}).items()},
-            global_id_form=fleet.global_id,
-            base=chain.part.base[node.id],
-            known=chain.segments(node.id),
-            finish=0,
-            store_url=fleet.store_url,
-            store_options=fleet.store_options,
-        )
-        for node in continuing.sessions.nodes
-    }
+def _work(continuing: Continuing, lock: FleetLock, operation: Operation) -> Work:
+    chain = continuing.chain
     cuts = chain.last.cut.cut.nodes
-    before = {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()}
-    return CutPlan(chain.full.operation, operation, tasks, before, continuing.request.retries)
+    return Work(
+        continuing.fleet,
+        continuing.request,
+        continuing.store,
+        operation,
+        continuing.sessions,
+        lock,
+        chain.part.fleet_id,
+        chain.part.rules,
+        chain.full.operation,
+        known_of(chain),
+        chain.part.base,
+        {node.id: chain.segments(node.id) for node in continuing.sessions.nodes},
+        {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()},
+    )

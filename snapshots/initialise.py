@@ -22,7 +22,10 @@ from storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
-    """What init found and did. `published` names the tables added to a publication, by primary."""
+    """What init found and did. `published` names the tables added to a publication, by primary.
+
+    `deleting_refused` says why the store lets nothing be deleted, "" where it does.
+    """
 
     store: StoreIdentity
     store_created: bool
@@ -31,6 +34,7 @@ class InitReport:
     append_only: dict[str, list[str]]
     published: dict[str, list[str]]
     forgotten: list[str]
+    deleting_refused: str = ""
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -46,7 +50,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")
-        probe_store(store)
+        refused = probe_store(store)
         identity, created = ensure_identity(store, fleet)
         progress.step("publish")
         published = {
@@ -62,6 +66,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             append_only={node: _append_only(found) for node, found in tables.items()},
             published=published,
             forgotten=forgotten,
+            deleting_refused=refused.message if refused else "",
         )
 
 

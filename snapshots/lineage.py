@@ -6,14 +6,14 @@ it and left values unchanged says so, and its history is then looked for under t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snapshots.base_rows import wanted_rows
+from snapshots.changed_keys import Keys
 from snapshots.merging import Images, merge
 from snapshots.overlay import column_of, overlays
 from snapshots.sources import PROBLEM, Sources
@@ -44,11 +44,11 @@ _Row = tuple[int, int, bytes]
 def completed_images(
     spark: SparkSession,
     sources: Sources,
-    store: tuple[str, dict[str, Any]],
+    base_rows: Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame],
     changes: DataFrame,
     latest: DataFrame,
 ) -> DataFrame:
-    """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones.
+    """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones, `base_rows` among them.
 
     One that can't be completed, because an object it needs is damaged or the archive is not whole, is of group
     PROBLEM, its `partition` the group.
@@ -60,7 +60,7 @@ def completed_images(
     lineage = lineage_of(wanted, moves.toArrow())
     found = spark.createDataFrame(lineage)
     keys = lineage.select(["node", "group", "key"]).group_by(["node", "group", "key"]).aggregate([])
-    base = wanted_rows(spark, sources.bases, overlays(keys), store)
+    base = base_rows(overlays(keys))
     base = base.selectExpr("node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row")
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))

@@ -13,10 +13,12 @@ from typing import Any
 
 from fleet.hints import NEW_CHAIN
 from fleet.sizes import size_text
-from snapshots.commits import read_sealed, sealed
-from snapshots.manifest import Chain, ManifestError
+from snapshots.documents import check_schema, read_sealed, sealed, understood
+from snapshots.manifest import Chain
+from snapshots.value_types import check_types
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from storage.storing import create_or_find
 
 LOST_SCHEMA = "cutline/lost/1"
 
@@ -62,7 +64,7 @@ def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
 def mark_lost(store: ObjectStore, lost: Lost) -> None:
     """Mark the chain; whoever did so first has said why."""
     with suppress(ObjectExistsError):
-        store.create(lost_key(lost.snapshot, lost.chain), sealed({"schema": LOST_SCHEMA, **asdict(lost)}))
+        create_or_find(store, lost_key(lost.snapshot, lost.chain), sealed({"schema": LOST_SCHEMA, **asdict(lost)}))
 
 
 def read_lost(store: ObjectStore, snapshot: str, chain: str) -> Lost | None:
@@ -72,14 +74,13 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> Lost | None:
         document = read_sealed(store, key)
     except ObjectMissingError:
         return None
-    try:
-        return Lost(**{name: value for name, value in document.items() if name not in ("schema", "digest")})
-    except TypeError as error:
-        raise ManifestError(
-            f"object {key} is no mark of a lost chain that this version understands ({error})",
-            hint="a newer version of Cutline may have written it",
-            details={"object": key},
-        ) from error
+    with understood(key, "mark of a lost chain"):
+        check_schema(document, LOST_SCHEMA)
+        lost = Lost(**{name: value for name, value in document.items() if name not in ("schema", "digest")})
+        check_types(lost, Lost, "")
+        if (lost.snapshot, lost.chain) != (snapshot, chain):
+            raise ValueError(f"it is of chain {lost.chain} of {lost.snapshot}")
+    return lost
 
 
 def check_not_lost(store: ObjectStore, chain: Chain) -> None:

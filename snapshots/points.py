@@ -24,7 +24,11 @@ class Point(StrEnum):
     BASE_COPIED = "base copied"
     SCHEMA_STORED = "schema stored"
     SNAPSHOTS_RELEASED = "exported snapshots released"
+    TABLES_PUBLISHED = "new tables published"
+    COPY_SLOTS_DROPPED = "slots of the copy dropped"
     PREPARED_OVER = "older prepared transactions over"
+    FROZEN = "new sessions read-only"
+    SESSIONS_ENDED = "other sessions ended"
     STARTS_WRITTEN = "start markers written"
     FINISHES_WRITTEN = "finish markers written"
     ARCHIVED = "WAL archived"
@@ -37,6 +41,8 @@ class Point(StrEnum):
 
 # Reached once for every node, in any order.
 PER_NODE = frozenset({Point.SLOT_MADE})
+# Reached once for every primary, where the snapshot is a terminal one: all of the first, then all of the second.
+FREEZE_POINTS = (Point.FROZEN, Point.SESSIONS_ENDED)
 
 # Repeated where a cut is made again.
 CUT_POINTS = (Point.STARTS_WRITTEN, Point.FINISHES_WRITTEN, Point.SPARK_READY, Point.ARCHIVED, Point.RESOLVED)
@@ -59,6 +65,11 @@ FULL_POINTS = (
     *LAST_POINTS,
 )
 
+# Reached once for every attempt at a cut that copies tables anew, before its markers; the first where one is new.
+ANEW_POINTS = (
+    Point.TABLES_PUBLISHED, Point.SLOT_MADE, Point.SPARK_READY, Point.BASE_COPIED, Point.COPY_SLOTS_DROPPED,
+)  # fmt: skip
+
 INCREMENT_POINTS = (
     Point.LOCKED,
     Point.SETTLED,
@@ -69,3 +80,15 @@ INCREMENT_POINTS = (
     *CUT_POINTS,
     *LAST_POINTS,
 )
+
+
+def of_changed_schema(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points of the same command where a table is new since the commit before."""
+    at, last = points.index(CUT_POINTS[0]), points.index(Point.SEQUENCES_READ) + 1
+    return (*points[:at], *ANEW_POINTS, *points[at:last], Point.SCHEMA_STORED, *points[last:])
+
+
+def of_terminal(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points of the same command where its snapshot is a terminal one."""
+    at = points.index(CUT_POINTS[0])
+    return (*points[:at], *FREEZE_POINTS, *points[at:])

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from fleet.progress import Progress
 from fleet.sessions import Sessions
 from fleet.sizes import size_text
-from snapshots.commits import commit_key, increment_numbers, operation_of
+from snapshots.commits import increment_numbers
+from snapshots.deciding import has_committed
+from snapshots.documents import ManifestError
 from snapshots.lost import Lost, chain_lost, is_lost, mark_lost
-from snapshots.manifest import ManifestError
-from snapshots.operations import now_text, read_intent
+from snapshots.operations import has_failed, now_text, read_intent
+from snapshots.tombstones import is_deleted, is_only_full
 from storage.store import ObjectMissingError, ObjectStore
 from wal.retained import Answers, Retained, ask, read_retained
 from wal.slots import drop_slots, slot_name
@@ -25,12 +27,18 @@ from wal.slots import drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the nodes keep for one chain. `snapshot` is None where the chain is of none in this store."""
+    """What the nodes keep for one chain. `snapshot` is None where the chain is of none in this store.
+
+    `is_of_failed`: it is of an operation that has failed, and went on for a while after another had dropped its slots.
+    `gone` says so where the chain was deleted or pruned, "" where it was not.
+    """
 
     slot: str
     retained: tuple[Retained, ...]
     snapshot: str | None = None
     chain: str = ""
+    is_of_failed: bool = False
+    gone: str = ""
 
     @property
     def worst(self) -> Retained:
@@ -49,7 +57,13 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
     The caller holds the fleet's lock, so that nobody continues a chain meanwhile.
     """
     for kept in kept_chains(store, sessions, progress):
-        if kept.snapshot and is_lost(store, kept.snapshot, kept.chain):
+        if kept.is_of_failed:
+            progress.note(f"operation {kept.chain} has failed, and still has slots")
+            _drop(kept, sessions, progress)
+        elif kept.gone:
+            progress.note(f"{kept.gone}, and still has slots")
+            _drop(kept, sessions, progress)
+        elif kept.snapshot and is_lost(store, kept.snapshot, kept.chain):
             progress.note(f"{kept.called} is lost, and still has slots")
             _drop(kept, sessions, progress)
         elif kept.worst.is_past_limit:
@@ -95,10 +109,16 @@ def _kept(store: ObjectStore, slot: str, answers: Answers, chain: str | None) ->
     if chain is None:
         return kept
     with suppress(ObjectMissingError, ManifestError):
-        snapshot = read_intent(store, chain).snapshot
+        operation = read_intent(store, chain)
+        if has_failed(store, chain) and not has_committed(store, operation):
+            return replace(kept, is_of_failed=True)
+        if is_deleted(store, operation.snapshot):
+            return replace(kept, gone=f"snapshot {operation.snapshot} is deleted")
+        if is_only_full(store, operation.snapshot):
+            return replace(kept, gone=f"the increments of snapshot {operation.snapshot} are pruned")
         # A whole commit file is read only where something is to be said of the chain.
-        if not kept.worst.is_past_half or operation_of(store, commit_key(snapshot, 0)) == chain:
-            return replace(kept, snapshot=snapshot)
+        if not kept.worst.is_past_half or has_committed(store, operation):
+            return replace(kept, snapshot=operation.snapshot)
     return kept
 
 

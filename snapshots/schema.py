@@ -1,39 +1,82 @@
-"""What a shard has besides rows: its DDL, the roles that the DDL names, and its sequences."""
+"""What a shard has besides rows: its DDL, and the roles that the DDL names.
+
+The DDL is stored in sections, in the order in which a restore runs them: what is there before the rows, what comes
+after them, what fills materialized views, and event triggers, which must see none of that.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 import zstandard
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
-from fleet.postgres_wheel import run_tool
+from fleet.connections import answering, connect, conninfo
+from fleet.encodings import RAW, raw_bytes, raw_text
+from fleet.hints import NEW_CHAIN
+from fleet.postgres_wheel import ProgramFailedError, run_tool
 from fleet.watch import Watch
-from snapshots.manifest import Sequence, StoredObject
+from snapshots.documents import ManifestError
+from snapshots.dump_faults import corrected
+from snapshots.fingerprint import OWN_PUBLICATION
+from snapshots.manifest import DDL, Chain, StoredObject
 from storage.digest import digest
-from storage.errors import RefusedError
+from storage.errors import RefusedError, SnapshotError
 from storage.store import ObjectStore
+from storage.storing import create_or_find
+from wal.damage import ObjectDamagedError
 
-SECTIONS = ("pre-data", "post-data")
+SECTIONS = PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL
 DUMP_SECONDS_MAX = 3600
-# Owners and grantees; the bootstrap superuser is pinned, so only ownership tells of it.
+LOCK_SECONDS_MAX = 60
+# A line of pg_restore's list: the entry's number, its catalog's oid and its own, what it is, its schema and name.
+ENTRY = re.compile(r"^(?P<number>\d+); \d+ \d+ (?P<what>.*)$", re.MULTILINE)
+# Of both sections that pg_dump knows, what belongs to one of ours, and what to none: a note on Cutline's own
+# publication says how its node was before it was made read-only, and a restored one is not.
+OF_EVENT_TRIGGER = re.compile(r"(?:(?:COMMENT|SECURITY LABEL) - )?EVENT TRIGGER ")
+OF_REFRESH = re.compile(r"MATERIALIZED VIEW DATA ")
+OF_NONE = re.compile(rf'COMMENT - PUBLICATION "?{OWN_PUBLICATION}"? ')
+# Owners and grantees. The bootstrap superuser is pinned, so what belongs to it is asked of the objects themselves.
 ROLES_QUERY = """
 SELECT r.rolname FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
  WHERE d.refclassid = 'pg_authid'::regclass
    AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 UNION
-SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+SELECT pg_get_userbyid(10) WHERE EXISTS (
+       SELECT FROM (SELECT oid, relowner FROM pg_class UNION ALL SELECT oid, proowner FROM pg_proc
+                    UNION ALL SELECT oid, typowner FROM pg_type UNION ALL SELECT oid, nspowner FROM pg_namespace
+                    UNION ALL SELECT oid, oprowner FROM pg_operator UNION ALL SELECT oid, opcowner FROM pg_opclass
+                    UNION ALL SELECT oid, opfowner FROM pg_opfamily UNION ALL SELECT oid, collowner FROM pg_collation
+                    UNION ALL SELECT oid, conowner FROM pg_conversion UNION ALL SELECT oid, lanowner FROM pg_language
+                    UNION ALL SELECT oid, evtowner FROM pg_event_trigger UNION ALL SELECT oid, pubowner
+                      FROM pg_publication UNION ALL SELECT oid, fdwowner FROM pg_foreign_data_wrapper
+                    UNION ALL SELECT oid, srvowner FROM pg_foreign_server UNION ALL SELECT oid, umuser
+                      FROM pg_user_mappings AS m (oid, srvid, srvname, umuser, usename, umoptions)
+                    UNION ALL SELECT oid, stxowner FROM pg_statistic_ext UNION ALL SELECT oid, dictowner
+                      FROM pg_ts_dict UNION ALL SELECT oid, cfgowner FROM pg_ts_config
+                    UNION ALL SELECT oid, defaclrole FROM pg_default_acl) AS owned (oid, owner)
+        WHERE oid >= 16384 AND owner = 10)
 ORDER BY 1
 """
-SEQUENCES_QUERY = """
-SELECT n.nspname, c.relname, pg_sequence_last_value(c.oid), has_sequence_privilege(c.oid, 'SELECT')
-  FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
- ORDER BY 1, 2
+# What every new database has: pg_dump has no word for it where it was dropped.
+DROPPED_QUERY = """
+SELECT 'DROP SCHEMA "public";' WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'public')
+UNION ALL
+SELECT 'DROP EXTENSION "plpgsql";' WHERE NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'plpgsql')
+"""
+HOLDERS_QUERY = """
+SELECT DISTINCT l.relation::regclass::text || ' ('
+       || coalesce('session ' || l.pid || ' of ' || a.usename, 'a prepared transaction') || ')'
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.relation >= 16384
+ ORDER BY 1
 """
 
 
@@ -41,30 +84,88 @@ class SchemaDumpError(RefusedError):
     """The DDL of a database can't be had."""
 
 
-def dump_section(node: Node, section: str, exported: str, watch: Watch) -> str:
-    """The DDL of `section` as plain SQL, as the exported snapshot shows it; ended when `watch` finds a node silent.
+def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, str]:
+    """The DDL of a database as plain SQL by section, raw text (fleet.encodings).
 
+    Literals and comments may hold any bytes of the database's encoding.
+    As the exported snapshot shows it, or as it is now. Ended when `watch` finds a node silent; raises SchemaDumpError
+    where a table is locked too long.
+    """
+    with answering(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+        archive = Path(folder) / "archive"
+        try:
+            run_tool(
+                # Texts in the DDL are constants of the session's settings too, and it is loaded by a session with ours.
+                "pg_dump", "--dbname", conninfo(node.dsn), "--format=custom", "--compress=none", "--no-sync",
+                # Not --schema-only, which leaves out what fills materialized views.
+                "--section=pre-data", "--section=post-data", "--no-large-objects", "--no-statistics",
+                "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive}",
+                f"--lock-wait-timeout={LOCK_SECONDS_MAX * 1000}", *([f"--snapshot={exported}"] if exported else []),
+                seconds_max=DUMP_SECONDS_MAX, ended_by=watch.on_silence,
+            )  # fmt: skip
+        except ProgramFailedError as error:
+            raise _undumped(node, connection, error) from error
+        found = _sections_of(archive)
+        dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
+        return found | {PRE_DATA: dropped + found[PRE_DATA]}
+
+
+def _undumped(node: Node, connection: psycopg.Connection[Any], error: ProgramFailedError) -> SnapshotError:
+    if "lock timeout" in error.said or "statement timeout" in error.said:
+        holders = ", ".join(row[0] for row in connection.execute(HOLDERS_QUERY)) or "nobody any more"
+        return SchemaDumpError(
+            f"node {node.id}: a table was locked for {LOCK_SECONDS_MAX} s, so the DDL could not be read;"
+            f" locked now: {holders}",
+            hint="end that transaction, or repeat the command once it is over",
+            details={"node": node.id},
+        )
+    return error
+
+
+def _sections_of(archive: Path) -> dict[str, str]:
+    """pg_dump's archive as the SQL of each section."""
+    listed = run_tool("pg_restore", "--list", str(archive)).stdout
+    entries = [(entry["number"], _section_of(entry["what"])) for entry in ENTRY.finditer(listed)]
+    found: dict[str, str] = {}
+    for section in SECTIONS:
+        # Before and after the rows is for the archive to say.
+        chosen = [number for number, own in entries if own == (section if section in (REFRESH, EVENT_TRIGGERS) else "")]
+        found[section] = _script(archive, section, chosen) if chosen else ""
+    return found
+
+
+def _section_of(what: str) -> str | None:
+    """REFRESH or EVENT_TRIGGERS; "" for all that the archive knows a place for; None for what is left out."""
+    for section, pattern in ((EVENT_TRIGGERS, OF_EVENT_TRIGGER), (REFRESH, OF_REFRESH), (None, OF_NONE)):
+        if pattern.match(what):
+            return section
+    return ""
+
+
+def _script(archive: Path, section: str, entries: list[str]) -> str:
+    """The SQL of the archive's entries, in the archive's order.
+
+    It is raw text (fleet.encodings): literals and comments may hold any bytes of the database's encoding.
     The guards that psql's restrict mode needs, and no server understands, are left out.
     """
     guard = secrets.token_hex(16)
-    # pg_dump refuses what its own session settings need; ours only matter for values.
-    dsn = make_conninfo("", **{k: v for k, v in conninfo_to_dict(node.dsn).items() if v is not None})
-    completed = run_tool(
-        "pg_dump", "--dbname", dsn, f"--section={section}", "--schema-only", "--no-subscriptions",
-        f"--snapshot={exported}", "--quote-all-identifiers", f"--restrict-key={guard}",
-        seconds_max=DUMP_SECONDS_MAX, ended_by=watch.on_silence,
+    chosen, script = archive.with_name("entries"), archive.with_name("script")
+    chosen.write_text("".join(f"{number};\n" for number in entries))
+    run_tool(
+        "pg_restore", f"--use-list={chosen}", f"--file={script}", f"--restrict-key={guard}",
+        *([f"--section={section}"] if section in (PRE_DATA, POST_DATA) else []), str(archive),
     )  # fmt: skip
-    lines = completed.stdout.split("\n")
-    return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
+    lines = raw_text(script.read_bytes()).split("\n")
+    return corrected("\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}")))
 
 
-def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str, watch: Watch) -> list[StoredObject]:
-    """Dump both sections of a shard and store them, compressed with zstd."""
+def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
+    """Dump a shard's DDL and store its sections, compressed with zstd."""
     stored: list[StoredObject] = []
-    for section in SECTIONS:
-        body = zstandard.compress(dump_section(node, section, exported, watch).encode())
-        key = f"{prefix}/{section}.sql.zst"
-        store.create(key, body)
+    for section, script in dump_sections(node, exported, watch).items():
+        body = zstandard.compress(raw_bytes(script))
+        key = f"{prefix}/{section}-{secrets.token_hex(4)}.sql.zst"
+        create_or_find(store, key, body)
         stored.append(StoredObject(key, section, node.id, len(body), digest(body)))
     return stored
 
@@ -74,23 +175,27 @@ def schema_prefix(snapshot: str, node: str, operation: str) -> str:
     return f"snapshots/{snapshot}/schema/{node}/{operation}"
 
 
-def read_schema(body: bytes) -> str:
-    """The SQL of a stored section."""
-    return zstandard.decompress(body).decode()
+def listed_schema(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
+    """The objects of the shard's DDL, a section after the other; raise ManifestError where one is not listed."""
+    found = {stored.kind: stored for stored in chain.schema_objects(shard)}
+    if lacking := [section for section in SECTIONS if section not in found]:
+        raise ManifestError(
+            f"the snapshot lists no {' and no '.join(lacking)} DDL of shard {shard}",
+            hint=f"it can't be restored; {NEW_CHAIN}",
+            details={"node": shard},
+        )
+    return tuple(found[section] for section in SECTIONS)
+
+
+def read_schema(body: bytes, stored: StoredObject) -> str:
+    """The SQL of a stored section, as raw text, whose bytes are those that were committed; raise ObjectDamagedError."""
+    try:
+        return raw_text(zstandard.decompress(body))
+    except zstandard.ZstdError as error:
+        detail = f"it can't be read as DDL: {error}"
+        raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
 
 
 def read_roles(connection: psycopg.Connection[Any]) -> tuple[str, ...]:
     """The roles that the database's DDL names."""
     return tuple(row[0] for row in connection.execute(ROLES_QUERY))
-
-
-def read_sequences(connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
-    """Every sequence of the database with its value, None where it was never used."""
-    found = connection.execute(SEQUENCES_QUERY).fetchall()
-    unreadable = [f"{schema}.{name}" for schema, name, _, readable in found if not readable]
-    if unreadable:
-        raise SchemaDumpError(
-            f"role {connection.info.user} may not read {', '.join(unreadable)}",
-            hint="GRANT pg_read_all_data TO the role",
-        )
-    return tuple(Sequence(schema, name, value) for schema, name, value, _ in found)

@@ -1,9 +1,11 @@
-"""Stored objects as a job reads them: found, whole, and cut down to what belongs to a state."""
+"""Stored objects as a job reads them: found, whole, in the terms of a cut, and cut down to what belongs to a state."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.damage import ObjectDamagedError
 from snapshots.manifest import Chain
-from storage.digest import digest
-from storage.store import ObjectMissingError, ObjectStore
+from snapshots.present import Present, in_present_terms, present_terms
+from storage.errors import SnapshotError, report_of
+from storage.store import ObjectStore
 from wal.archive import Segment
 from wal.arrow_numbers import to_mask, to_numpy
+from wal.damage import ObjectDamagedError, read_listed
 from wal.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 
 CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
@@ -37,15 +40,24 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BaseSource:
-    """An object of a base copy; `dropped` are the groups that were truncated since.
+    """An object of a base copy; `rows` counts its rows by the numbers under which they are stored.
 
-    `multisets` are the groups of its shard whose rows have no key.
+    `dropped` are the groups that were truncated since, `multisets` those of its shard whose rows have no key.
     """
 
     source: Source
     rows: Mapping[int, int]
     dropped: frozenset[int] = frozenset()
     multisets: frozenset[int] = frozenset()
+    present: Present | None = None
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """The groups at the cut that it has rows of."""
+        if self.present is None:
+            return frozenset(self.rows)
+        found = (self.present.number_of(number) for number in self.rows)
+        return frozenset(number for number in found if number is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class SegmentSource:
     """A segment, and which of its changes belong to the state.
 
     Those before `position`, but for the transactions at `excluded`, and of a group in `truncated` only those
-    after that (lsn, seq).
+    after that (lsn, seq). `truncated` and all that is read of it have the groups' numbers at the cut.
     """
 
     source: Source
@@ -61,6 +73,7 @@ class SegmentSource:
     position: int
     excluded: frozenset[int]
     truncated: Mapping[int, tuple[int, int]]
+    present: Present | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +95,48 @@ class Sources:
         return any(one.segment.partials for one in self.segments)
 
 
-def read_table(store: ObjectStore, source: Source, schema: pa.Schema) -> pa.Table:
-    """Read a whole object and prove it is the one that was committed; raise ObjectDamagedError."""
+def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of an object, a row group at a time, once it is proved to be the one that was committed.
 
-    def damaged(kind: str, detail: str) -> ObjectDamagedError:
-        return ObjectDamagedError(key=source.key, kind=kind, node=source.node, detail=detail)
+    Raises ObjectDamagedError, here and while the tables are gone through.
+    """
+    body = read_listed(store, source.node, source.key, (source.size, source.digest))
+    return _row_groups(body, source, schema)
 
+
+def _row_groups(body: bytes, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
+    with _readable(source):
+        file = pq.ParquetFile(pa.BufferReader(body))
+    for number in range(file.num_row_groups):
+        with _readable(source):
+            table = file.read_row_group(number, use_threads=False).cast(schema)
+        yield table
+
+
+@contextmanager
+def _readable(source: Source) -> Iterator[None]:
     try:
-        body = store.read(source.key)
-    except ObjectMissingError:
-        raise damaged("missing", "it is not in the store") from None
-    if len(body) != source.size:
-        raise damaged("size", f"it has {len(body)} bytes instead of {source.size}")
-    if digest(body) != source.digest:
-        raise damaged("digest", "its bytes are not those that were committed")
-    try:
-        return pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False).cast(schema)
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged("unreadable", f"it can't be read as Parquet: {error}") from error
+        detail = f"it can't be read as Parquet: {error}"
+        raise ObjectDamagedError(key=source.key, kind="unreadable", node=source.node, detail=detail) from error
+
+
+def read_present(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The object's rows as `read_tables` reads them, in present terms; raises as it does."""
+    tables = read_tables(store, source.source, schema)
+    return (present for table in tables for present in in_present_terms(table, source.present))
+
+
+def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
+    """What a task met as a row of group PROBLEM: its key is the object, its row the report, all else is 0."""
+    said = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
+    return pa.RecordBatch.from_pylist([dict.fromkeys(schema.names, 0) | said], schema=schema)
+
+
+def problem_of(row: bytes) -> dict[str, Any] | None:
+    """The report in a row of group PROBLEM. A line, which ends with a newline, is none."""
+    return None if row.endswith(b"\n") else json.loads(row)
 
 
 def effective(table: pa.Table, source: SegmentSource) -> pa.Table:
@@ -132,11 +169,13 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
     for number, node in enumerate(nodes):
         if node in skip:
             continue
-        position, excluded = chain.position(node), chain.excluded(node)
-        kept = [s for s in chain.segments(node) if s.changes and s.range.after < position]
-        plain = [SegmentSource(Source(s.key, node, number, s.size, s.digest), s, position, excluded, {}) for s in kept]
-        truncated = truncations(store, plain)
-        segments += [SegmentSource(one.source, one.segment, position, excluded, truncated) for one in plain]
+        found = [
+            one
+            for one in segment_sources(chain, number, node)
+            if one.segment.changes and one.segment.range.after < one.position
+        ]
+        truncated = truncations(store, found)
+        segments += [replace(one, truncated=truncated) for one in found] if truncated else found
         bases += base_sources(chain, number, node, frozenset(truncated))
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
@@ -144,18 +183,35 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
     return Sources(nodes, tuple(bases), tuple(segments), multisets, counts)
 
 
+def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
+    """All segments of the node's archive, with no TRUNCATE looked at; `among` see `present_terms`."""
+    position, excluded = chain.position(node), chain.excluded(node)
+    present = present_terms(chain, node, among)
+    return [
+        SegmentSource(Source(one.key, node, number, one.size, one.digest), one, position, excluded, {}, present)
+        for one in chain.segments(node)
+    ]
+
+
 def multiset_numbers(chain: Chain, node: str) -> frozenset[int]:
-    """The numbers of the node's groups whose rows have no key."""
-    return frozenset(group.number for group in chain.groups(node) if group.is_multiset)
+    """The numbers of all definitions of the node's groups whose rows have no key."""
+    return frozenset(number for number, group in chain.definitions(node).items() if group.is_multiset)
 
 
 def base_sources(chain: Chain, number: int, node: str, dropped: frozenset[int] = frozenset()) -> list[BaseSource]:
-    """The objects of the node's base copy."""
-    multisets = multiset_numbers(chain, node)
+    """The objects of the node's base copies, also those that no row counts of any more."""
+    multisets, present = multiset_numbers(chain, node), present_terms(chain, node)
+    # Base rows have the numbers that their commit lists, and most chains have no others.
+    stay = len(present.kept) == len(chain.definitions(node))
     return [
-        BaseSource(Source(o.key, node, number, o.size, o.digest), o.rows, dropped, multisets)
-        for o in chain.part.objects
-        if o.kind == "base" and o.node == node
+        BaseSource(
+            Source(one.key, node, number, one.size, one.digest),
+            one.rows,
+            dropped,
+            multisets,
+            None if stay else present.of(one.rows),
+        )
+        for one in chain.base_objects(node)
     ]
 
 
@@ -165,9 +221,9 @@ def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, 
     for one in segments:
         if not one.segment.truncates:
             continue
-        table = read_table(store, one.source, SEGMENT_SCHEMA)
-        found = table.filter(to_mask(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
-        for row in found.to_pylist():  # bounded by the TRUNCATE commands
-            if row["lsn"] < one.position and row["lsn"] not in one.excluded:
-                last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
+        for table in read_present(store, one, SEGMENT_SCHEMA):
+            found = table.filter(to_mask(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
+            for row in found.to_pylist():  # bounded by the TRUNCATE commands
+                if row["lsn"] < one.position and row["lsn"] not in one.excluded:
+                    last[row["group"]] = max(last.get(row["group"], (0, 0)), (row["lsn"], row["seq"]))
     return last

@@ -1,0 +1,141 @@
+"""What a create does about the schema before its cut: plan, let new tables be followed, copy what can't be carried on.
+
+Nothing of it counts until the commit lists it; a slot that is left is dropped with the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.config import Fleet, GroupRules, Node
+from fleet.connections import NodeUnreachableError
+from fleet.groups import SchemaChangedError
+from fleet.lock import FleetLock
+from fleet.progress import Progress
+from fleet.sessions import Sessions, in_parallel
+from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
+from snapshots.create import CreateRequest
+from snapshots.cutting import Before
+from snapshots.jobs import SparkSource
+from snapshots.manifest import StoredObject
+from snapshots.operations import Operation
+from snapshots.points import Point
+from snapshots.schema_changes import Known, SchemaPlan, plan_schema, publish_new, tell
+from storage.store import ObjectStore
+from wal.archive import Segment, archive_prefix, segment_key
+from wal.segments import unlisted_segments
+from wal.slots import copy_slot_name, drop_slots
+from wal.versions import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A create under way, and what its cut goes on from.
+
+    `chain` is the operation that began the chain. By node: `base` is where the archive begins, `segments` are those
+    that commits list, `before` is the cut before.
+    """
+
+    fleet: Fleet
+    request: CreateRequest
+    store: ObjectStore
+    operation: Operation
+    sessions: Sessions
+    lock: FleetLock
+    fleet_id: str
+    rules: GroupRules
+    chain: str
+    known: Known
+    base: Mapping[str, int]
+    segments: Mapping[str, tuple[Segment, ...]]
+    before: Mapping[str, Before]
+
+    @property
+    def where(self) -> tuple[str, GroupRules]:
+        """What tells the fleet's groups."""
+        return self.fleet_id, self.rules
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What an attempt has done before its cut: the plan, the base copies and from where they count, by node."""
+
+    plan: SchemaPlan
+    planned: Mapping[str, int]
+    objects: tuple[StoredObject, ...] = ()
+    positions: Mapping[str, int] = field(default_factory=dict)
+
+
+class ChangedError(Exception):
+    """An attempt is void: its text says what was changed; `moved` are the oids of tables to be copied anew by shard."""
+
+    def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
+        super().__init__(cause)
+        self.moved = moved or {}
+
+
+def carry(work: Work, moved: Mapping[str, set[int]], spark: SparkSource, progress: Progress) -> Carried:
+    """Plan, let new tables be followed, and copy what can't be carried on."""
+    archived, planned = _archived(work)
+    plan = plan_schema(work.sessions, work.known, work.where, archived, moved)
+    if plan.unpublished:
+        publish_new(work.sessions, plan.unpublished, work.where, work.request.wait_seconds, progress)
+        progress.reached(Point.TABLES_PUBLISHED)
+        plan = plan_schema(work.sessions, work.known, work.where, archived, moved)
+        if plan.unpublished:
+            raise ChangedError("a table came while others were published")
+    tell(plan, progress)
+    if not plan.copied:
+        return Carried(plan, planned)
+    objects, positions = _copied(work, plan, spark, progress)
+    return Carried(plan, planned, tuple(objects), positions)
+
+
+def _archived(work: Work) -> tuple[dict[str, list[Version]], dict[str, int]]:
+    """The definitions in segments that no commit lists, by shard, and the number of the last segment, by node."""
+
+    def read(node: Node) -> tuple[list[Version], int]:
+        prefix = archive_prefix(work.operation.snapshot, node.id, work.chain)
+        last = len(work.segments.get(node.id, ()))
+        if not work.store.exists(segment_key(prefix, last + 1)):
+            return [], last
+        found = list(unlisted_segments(work.store, prefix, last))
+        return [version for one in found for version in one.definitions], last + len(found)
+
+    archived: dict[str, list[Version]] = {}
+    planned: dict[str, int] = {}
+    for node, (versions, last) in zip(work.sessions.nodes, in_parallel(read, work.sessions.nodes), strict=True):
+        archived.setdefault(node.shard, []).extend(versions)
+        planned[node.id] = last
+    return archived, planned
+
+
+def _copied(
+    work: Work, plan: SchemaPlan, spark: SparkSource, progress: Progress
+) -> tuple[list[StoredObject], dict[str, int]]:
+    """Copy the tables that can't be carried on: the objects, and from which position their changes count."""
+    tables = plan.copied
+    nodes = tuple(node for node in work.sessions.nodes if node.shard in tables)
+    slot = copy_slot_name(work.operation.id)
+    copying = Copying(
+        work.fleet, work.sessions, nodes, tables, work.operation.snapshot, work.operation.id, slot,
+        work.request.wait_seconds,
+    )  # fmt: skip
+    try:
+        with exported_slots(copying, progress) as slots:
+            try:
+                check_exported(copying, slots, plan.fingerprints)
+            except SchemaChangedError as error:
+                raise ChangedError(error.message) from error
+            objects = copy_tables(copying, slots, spark, progress)
+            positions = {node: found.position for node, found in slots.items()}
+    finally:
+        left = drop_slots(nodes, slot)
+    if left:
+        # The next command drops them, once this operation has failed.
+        raise NodeUnreachableError(
+            f"node {left[0]}: slot {slot} could not be dropped", hint="see the server's log", details={"node": left[0]}
+        )
+    progress.reached(Point.COPY_SLOTS_DROPPED)
+    return objects, positions

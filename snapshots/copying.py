@@ -1,0 +1,115 @@
+"""Copying tables as one moment shows them: slots with exported snapshots on the nodes, and the Spark job of the copy.
+
+What a full snapshot does with all tables, an increment does with those that can't be carried on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from fleet.config import Fleet, Node
+from fleet.connections import answering, connect, unreachable
+from fleet.groups import SchemaChangedError, Table
+from fleet.progress import Progress
+from fleet.sessions import Sessions, in_parallel
+from snapshots.base_copy import copy_ranges
+from snapshots.base_plan import plan_copy
+from snapshots.fingerprint import read_fingerprint
+from snapshots.jobs import SparkSource, raise_first, run_tasks, started
+from snapshots.manifest import StoredObject
+from snapshots.points import Point
+from wal.slots import ExportedSlot, create_exported_slot
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What is copied for whom: `tables` by shard, on `nodes`, for `snapshot`, by `operation`.
+
+    `slot` is made on every node; PostgreSQL waits at most `wait_seconds` for older transactions.
+    """
+
+    fleet: Fleet
+    sessions: Sessions
+    nodes: tuple[Node, ...]
+    tables: Mapping[str, list[Table]]
+    snapshot: str
+    operation: str
+    slot: str
+    wait_seconds: float
+
+
+@contextmanager
+def exported_slots(copying: Copying, progress: Progress) -> Iterator[dict[str, ExportedSlot]]:
+    """Slots on all nodes; while the block runs, their exported snapshots can be used."""
+    progress.step("slots", total=len(copying.nodes), unit="nodes")
+
+    abandoned = threading.Event()
+
+    def create(node: Node) -> ExportedSlot:
+        primary = copying.fleet.node(node.shard)
+        waiting = (copying.wait_seconds, progress, abandoned)
+        slot = create_exported_slot(node, primary, copying.slot, *waiting)
+        progress.advance(1)
+        progress.reached(Point.SLOT_MADE, node=node.id)
+        return slot
+
+    with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(copying.nodes)) as threads:
+        futures = {node.id: threads.submit(create, node) for node in copying.nodes}
+        problem: BaseException | None = None
+        slots: dict[str, ExportedSlot] = {}
+        for node, future in futures.items():
+            try:
+                slots[node] = future.result()
+                stack.callback(slots[node].connection.close)
+            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
+                problem = problem or error
+                abandoned.set()
+        if problem:
+            raise problem
+        yield slots
+
+
+def check_exported(copying: Copying, slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
+    """Raise SchemaChangedError unless every exported snapshot shows the catalogs of these `fingerprints`, by shard.
+
+    Else what is copied there would not be what the definitions say.
+    """
+
+    def check(node: Node) -> None:
+        with answering(node), connect(node) as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                connection.execute(f"SET TRANSACTION SNAPSHOT '{slots[node.id].snapshot}'")
+            except psycopg.Error as error:
+                # It went with the session that holds it: the server was restarted, or somebody ended that.
+                raise unreachable(node, error) from error
+            found = read_fingerprint(connection)
+        if found != fingerprints[node.shard]:
+            raise SchemaChangedError(
+                f"node {node.id}: its schema was changed while the copy of its tables was begun",
+                hint="repeat the command once nobody changes the schema",
+                details={"node": node.id},
+            )
+
+    in_parallel(check, copying.nodes)
+
+
+def copy_tables(
+    copying: Copying, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
+) -> list[StoredObject]:
+    """Copy the tables' rows on every node in a Spark job; raise the first error that a task met."""
+    work = {node.id: (node, slots[node.id].snapshot, list(copying.tables[node.shard])) for node in copying.nodes}
+    store = (copying.fleet.store_url, copying.fleet.store_options)
+    tasks = plan_copy(work, copying.snapshot, copying.operation, store)
+    session = started(spark, progress)
+    progress.step("copy", total=len(tasks), unit="tasks")
+    reports = run_tasks(session, copy_ranges, tasks, progress, copying.sessions.watch)
+    raise_first([report.problem for report in reports])
+    progress.reached(Point.BASE_COPIED)
+    return [stored for report in reports for stored in report.objects]

@@ -6,34 +6,39 @@ folded changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from check.hashing import Sums, combine_hashes
+from check.hashing import Sums, combine_all, combine_hashes
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
-from snapshots.damage import ObjectDamagedError
-from snapshots.overlay import KeySet
-from snapshots.sources import BaseSource, read_table
+from snapshots.changed_keys import Keys
+from snapshots.overlay import part, runs
+from snapshots.present import in_present_terms
+from snapshots.sources import BaseSource, read_tables
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
-from wal.bytes_column import BytesColumn, from_arrow, xxhash64
+from wal.bytes_column import from_arrow, xxhash64
+from wal.damage import ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
 class BaseHashTask:
-    """A base object to hash. `partitions` by group number; `changed` gives the node's changed keys by group."""
+    """A base object to hash; `changed` gives the node's changed keys by group.
+
+    `partitions` says how many there are of every number that its rows may be stored under.
+    """
 
     base: BaseSource
     partitions: Mapping[int, int]
     changed: Any
     store_url: str
-    store_options: Mapping[str, Any]
+    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +53,54 @@ class BaseHashReport:
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
     """Hash the rows of the object that still hold."""
+    changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
+    parts: list[Sums] = []
+    rows: dict[int, int] = {}
     try:
-        table = read_table(open_store(task.store_url, task.store_options), task.base.source, BASE_SCHEMA)
-        _check_rows(task, table)
-        changed: Mapping[int, KeySet] = task.changed.value if task.changed is not None else {}
-        parts = [_hash(task, batch, changed) for batch in table.to_batches()]
+        for table in read_tables(open_store(task.store_url, task.store_options), task.base.source, BASE_SCHEMA):
+            _count_rows(table, rows)
+            parts += [one for batch in table.to_batches() for one in _hashed(task, batch, changed)]
+        _check_rows(task, rows)
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
-    keys = np.concatenate([np.empty((0, 3), np.int64), *(part.keys for part in parts)])
-    values = np.concatenate([np.empty((0, 4), np.int64), *(part.values for part in parts)])
-    return BaseHashReport(Sums(keys, values), len(table), task.base.source.size)
+    return BaseHashReport(combine_all(parts, 3), sum(rows.values()), task.base.source.size)
 
 
-def _check_rows(task: BaseHashTask, table: pa.Table) -> None:
-    expected = dict(task.base.rows)
+def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
     groups, counts = np.unique(np.asarray(table["group"].to_numpy()), return_counts=True)
-    found = {int(group): int(count) for group, count in zip(groups, counts, strict=True)}
-    if found != {group: count for group, count in expected.items() if count}:
-        source = task.base.source
-        raise ObjectDamagedError(
-            key=source.key, kind="rows", node=source.node, detail=f"it has rows {found} instead of {expected}"
-        )
+    for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        rows[group] = rows.get(group, 0) + count
 
 
-def _hash(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, KeySet]) -> Sums:
+def _check_rows(task: BaseHashTask, found: Mapping[int, int]) -> None:
+    if found != {group: count for group, count in task.base.rows.items() if count}:
+        raise _rows_differ(task, f"rows {found}")
+
+
+def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
+    source, expected = task.base.source, dict(task.base.rows)
+    detail = f"it has {found} instead of {expected}"
+    return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=detail)
+
+
+def _hashed(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
+    """The hashes of a stored batch, once its rows are seen to be where they belong."""
+    key_hashes = xxhash64(from_arrow(batch.column("key")))
+    _check_partitions(task, batch, key_hashes)
+    if task.base.present is None:
+        yield _hash(task, batch, changed, key_hashes)
+        return
+    for table in in_present_terms(pa.Table.from_batches([batch]), task.base.present):
+        for one in table.to_batches():
+            yield _hash(task, one, changed, xxhash64(from_arrow(one.column("key"))))
+
+
+def _hash(
+    task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys], key_hashes: npt.NDArray[np.uint64]
+) -> Sums:
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
-    keys, rows = from_arrow(batch.column("key")), from_arrow(batch.column("row"))
-    key_hashes = xxhash64(keys)
-    _check_partitions(task, (group, partition), key_hashes, rows)
+    rows = from_arrow(batch.column("row"))
     # The hash of an entry binds its key and its row; Spark's xxhash64(key, row) is the same number.
     hashes = xxhash64(rows, key_hashes)
     node = np.full(len(hashes), task.base.source.number, np.int64)
@@ -87,16 +111,17 @@ def _hash(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, KeySe
     return combine_hashes(places, hashes)
 
 
-def _check_partitions(
-    task: BaseHashTask, places: tuple[Any, Any], key_hashes: npt.NDArray[np.uint64], rows: BytesColumn
-) -> None:
+def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt.NDArray[np.uint64]) -> None:
     """Every row must be in the partition of its key, or the copies would not be compared alike."""
-    group, partition = places
-    for number in np.unique(group):
-        at = group == number
-        count = task.partitions[int(number)]
-        hashes = xxhash64(rows) if int(number) in task.base.multisets else key_hashes
-        if np.any((hashes[at] & np.uint64(count - 1)).astype(np.int64) != partition[at]):
+    group = np.asarray(batch.column("group").to_numpy(), np.int64)
+    partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
+    rows = from_arrow(batch.column("row"))
+    for at in runs(group):
+        number = int(group[at.start])
+        if number not in task.partitions:
+            raise _rows_differ(task, f"rows of group {number}")
+        hashes = xxhash64(part(rows, at)) if number in task.base.multisets else key_hashes[at]
+        if np.any((hashes & np.uint64(task.partitions[number] - 1)).astype(np.int64) != partition[at]):
             source = task.base.source
             raise ObjectDamagedError(
                 key=source.key, kind="partition", node=source.node, detail="a row is in a wrong partition"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from check.report import Conflict, Skipped, SnapshotReport
 from snapshots.manifest import Chain
+from snapshots.present import present_terms
 
 if TYPE_CHECKING:
     from check.hashing import Sums
@@ -31,21 +32,22 @@ class Copies:
         nodes = tuple(chain.part.baseline)
         return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
 
-    @property
-    def multisets(self) -> frozenset[int]:
-        """The numbers of the groups whose rows have no key, on any node."""
-        return frozenset(
-            group.number for found in self.chain.part.groups.values() for group in found if group.is_multiset
-        )
-
     def since(self, node: str) -> int:
         """The latest base position among the copies of the node's shard: from here on all have the same WAL."""
-        shard = self.shard[node]
-        return max(self.chain.part.base[other] for other in self.nodes if self.shard[other] == shard)
+        return max(self.chain.part.base[other] for other in self.alike(node))
+
+    def copied_anew(self, node: str) -> dict[int, int]:
+        """From where all copies have the same changes of those of the node's groups that were copied anew."""
+        present = present_terms(self.chain, node, self.alike(node))
+        return {number: position for number, position in present.since.items() if number in present.kept}
+
+    def alike(self, node: str) -> list[str]:
+        """The node and all others that are copies of the same shard."""
+        return [other for other in self.nodes if self.shard[other] == self.shard[node]]
 
     def partitions(self, node: str) -> dict[int, int]:
-        """How many partitions each of the node's groups has."""
-        return {group.number: group.partitions for group in self.chain.groups(node)}
+        """How many partitions each of the node's groups has, by the numbers of all its definitions."""
+        return {number: group.partitions for number, group in self.chain.definitions(node).items()}
 
     def group_name(self, node: str, number: int) -> str | None:
         """The name of a group; None for the events, and for a number that no group has."""
@@ -77,7 +79,9 @@ def compare_copies(copies: Copies, hashes: Sums, versions: Sums, damaged: set[st
             )
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
-            report.skipped.append(Skipped(f"rows of shard {shard}", "it has no backup copy to compare with"))
+            too_old = [f"; {one.name}: {one.why}" for one in copies.chain.too_old if one.node == shard]
+            why = f"it has no backup copy to compare with{''.join(too_old)}"
+            report.skipped.append(Skipped(f"rows of shard {shard}", why))
 
 
 def _differences(

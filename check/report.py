@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.left_out import LeftOut
+from snapshots.open_operations import OpenOperation
+
 SCHEMA = "cutline/check/1"
 VALID, CONFLICTS, INCONCLUSIVE = "valid", "conflicts", "inconclusive"
 EXIT_CODES = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
@@ -55,7 +58,11 @@ class Compared:
 
 @dataclass(slots=True)
 class SnapshotReport:
-    """One snapshot's check, up to `increment`. `append_only`: groups whose updates and deletes nobody followed."""
+    """One snapshot's check, up to `increment`. `append_only`: groups whose updates and deletes nobody followed.
+
+    `warned`: those, and what else comes back and may not be what it was. `large_objects` were read back whole, and
+    compared with nothing.
+    """
 
     name: str
     increment: int
@@ -63,6 +70,8 @@ class SnapshotReport:
     skipped: list[Skipped] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     append_only: list[str] = field(default_factory=list)
+    warned: tuple[LeftOut, ...] = ()
+    large_objects: int = 0
 
     @property
     def result(self) -> str:
@@ -80,6 +89,8 @@ class SnapshotReport:
             "result": self.result,
             "compared": {name: getattr(self.compared, name) for name in names},
             "append_only": self.append_only,
+            "large_objects": self.large_objects,
+            "warned": [one.to_json() for one in self.warned],
             "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
             "conflicts": [one.to_json() for one in self.conflicts],
         }
@@ -87,10 +98,11 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The check of some snapshots."""
+    """The check of some snapshots, and the operations of them that had no outcome when it began."""
 
     snapshots: tuple[SnapshotReport, ...]
     seconds: float
+    open_operations: tuple[OpenOperation, ...] = ()
 
     @property
     def result(self) -> str:
@@ -112,4 +124,5 @@ class CheckReport:
             "result": self.result,
             "seconds": round(self.seconds, 3),
             "snapshots": [one.to_json() for one in self.snapshots],
+            "open_operations": [one.to_json() for one in self.open_operations],
         }

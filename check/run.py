@@ -5,26 +5,27 @@ What is damaged is named and the rest still compared; what could not be compared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from check.base_hashes import BaseHashTask, hash_base
 from check.checking import Checking
 from check.copies import Copies, compare_copies, compare_streams
 from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
+from check.large_objects import check_large_objects
 from check.report import Compared, Conflict
 from check.streams import StreamTask, hash_stream
 from check.transactions import compare_pairs
 from fleet.progress import Progress
-from snapshots.damage import ObjectDamagedError
 from snapshots.folding import Fold, fold
 from snapshots.jobs import SparkSource, run_tasks
-from snapshots.sources import PROBLEM, SegmentSource, Source, Sources, base_sources, sources_of
+from snapshots.sources import PROBLEM, SegmentSource, Sources, base_sources, segment_sources, sources_of
 from storage.errors import report_of
+from wal.damage import ObjectDamagedError
 from wal.markers import marker_from_bytes
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -> None:
@@ -33,6 +34,7 @@ def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -
     streams = _streams(checking, session, progress)
     _check_markers(checking, streams[1])
     hashes, versions = _partition_hashes(checking, session, progress)
+    check_large_objects(checking, session, progress)
     copies, report = checking.copies, checking.report
     compare_streams(copies, streams[0], checking.damaged, report)
     compare_copies(copies, hashes, versions, checking.damaged, report)
@@ -42,16 +44,18 @@ def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -
     pairs = compare_pairs(session, primaries, segments, checking.location)
     report.compared.transactions += pairs.transactions
     report.conflicts += pairs.conflicts
+    # They were whole when they were read before: what was compared by then stands, this does not.
+    for problem in pairs.problems:
+        checking.problem(problem)
 
 
 def _segment_sources(checking: Checking, nodes: tuple[str, ...]) -> tuple[SegmentSource, ...]:
     """All segments of whole copies, those with events alone too."""
-    chain = checking.chain
     return tuple(
-        SegmentSource(Source(s.key, node, number, s.size, s.digest), s, chain.position(node), chain.excluded(node), {})
+        one
         for number, node in enumerate(nodes)
         if node not in checking.damaged
-        for s in chain.segments(node)
+        for one in segment_sources(checking.chain, number, node)
     )
 
 
@@ -60,17 +64,9 @@ def _streams(checking: Checking, session: SparkSession, progress: Progress) -> t
     chain, copies = checking.chain, checking.copies
     url, options = checking.location
     tasks = [
-        StreamTask(
-            Source(one.key, node, number, one.size, one.digest),
-            one,
-            copies.since(node),
-            chain.position(node),
-            chain.excluded(node),
-            url,
-            options,
-        )
+        StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.present, url, options)
         for number, node in enumerate(copies.nodes)
-        for one in chain.segments(node)
+        for one in segment_sources(chain, number, node, copies.alike(node))
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     reports = run_tasks(session, hash_stream, tasks, progress)
@@ -150,10 +146,11 @@ def _base_hashes(checking: Checking, session: SparkSession, sources: Sources, fo
         if number not in read
         for base in base_sources(checking.chain, number, node)
     ]
+    partitions = {node: copies.partitions(node) for node in copies.nodes}
     tasks = [
         BaseHashTask(
             base,
-            copies.partitions(base.source.node),
+            {number: count for number in base.rows if (count := partitions[base.source.node].get(number))},
             changed.get(base.source.number),
             url,
             options,
@@ -191,9 +188,7 @@ def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
     images = folded.images
     if images is None:
         raise RuntimeError("there are no images")
-    since = F.create_map(
-        *[F.lit(value) for number, node in enumerate(copies.nodes) for value in (number, copies.since(node))]
-    )
+    compared = _written_since(copies)
     entry = F.xxhash64("key", "row")
     version = F.xxhash64("key", "lsn")
     keys = ["node", "group", "partition"]
@@ -201,8 +196,29 @@ def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
         images.groupBy(*keys)
         .agg(
             *hash_aggregates(entry),
-            *hash_aggregates(version, "version_", F.col("lsn") >= since[F.col("node")]),
+            *hash_aggregates(version, "version_", compared),
         )
         .toArrow()
     )
     return sums_of_table(table, keys), sums_of_table(table, keys, "version_")
+
+
+def _written_since(copies: Copies) -> Column:
+    """Whether an image is of a change that all copies of its group have, and none in its base."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    def numbers(values: Iterable[int]) -> Column:
+        return F.create_map(*(F.lit(value).cast("bigint") for value in values))
+
+    since = numbers(value for number, node in enumerate(copies.nodes) for value in (number, copies.since(node)))[
+        F.col("node")
+    ]
+    later = {
+        (number << 32) + group: position
+        for number, node in enumerate(copies.nodes)
+        for group, position in copies.copied_anew(node).items()
+    }
+    if later:
+        place = F.shiftleft(F.col("node").cast("bigint"), 32) + F.col("group")
+        since = F.coalesce(numbers(value for entry in later.items() for value in entry)[place], since)
+    return F.col("lsn") >= since

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from check.report import Conflict, SnapshotReport
-from snapshots.commits import SnapshotMissingError, commit_key, increment_numbers, read_chain, snapshot_names
+from check.report import Conflict, Skipped, SnapshotReport
+from fleet.left_out import warned_of
+from snapshots.commits import (
+    SnapshotMissingError,
+    commit_key,
+    increment_numbers,
+    increments_pruned,
+    read_chain,
+    snapshot_names,
+)
 from snapshots.manifest import Chain
+from snapshots.schema import listed_schema
+from snapshots.store_identity import FLEET_KEY, foreign_snapshot
+from snapshots.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
-from storage.store import ObjectStore
+from storage.store import ObjectMissingError, ObjectStore
+
+ASKING_THREADS_MAX = 16
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Every snapshot that exists, and those that are recorded and of which something is left."""
-    left = [name for name in recorded if store.list_children(f"snapshots/{name}")]
+    left = [name for name in recorded if store.list_children(f"snapshots/{name}") and not is_deleted(store, name)]
     return sorted({*snapshot_names(store), *left})
 
 
@@ -27,26 +42,32 @@ def check_structure(
     """
     try:
         chain = read_chain(store, name, increment)
-    except (UnreachableError, IndeterminateError, UsageError):
+    except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
+        check_not_deleted(store, name)
+        if increment and is_only_full(store, name):
+            raise increments_pruned(name) from error
         if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
             raise
         report = SnapshotReport(name, increment or 0)
         report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
         return None, report
-    report = SnapshotReport(name, chain.last.increment, append_only=chain.append_only)
-    if increment is None:
+    report = SnapshotReport(name, chain.last.increment, append_only=chain.append_only, warned=warned_of(chain.left_out))
+    if increment is None and not is_only_full(store, name):
         report.conflicts += _lost(chain, recorded)
     if chain.part.fleet_id != fleet_id:
-        detail = f"the store is of fleet {fleet_id}, the snapshot of {chain.part.fleet_id}"
-        report.conflicts.append(Conflict("fleet", detail, object="fleet.json"))
-    try:
-        chain.check_archive()
-    except SnapshotError as error:
-        report.conflicts.append(
-            Conflict("archive", error.message, node=_text(error, "node"), object=_text(error, "object"))
-        )
+        foreign = foreign_snapshot(name, chain.part.fleet_id, fleet_id)
+        report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
+    checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
+    checks += [("commit", partial(listed_schema, chain, one.node)) for one in chain.nodes if not one.backup_of]
+    for kind, check in checks:
+        try:
+            check()
+        except SnapshotError as error:
+            report.conflicts.append(
+                Conflict(kind, error.message, node=_text(error, "node"), object=_text(error, "object"))
+            )
     return chain, report
 
 
@@ -77,20 +98,32 @@ def _text(error: SnapshotError, name: str) -> str | None:
     return str(value) if value is not None else None
 
 
-def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> set[str]:
-    """See that every object that the chain lists is there in its size; return the nodes that lack one."""
-    damaged: set[str] = set()
+def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
+    """See that every object of the chain is there in its size; note conflicts, and all that was not looked at."""
     nodes = {s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found}
-    nodes |= {stored.key: stored.node for stored in chain.part.objects}
-    present = {key for part in ("base", "wal", "schema") for key in store.list(f"snapshots/{chain.name}/{part}")}
-    for commit in chain.commits:
-        for key, size in commit.object_sizes.items():
-            if key not in present:
-                kind, detail = "missing", f"object {key} is not in the store"
-            elif (found := store.size(key)) != size:
-                kind, detail = "size", f"object {key} has {found} bytes instead of {size}"
-            else:
-                continue
-            report.conflicts.append(Conflict(kind, detail, node=nodes[key], object=key))
-            damaged.add(nodes[key])
-    return damaged
+    nodes |= {stored.key: stored.node for commit in chain.commits for stored in commit.objects}
+    sizes = [entry for commit in chain.commits for entry in commit.object_sizes.items()]
+    # Asked for by key: a listing may be of a moment ago.
+    with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+        found = list(threads.map(lambda entry: _size_of(store, entry[0]), sizes))
+    for (key, size), there in zip(sizes, found, strict=True):
+        if there == size:
+            report.compared.objects += 1
+        elif there is None:
+            detail = f"object {key} is not in the store"
+            report.conflicts.append(Conflict("missing", detail, node=nodes[key], object=key))
+        else:
+            detail = f"object {key} has {there} bytes instead of {size}"
+            report.conflicts.append(Conflict("size", detail, node=nodes[key], object=key))
+    why = "--metadata-only"
+    contents = f"contents of the objects ({sum(size for _, size in sizes)} bytes in {len(sizes)} objects)"
+    report.skipped += [
+        Skipped(what, why) for what in (contents, "copies against each other", "global transactions between shards")
+    ]
+
+
+def _size_of(store: ObjectStore, key: str) -> int | None:
+    try:
+        return store.size(key)
+    except ObjectMissingError:
+        return None

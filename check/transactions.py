@@ -7,6 +7,7 @@ itself; only where the hashes differ are the transactions named.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from check.hashing import hash_aggregates
 from check.report import Conflict
 from snapshots.folding import TASKS_PER_CORE, dealt
 from snapshots.sources import SegmentSource
-from storage.errors import SnapshotError
+from storage.errors import SnapshotError, report_of
 from storage.open import open_store
 from wal.segment_schema import COMMIT, PREPARE
 from wal.segments import read_events
@@ -31,12 +32,17 @@ PART_ROWS = "node int, global_id string, included boolean"
 NAMED_MAX = 100
 
 
+# An object that can't be read is a transaction of these two: so its report comes through the join as a pair's would.
+UNREAD_NODES = (-2, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """How many shared transactions were compared, and where the sides differ."""
+    """How many shared transactions were compared, where the sides differ, and reports of what could not be read."""
 
     transactions: int
     conflicts: list[Conflict]
+    problems: list[dict[str, Any]]
 
 
 def compare_pairs(
@@ -49,7 +55,7 @@ def compare_pairs(
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     if len(nodes) < 2 or not segments:
-        return PairReport(0, [])
+        return PairReport(0, [], [])
     parts = read_parts(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
     pairs = shared_pairs(parts).persist()
     hashed = F.xxhash64("global_id")
@@ -59,15 +65,20 @@ def compare_pairs(
         *hash_aggregates(hashed, "right_", F.col("there")),
     )
     conflicts: list[Conflict] = []
+    problems: list[dict[str, Any]] = []
     shared = 0
     for row in sides.collect():  # bounded by the pairs of primaries
+        if row["node"] == UNREAD_NODES[0]:
+            unread = pairs.where(F.col("node") == row["node"]).collect()  # bounded by the objects
+            problems += [json.loads(one["global_id"]) for one in unread]
+            continue
         shared += row["shared"]
         if any(row[f"left_{name}"] != row[f"right_{name}"] for name in ("count", "xor", "low", "high")):
             chosen = (F.col("node") == row["node"]) & (F.col("other") == row["other"])
             torn = pairs.where(chosen & (F.col("here") != F.col("there"))).orderBy("global_id")
             conflicts += [_torn(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
     pairs.unpersist()
-    return PairReport(shared, conflicts)
+    return PairReport(shared, conflicts, problems)
 
 
 def shared_pairs(parts: DataFrame) -> DataFrame:
@@ -80,7 +91,7 @@ def shared_pairs(parts: DataFrame) -> DataFrame:
 def read_parts(
     spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
 ) -> DataFrame:
-    """PART_ROWS of the segments. One that can't be read gives none: the other passes name it."""
+    """PART_ROWS of the segments; of one that can't be read its report as `global_id`, on both of UNREAD_NODES."""
     url, options = store
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = dealt(segments, tasks)
@@ -91,8 +102,11 @@ def read_parts(
             for number in batch.column(0).to_pylist():
                 try:
                     yield from _parts(segments[number], read_events(opened, segments[number].segment))
-                except (SnapshotError, pa.ArrowException, OSError):
-                    continue
+                except SnapshotError as error:
+                    yield pa.record_batch(
+                        [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],
+                        names=["node", "global_id", "included"],
+                    )
 
     return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PART_ROWS)
 

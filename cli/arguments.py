@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-SnapshotName = Annotated[str, typer.Argument(metavar="NAME", help="The snapshot's name.")]
+SnapshotName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The snapshot's name; of a template such as 'x-{date}' the newest.")
+]
 Increment = Annotated[
     int | None, typer.Option("--increment", min=0, metavar="N", help="An increment; 0 is the full snapshot [newest].")
 ]

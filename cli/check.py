@@ -13,9 +13,10 @@ from cli.arguments import Increment
 from cli.context import command_context
 from cli.format import count_text, seconds_text, size_text
 from cli.junit import junit_of
-from cli.left_out import append_only_lines
+from cli.left_out import warning_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
+from snapshots.names import newest_name
 from storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
@@ -23,7 +24,9 @@ CONFLICTS_SHOWN_MAX = 20
 
 def check(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A snapshot; all without it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A snapshot, or a template of names; all without it.")
+    ] = None,
     *,
     increment: Increment = None,
     metadata_only: Annotated[
@@ -35,6 +38,7 @@ def check(
     if increment is not None and name is None:
         raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
     fleet = command_context(context).load_fleet()
+    name = newest_name(fleet, name) if name is not None else None
     with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
         report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
     if junit is not None:
@@ -51,6 +55,7 @@ def lines_of(report: CheckReport) -> list[str]:
     lines = [line for one in report.snapshots for line in _snapshot_lines(one)]
     if not report.snapshots:
         lines.append("the store has no snapshot: nothing was compared")
+    lines += [one.text for one in report.open_operations]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
 
 
@@ -62,10 +67,12 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         f"{count_text(compared.rows)} base rows, {count_text(compared.changes)} changes, "
         f"{count_text(compared.partitions)} partitions, {count_text(compared.transactions)} global transactions",
     ]
+    if one.large_objects:
+        lines.append(f"  read back whole, and compared with nothing: {count_text(one.large_objects)} large objects")
     lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")
-    lines += [f"  {line}" for line in append_only_lines(one.append_only)]
+    lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
 
 

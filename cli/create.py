@@ -2,73 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from cli.arguments import DryRun, Groups, SnapshotName
+from cli.arguments import DryRun, Groups
 from cli.context import command_context
 from cli.format import causes_lines, count_text, seconds_text, size_text
 from cli.left_out import left_out_lines
 from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
+from fleet.config import Fleet
 from fleet.lsn import lsn_to_text
 from fleet.progress import Noting
 from snapshots.create import CreateRequest, FullPlan, create_full, estimate_full
 from snapshots.increment import create_increment, estimate_increment
 from snapshots.manifest import Commit
-from storage.errors import UsageError
+from snapshots.names import new_name, newest_name
+from storage.errors import IndeterminateError, UsageError
 
+NewName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Its name, or a template: {date} and {time} in UTC, {n} counts.")
+]
+ExcludedGroups = Annotated[
+    list[str] | None, typer.Option(metavar="S.T", help="Leave these tables out (repeatable; * and ?).")
+]
+Wait = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="Full or terminal snapshot: time for older transactions to end.")
+]
+LargeObjects = Annotated[
+    bool, typer.Option("--large-objects", help="Large objects too, as they are now: increments do not follow them.")
+]
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
 
 def create(
     context: typer.Context,
-    name: SnapshotName,
+    name: NewName,
     *,
     incremental: Annotated[bool, typer.Option("--incremental", help="The next increment of NAME.")] = False,
     only_primary: Annotated[bool, typer.Option("--only-primary", help="No copies of the standbys.")] = False,
     group: Groups = None,
-    exclude_group: Annotated[
-        list[str] | None, typer.Option(metavar="S.T", help="Leave these tables out (repeatable; * and ?).")
-    ] = None,
+    exclude_group: ExcludedGroups = None,
     retries: Annotated[int, typer.Option(min=0, help="How often an inconsistent cut is made again.")] = 3,
-    wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Full snapshot: time for older transactions to end.")
-    ] = 60.0,
+    wait: Wait = 60.0,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="End with a fleet that accepts no writes, until: snapshot resume.")
+    ] = False,
+    large_objects: LargeObjects = False,
     comment: Annotated[str, typer.Option(help="A line that list and show print.")] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot, or with --incremental its next increment."""
-    if incremental and (only_primary or group or exclude_group):
+    if incremental and (only_primary or group or exclude_group or large_objects):
         raise UsageError(
             "an increment has the nodes and tables of its full snapshot",
-            hint="leave out --only-primary, --group and --exclude-group",
+            hint="leave out --only-primary, --group, --exclude-group and --large-objects",
         )
     options = command_context(context)
     fleet = options.load_fleet()
-    request = CreateRequest(name, only_primary, tuple(group or ()), tuple(exclude_group or ()), retries, wait, comment)
+    name = (newest_name if incremental else new_name)(fleet, name)
+    request = CreateRequest(
+        name,
+        only_primary,
+        tuple(group or ()),
+        tuple(exclude_group or ()),
+        retries,
+        wait,
+        comment,
+        terminal,
+        large_objects,
+    )
     if dry_run:
         with progress(context) as shown:
             noting = Noting(shown)
-            if incremental:
-                planned = estimate_increment(fleet, request, noting)
-                document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": name, "wal_bytes": planned.wal_bytes}
-                lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in planned.wal_bytes.items()]
-                left_out = planned.left_out
-            else:
-                plan = estimate_full(fleet, request, noting)
-                document, lines, left_out = plan_document(name, plan), plan_lines(plan), plan.left_out
-        document |= {"left_out": [one.to_json() for one in left_out], "warnings": noting.notes}
-        lines += left_out_lines(left_out)
-        emit(context, document, [*lines, "every check passed; nothing was changed"])
+            document, lines = planned(fleet, request, noting, incremental=incremental)
+        emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
-        commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
+        with _told_of_freeze(request):
+            commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
     # Where progress is not shown nobody has seen the notes yet.
     unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
+
+
+@contextmanager
+def _told_of_freeze(request: CreateRequest) -> Iterator[None]:
+    """Say of a terminal snapshot of which it is not known whether it was committed what it does until that is."""
+    try:
+        yield
+    except IndeterminateError as error:
+        if request.terminal:
+            error.hint += "\nuntil then the fleet accepts no writes; to end that at once: snapshot resume"
+        raise
+
+
+def planned(
+    fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What --dry-run tells, as JSON and for a person."""
+    if incremental:
+        found = estimate_increment(fleet, request, noting)
+        document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "wal_bytes": found.wal_bytes}
+        lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in found.wal_bytes.items()]
+        left_out = found.left_out
+    else:
+        plan = estimate_full(fleet, request, noting)
+        document, lines, left_out = plan_document(request.name, plan), plan_lines(plan), plan.left_out
+    return document | {"left_out": [one.to_json() for one in left_out]}, lines + left_out_lines(left_out)
 
 
 def document_of(commit: Commit) -> dict[str, Any]:
@@ -80,6 +125,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         "increment": commit.increment,
         "operation": commit.operation,
         "created_at": commit.created_at,
+        "terminal": commit.terminal,
         "seconds": round(commit.seconds, 3),
         **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},
         "cut": {
@@ -118,6 +164,8 @@ def lines_of(commit: Commit) -> list[str]:
         + f": {count_text(cut.cut.global_transactions)} global transactions, {cut.cut.in_flight} in flight across it, "
         f"{cut.cut.included_early} of them included",
     ]
+    if commit.terminal:
+        lines.append("it is terminal: the fleet accepts no writes from now on; to end that: snapshot resume")
     return lines + causes_lines(cut.causes) + left_out_lines(commit.left_out or ())
 
 

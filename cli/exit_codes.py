@@ -22,7 +22,7 @@ MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
     CONFLICTS: "check found conflicts",
     USAGE: "usage: arguments or fleet.toml",
-    REFUSED: "refused: a precondition does not hold, and nothing was changed",
+    REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store did not let all objects go",
     INCONCLUSIVE: "check was inconclusive: something was skipped, or nothing was there to compare",
     INDETERMINATE: "indeterminate: whether the commit was stored is not known; the next command settles it",
     UNREACHABLE: "a node or the store can't be reached",

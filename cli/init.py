@@ -37,6 +37,7 @@ def init(
         "append_only": report.append_only,
         "published": report.published,
         "forgotten": report.forgotten,
+        "deleting_refused": report.deleting_refused,
     }
     emit(context, document, lines_of(report))
 
@@ -47,6 +48,10 @@ def lines_of(report: InitReport) -> list[str]:
         f"fleet {report.store.name} ({report.store.fleet_id}): {len(report.nodes)} nodes are fit for snapshots",
         "the store keeps its promises" + (", and is now this fleet's" if report.store_created else ""),
     ]
+    if report.deleting_refused:
+        lines.append(
+            f"snapshots can be taken, but nothing deleted now, nor what the probe stored: {report.deleting_refused}"
+        )
     for node, tables in report.groups.items():
         new = report.published[node]
         lines.append(f"{node}: {len(tables)} tables are followed" + (f", new: {', '.join(new)}" if new else ""))

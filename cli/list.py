@@ -9,8 +9,9 @@ import typer
 
 from cli.context import command_context
 from cli.format import age_text, count_text, size_text
-from cli.left_out import append_only_lines
+from cli.left_out import warnings_of_several
 from cli.output import emit
+from fleet.left_out import warned_of
 from snapshots.catalog import Entry, Listing, list_store
 from snapshots.manifest import Chain, Commit
 
@@ -32,6 +33,7 @@ def list_snapshots(context: typer.Context) -> None:
         ],
         "warnings": listing.warnings,
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
+        "open_operations": [one.to_json() for one in listing.open_operations],
     }
     emit(context, document, [] if options.json else lines_of(listing, datetime.now(UTC)))
 
@@ -50,11 +52,13 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "base": chain.full.chain,
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],
-        "groups": sorted({group.name for found in chain.part.groups.values() for group in found}),
+        "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
+        "warned": [one.to_json() for one in warned_of(chain.left_out)],
         "type": "full",
         "bytes": chain_bytes(chain),
         "comment": chain.full.comment,
+        "terminal": chain.full.terminal,
         "increments": [increment_document(commit) for commit in chain.increments],
     }
 
@@ -70,6 +74,7 @@ def increment_document(commit: Commit) -> dict[str, Any]:
         "seconds": round(commit.seconds, 3),
         "cut": commit.cut.id,
         "comment": commit.comment,
+        "terminal": commit.terminal,
     }
 
 
@@ -81,11 +86,11 @@ def chain_bytes(chain: Chain) -> int:
 def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     """What a person is told."""
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
-    names = {name for entry in listing.entries if entry.chain for name in entry.chain.append_only}
-    lines += append_only_lines(names)
+    lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += [
         f"node {node} was not asked how much WAL it keeps: {why}" for node, why in listing.answers.not_asked.items()
     ]
+    lines += [one.text for one in listing.open_operations]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
     return [_table(listing.entries, now), *lines]
@@ -109,12 +114,16 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
                 entry.name if commit.increment == 0 else "",
                 str(commit.increment) if commit.increment else "full",
                 f"{commit.created_at[:19].replace('T', ' ')} ({age_text(then, now=now)})",
-                entry.state if commit.increment == 0 else "",
+                _state(entry, commit),
                 count_text(commit.counts["changes"]),
                 count_text(commit.counts["transactions"]),
                 size_text(commit.counts["bytes"]),
                 commit.comment,
             )
-        if entry.problem or entry.lost:
-            table.add_row("", "", "", entry.problem or (entry.lost.text if entry.lost else ""))
+        if entry.remark:
+            table.add_row("", "", "", entry.remark)
     return table
+
+
+def _state(entry: Entry, commit: Commit) -> str:
+    return ", ".join([entry.state] * (commit.increment == 0) + ["terminal"] * commit.terminal)

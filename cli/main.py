@@ -43,8 +43,12 @@ COMMANDS: dict[str, CommandEntry] = {
     "create": CommandEntry("cli.create", "create", "Take a full snapshot, or its next increment."),
     "restore": CommandEntry("cli.restore", "restore", "Bring the databases back to a snapshot or increment."),
     "check": CommandEntry("cli.check", "check", "Read snapshots back and prove that they are whole."),
+    "resume": CommandEntry("cli.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cli.list", "list_snapshots", "Show the snapshots in the store."),
     "show": CommandEntry("cli.show", "show", "Show one snapshot in full."),
+    "delete": CommandEntry("cli.delete", "delete", "Delete a snapshot for good, after telling what is lost."),
+    "prune": CommandEntry("cli.prune", "prune", "Take away what no rule of retention keeps."),
+    "gc": CommandEntry("cli.gc", "gc", "Remove what failed operations have left in the store."),
     "demo": CommandEntry("cli.demo", "demo_app", "See it all on an embedded fleet, or start one."),
 }
 

@@ -15,7 +15,9 @@ from cli.output import emit, progress
 from cli.spark_session import SparkOnDemand
 from fleet.config import load_fleet
 from fleet.hints import NEW_CHAIN
+from fleet.progress import Noting
 from restore.restore import RestoreReport, RestoreRequest, check_restore, plan_restore, restore_fleet
+from snapshots.names import newest_name
 
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 
@@ -28,24 +30,34 @@ def restore(
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="Into the fleet that this fleet.toml has.")] = None,
     group: Groups = None,
     replace: Annotated[bool, typer.Option("--replace", help="Put existing databases aside, renamed.")] = False,
+    create_roles: Annotated[
+        bool, typer.Option("--create-roles", help="Create the roles that are missing, without login.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Bring the fleet's databases back as they were at an increment."""
     source = command_context(context).load_fleet()
     target = load_fleet(to) if to else source
-    request = RestoreRequest(name, increment, tuple(group or ()), replace)
+    name = newest_name(source, name)
+    request = RestoreRequest(name, increment, tuple(group or ()), replace, create_roles)
     restoring = plan_restore(source, target, request)
     if dry_run:
         with progress(context) as shown:
             check_restore(restoring, shown)
         report = restoring.report
-        document = document_of(report) | {"schema": PLAN_SCHEMA}
+        missing = sorted({f"{t.node.id}: {role}" for t in restoring.targets for role in restoring.missing[t.shard]})
+        document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
         lines = [_called(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
+        lines += [f"would be created without login: role on {role}" for role in missing]
+        lines += [one.text for one in report.open_operations]
         emit(context, document, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
-        report = restore_fleet(restoring, spark, shown)
-    emit(context, document_of(report), lines_of(report))
+        noting = Noting(shown)
+        report = restore_fleet(restoring, spark, noting)
+    # Where progress is not shown nobody has seen the notes yet.
+    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
+    emit(context, document_of(report) | {"warnings": noting.notes}, lines_of(report) + unseen)
 
 
 def document_of(report: RestoreReport) -> dict[str, Any]:
@@ -63,10 +75,12 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
             for n in report.nodes
         ],
         "aside": report.aside,
+        "roles_created": report.roles_created,
         "left_out": report.left_out,
         "not_in_snapshot": [one.to_json() for one in report.not_in_snapshot],
         "slots_dropped": report.slots_dropped,
         "slots_left": report.slots_left,
+        "open_operations": [one.to_json() for one in report.open_operations],
     }
 
 
@@ -75,10 +89,12 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines = [_called(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += [f"put aside on {name}" for name in report.aside]
+    lines += [f"created without login or password: role on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"dropped, as its chain has ended: slot on {name}" for name in report.slots_dropped]
     lines += [f"warning: drop it, or it keeps WAL: slot on {name}" for name in report.slots_left]
+    lines += [one.text for one in report.open_operations]
     if report.aside:
         lines.append(f"earlier snapshots of this fleet get no more increments; {NEW_CHAIN}")
     return lines

@@ -15,7 +15,8 @@ from cli.output import emit
 from fleet.lsn import lsn_to_text
 from snapshots.catalog import Entry, show_snapshot
 from snapshots.commit_file import cut_to_json
-from snapshots.manifest import Chain
+from snapshots.manifest import Chain, Commit
+from snapshots.names import newest_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,8 +27,11 @@ SCHEMA = "cutline/show/1"
 def show(context: typer.Context, name: SnapshotName) -> None:
     """Show one snapshot in full: nodes, groups, increments and their cuts."""
     options = command_context(context)
-    entry, chain = show_snapshot(options.load_fleet(), name)
-    emit(context, document_of(entry, chain), [] if options.json else lines_of(entry, chain))
+    fleet = options.load_fleet()
+    entry, chain, open_operations = show_snapshot(fleet, newest_name(fleet, name))
+    document = document_of(entry, chain) | {"open_operations": [one.to_json() for one in open_operations]}
+    lines = [] if options.json else [*lines_of(entry, chain), *(one.text for one in open_operations)]
+    emit(context, document, lines)
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
@@ -37,11 +41,10 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         **entry_document(entry),
         "fleet": chain.part.fleet_id,
         "baseline": [identity.to_json() for identity in chain.nodes],
-        "group_definitions": {
-            shard: [group.to_json() for group in found] for shard, found in chain.part.groups.items()
-        },
+        "group_definitions": {shard: [group.to_json() for group in found] for shard, found in chain.all_groups.items()},
         "base_positions": {node: lsn_to_text(position) for node, position in chain.part.base.items()},
         "cuts": [cut_to_json(commit.cut) for commit in chain.commits],
+        "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "left_out": [one.to_json() for one in chain.left_out],
         "counts": [dict(commit.counts) for commit in chain.commits],
     }
@@ -55,7 +58,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = [
         f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
         f"{size_text(chain_bytes(chain))}" + (f" — {full.comment}" if full.comment else ""),
-        *([entry.lost.text] if entry.lost else []),
+        *([entry.remark] if entry.remark else []),
         "",
     ]
     nodes = Table("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base", box=None, pad_edge=False)
@@ -67,10 +70,10 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
             identity.database, base,
         )  # fmt: skip
     groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
-    for shard, found in part.groups.items():
+    for shard, found in chain.all_groups.items():
         rows: dict[int, int] = {}
-        for stored in part.objects:
-            for number, count in stored.rows.items() if stored.node == shard else ():
+        for stored in chain.base_objects(shard):
+            for number, count in stored.rows.items():
                 rows[number] = rows.get(number, 0) + count
         for group in found:
             key = ", ".join(column.name for column in group.columns[: group.key_width])
@@ -78,7 +81,18 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
                 shard, group.name, group.identity, key or "none", str(group.partitions),
                 count_text(rows.get(group.number, 0)),
             )  # fmt: skip
-    return [*lines, nodes, "", groups, "", _cuts(chain), *_causes(chain), "", *left_out_lines(chain.left_out)]
+    return [
+        *lines,
+        nodes,
+        "",
+        groups,
+        "",
+        _cuts(chain),
+        *_causes(chain),
+        *_changes(chain),
+        "",
+        *left_out_lines(chain.left_out),
+    ]
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:
@@ -87,6 +101,32 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
         for commit in chain.commits
         for line in causes_lines(commit.cut.causes)
+    ]
+
+
+def _changes_document(commit: Commit) -> list[dict[str, Any]]:
+    """Which definitions of tables began with the commit, and the number of the one that each carries on, if any."""
+    part = commit.schema
+    return [
+        {
+            "node": shard,
+            "group": group.name,
+            "number": group.number,
+            "after": part.successions.get(shard, {}).get(group.number),
+        }
+        for shard, found in (part.groups if part else {}).items()
+        for group in found
+        if part
+    ]
+
+
+def _changes(chain: Chain) -> list[str | RenderableType]:
+    """Which tables changed before which cut, and what became of their rows."""
+    return [
+        f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
+        + ("was copied anew" if one["after"] is None else "has a new definition")
+        for commit in chain.commits
+        for one in _changes_document(commit)
     ]
 
 
@@ -109,7 +149,7 @@ def _cuts(chain: Chain) -> RenderableType:
     for commit in chain.commits:
         positions = " ".join(f"{node} {lsn_to_text(cut.position)}" for node, cut in commit.cut.cut.nodes.items())
         cuts.add_row(
-            str(commit.increment) if commit.increment else "full",
+            (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
             commit.created_at[:19].replace("T", " "),
             seconds_text(commit.seconds),
             f"{commit.cut.seconds * 1000:.1f} ms",

@@ -1,4 +1,4 @@
-"""Running a shard's stored DDL, and setting its sequences."""
+"""Running a shard's stored DDL, filling its materialized views, and setting its sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.connections import connect
+from fleet.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
+from fleet.encodings import RAW, raw_bytes
+from restore.statements import batches
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
@@ -18,7 +20,16 @@ from storage.errors import RefusedError
 FOREIGN_KEY = re.compile(
     r'^ALTER TABLE (?:ONLY )?(?P<table>\S.*)\n    ADD CONSTRAINT (?P<name>".*?") FOREIGN KEY .*?;$', re.MULTILINE
 )
+IDENTIFIER = r'"(?:[^"]|"")+"'
+REFRESH_VIEW = re.compile(rf"^REFRESH MATERIALIZED VIEW (?P<view>{IDENTIFIER}\.{IDENTIFIER});$", re.MULTILINE)
+# pg_dump of 18 writes it for every server.
+TRANSACTION_TIMEOUT = "\nSET transaction_timeout = 0;\n"
 BUILD_SETTINGS = {"maintenance_work_mem": "256MB", "synchronous_commit": "off"}
+SET_QUERY = """
+SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
+  FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
+"""
+SEQUENCES_AT_ONCE = 500
 
 
 class SchemaLoadError(RefusedError):
@@ -26,17 +37,22 @@ class SchemaLoadError(RefusedError):
 
 
 def run_section(node: Node, section: str, script: str) -> None:
-    """Run one section's SQL as a whole; raise SchemaLoadError with the statement's own error."""
-    try:
-        # pg_dump's script sets what it needs; ours would get in the way of functions it checks.
-        with connect(node) as connection:
-            for name, value in BUILD_SETTINGS.items():
-                connection.execute(f"SET {name} = '{value}'")
-            result = connection.pgconn.exec_(script.encode())
+    """Run one section's SQL, raw text, not as a whole; raise SchemaLoadError with the statement's own error."""
+    if not script:
+        return
+    # The server converts the whole of it before it runs the statement that sets another client encoding.
+    with connect(node, client_encoding=RAW) as connection:
+        for name, value in BUILD_SETTINGS.items():
+            connection.execute(f"SET {name} = '{value}'")
+        if connection.info.server_version < TRANSACTION_TIMEOUT_VERSION:
+            script = script.replace(TRANSACTION_TIMEOUT, "\n", 1)
+        for statements in batches(script):
+            result = connection.pgconn.exec_(raw_bytes(statements))
             if result.error_message:
-                raise _refused(node, section, result.error_message.decode(errors="replace"))
-    except psycopg.OperationalError as error:
-        raise _refused(node, section, str(error)) from error
+                message = result.error_message.decode(errors="replace")
+                if connection.broken:
+                    raise unreachable(node, psycopg.OperationalError(message))
+                raise _refused(node, section, message)
 
 
 def _refused(node: Node, section: str, message: str) -> SchemaLoadError:
@@ -49,15 +65,39 @@ def _refused(node: Node, section: str, message: str) -> SchemaLoadError:
 
 def without_foreign_keys(script: str) -> tuple[str, list[str]]:
     """The post-data script without its foreign keys, and their names: a part of the tables may not satisfy them."""
-    names = [f"{match['name']} of {match['table']}" for match in FOREIGN_KEY.finditer(script)]
+    names = [shown(f"{match['name']} of {match['table']}") for match in FOREIGN_KEY.finditer(script)]
     return FOREIGN_KEY.sub("", script), names
 
 
+def views_of(script: str) -> list[str]:
+    """The materialized views that were populated, quoted, in the order in which they depend on each other."""
+    return [match["view"] for match in REFRESH_VIEW.finditer(script)]
+
+
+def refresh_views(node: Node, script: str) -> list[str]:
+    """Fill the materialized views that the script refreshes; return what kept some of them from it, a line each."""
+    problems: list[str] = []
+    if not script:
+        return problems
+    with connect(node, client_encoding=RAW) as connection:
+        for view in views_of(script):
+            try:
+                connection.execute(raw_bytes(f"REFRESH MATERIALIZED VIEW {view}"))
+            except psycopg.Error as error:
+                if connection.broken:
+                    raise unreachable(node, error) from error
+                reason = error.diag.message_primary or " ".join(str(error).split())
+                problems.append(f"node {node.id}: materialized view {shown(view)} is not populated: {reason}")
+    return problems
+
+
+def shown(name: str) -> str:
+    """Raw text as a person may read it."""
+    return raw_bytes(name).decode(errors="backslashreplace")
+
+
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Sequence]) -> None:
-    """Set every sequence that was used to its value."""
-    for sequence in sequences:
-        if sequence.last_value is not None:
-            connection.execute(
-                "SELECT setval(format('%%I.%%I', %s::text, %s::text)::regclass, %s, true)",
-                (sequence.schema, sequence.name, sequence.last_value),
-            )
+    """Put every sequence where it stood, many at a time: each costs a lock, and a commit its flush."""
+    found = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
+    for start in range(0, len(found), SEQUENCES_AT_ONCE):
+        connection.execute(SET_QUERY, tuple(map(list, zip(*found[start : start + SEQUENCES_AT_ONCE], strict=True))))

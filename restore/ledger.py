@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
+from fleet.groups import Group, qualified
 from storage.errors import RefusedError
 
 LEDGER_SCHEMA = "cutline_restore"
 LEDGER = f"{LEDGER_SCHEMA}.ledger"
+# A query holds the locks of all that it counts.
+COUNTED_AT_ONCE = 100
 
 
 class LoadError(RefusedError):
@@ -22,3 +27,32 @@ def create_ledger(connection: psycopg.Connection[Any]) -> None:
     connection.execute(
         f"CREATE TABLE {LEDGER} (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
     )
+
+
+def check_counts(
+    connection: psycopg.Connection[Any], node: str, groups: Sequence[Group], roots: Mapping[int, str]
+) -> int:
+    """Count the rows of all tables and return their sum; raise LoadError where the ledger has another number.
+
+    Those of a group that is loaded by way of its root may be in any of the root's partitions.
+    """
+    loaded = dict(connection.execute(f"SELECT groupno, sum(rows)::bigint FROM {LEDGER} GROUP BY groupno").fetchall())
+    expected: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for group in groups:
+        root = roots.get(group.number)
+        table = root or f"ONLY {qualified(group)}"
+        names[table] = root or group.name
+        expected[table] = expected.get(table, 0) + loaded.get(group.number, 0)
+    tables = list(expected)
+    for start in range(0, len(tables), COUNTED_AT_ONCE):
+        some = tables[start : start + COUNTED_AT_ONCE]
+        counts = (f"SELECT {number}, count(*) FROM {table}" for number, table in enumerate(some))
+        for number, found in connection.execute(sql.SQL(" UNION ALL ".join(counts))).fetchall():
+            if found != expected[some[number]]:
+                name = names[some[number]]
+                raise LoadError(
+                    f"node {node}: {name} has {found} rows, and {expected[some[number]]} were loaded",
+                    details={"node": node, "group": name},
+                )
+    return sum(expected.values())

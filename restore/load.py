@@ -7,9 +7,9 @@ as often as it likes: one that is in the ledger is not loaded again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,15 @@ from psycopg import sql
 
 from fleet.config import Node
 from fleet.connections import connect, unreachable
+from fleet.encodings import RAW
 from fleet.groups import Group, column_list, qualified
 from restore.ledger import LEDGER, LoadError
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
-from snapshots.overlay import KeySet, column_of
-from snapshots.sources import PROBLEM, BaseSource, read_table
-from storage.errors import SnapshotError, report_of
+from snapshots.changed_keys import Keys
+from snapshots.overlay import column_of, runs
+from snapshots.sources import PROBLEM, BaseSource, problem_of, read_present
+from storage.errors import ReportedError, SnapshotError, report_of
 from storage.open import open_store
 
 WRITE_BYTES = 1 << 20
@@ -33,10 +35,15 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A database to load into, and the groups that are loaded there, by number."""
+    """A database to load into, and the groups that are loaded there, by number; `roots` for restore/partitions.py."""
 
     node: Node
     groups: Mapping[int, Group]
+    roots: Mapping[int, str] = field(default_factory=dict)
+
+    def only(self, numbers: Iterable[int]) -> LoadTarget:
+        """The same database with those of its groups that are among `numbers`."""
+        return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class BaseLoadTask:
     target: LoadTarget
     changed: Any
     store_url: str
-    store_options: Mapping[str, Any]
+    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +68,11 @@ class LoadReport:
 def load_base(task: BaseLoadTask) -> LoadReport:
     """Load the rows of the object that still hold."""
     try:
-        table = read_table(open_store(task.store_url, task.store_options), task.base.source, BASE_SCHEMA)
-        changed: Mapping[int, KeySet] = task.changed.value if task.changed is not None else {}
+        tables = read_present(open_store(task.store_url, task.store_options), task.base, BASE_SCHEMA)
+        changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
             loader = Loader(connection, task.target, task.base.source.key)
-            for batch in table.to_batches():
+            for batch in (batch for table in tables for batch in table.to_batches()):
                 holds = rows_that_hold(batch, task.base, changed)
                 loader.add(batch if holds.all() else batch.filter(pa.array(holds)))
             loader.finish()
@@ -107,20 +114,21 @@ class Loader:
         """Send the batch's rows (columns group and row), each group's in one COPY."""
         if self._is_loaded or len(batch) == 0:
             return
-        group = np.asarray(batch.column("group").to_numpy())
-        numbers = np.unique(group)
-        for number in numbers:
-            if int(number) not in self._target.groups:
-                continue
-            lines = batch.column("row")
-            if len(numbers) > 1:
-                lines = lines.filter(pa.array(group == number))
-            self._copy(self._target.groups[int(number)], lines)
+        lines, group = batch.column("row"), np.asarray(batch.column("group").to_numpy())
+        if np.any(group[1:] < group[:-1]):
+            order = np.argsort(group, kind="stable")
+            lines, group = lines.take(pa.array(order)), group[order]
+        for rows in runs(group):
+            if (number := int(group[rows.start])) in self._target.groups:
+                self._copy(self._target.groups[number], lines.slice(rows.start, rows.stop - rows.start))
 
     def _copy(self, group: Group, lines: pa.Array) -> None:
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
-        statement = f"COPY {qualified(group)} ({column_list(group)}) FROM STDIN"
+        table = self._target.roots.get(group.number) or qualified(group)
+        # Without columns there is no list: a table may have none, or only generated ones.
+        columns = f" ({column_list(group)})" if group.columns else ""
+        statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}')"
         cursor = self._connection.cursor()
         with cursor.copy(sql.SQL(statement)) as copy:
             for start in range(0, len(data), WRITE_BYTES):
@@ -135,8 +143,8 @@ class Loader:
 
     def finish(self) -> None:
         """Enter into the ledger what was sent."""
-        for number, rows in self._rows.items():
-            self._connection.execute(f"INSERT INTO {LEDGER} VALUES (%s, %s, %s)", (self._task, number, rows))
+        entries = f"INSERT INTO {LEDGER} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
+        self._connection.execute(entries, (self._task, list(self._rows), list(self._rows.values())))
 
 
 def load_images(
@@ -168,6 +176,8 @@ def load_images(
 def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> None:
     lacking = np.flatnonzero(np.asarray(batch.column("group").to_numpy()) == PROBLEM)
     if len(lacking):
+        if report := problem_of(batch.column("row")[int(lacking[0])].as_py()):
+            raise ReportedError(report)
         node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(

@@ -14,19 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.config import Fleet
-from fleet.connections import connect
-from fleet.groups import Group, matches, qualified
+from fleet.groups import Group, matches
 from fleet.left_out import LeftOut
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
 from fleet.watch import watched
-from restore.ddl import run_section, set_sequences, without_foreign_keys
-from restore.ledger import LEDGER, LEDGER_SCHEMA, LoadError, create_ledger
+from restore.build import create_empty, finish, read_scripts
+from restore.roles import create_roles, missing_roles
 from restore.target import (
     Target,
     TargetUnfitError,
     check_target,
-    create_database,
     drop_loading,
     locked_targets,
     publish_all,
@@ -34,26 +32,29 @@ from restore.target import (
     target_of,
 )
 from snapshots.commits import read_chain
-from snapshots.damage import ObjectDamagedError
 from snapshots.jobs import SparkSource
+from snapshots.leases import leased
 from snapshots.manifest import Chain
-from snapshots.operations import Operation, new_operation, recorded
-from snapshots.schema import read_schema
-from snapshots.store_identity import read_identity
-from storage.digest import digest
+from snapshots.open_operations import OpenOperation, read_open_operations, told_where_missing
+from snapshots.operations import Operation, new_operation
+from snapshots.store_identity import check_of_fleet, read_identity
 from storage.errors import SnapshotError, UsageError
 from storage.open import open_store
-from storage.store import ObjectMissingError, ObjectStore
+from storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What to restore: a snapshot at an increment (None: the newest), `groups` by pattern, and over what."""
+    """What to restore: a snapshot at an increment (None: the newest), `groups` by pattern, and over what.
+
+    `create_roles`: make the roles that a target lacks.
+    """
 
     name: str
     increment: int | None = None
     groups: tuple[str, ...] = ()
     replace: bool = False
+    create_roles: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +71,9 @@ class NodeReport:
 class RestoreReport:
     """What a restore did. `aside`: where existing databases went; `left_out`: what was not restored, by name.
 
-    `not_in_snapshot`: what there was not to restore.
+    `not_in_snapshot`: what there was not to restore; `open_operations`: those of the snapshot that had no outcome.
     `slots_dropped` are those of the chains that ended with the databases put aside; `slots_left` could not be dropped.
+    `roles_created` (`node: role`) stay where the restore fails.
     """
 
     snapshot: str
@@ -86,11 +88,13 @@ class RestoreReport:
     not_in_snapshot: tuple[LeftOut, ...] = ()
     slots_dropped: list[str] = field(default_factory=list)
     slots_left: list[str] = field(default_factory=list)
+    open_operations: tuple[OpenOperation, ...] = ()
+    roles_created: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Restoring:
-    """One restore under way."""
+    """One restore under way. `missing` are the roles that targets lack, `roots` for restore/partitions.py: by shard."""
 
     chain: Chain
     store: ObjectStore
@@ -99,6 +103,8 @@ class Restoring:
     request: RestoreRequest
     operation: Operation
     report: RestoreReport
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    roots: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def groups(self, shard: str) -> list[Group]:
         """The shard's groups that are restored."""
@@ -109,8 +115,12 @@ class Restoring:
 def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Restoring:
     """Read the chain and find every shard's target, contacting only the store."""
     store = open_store(source.store_url, source.store_options)
-    read_identity(store, source)
-    chain = read_chain(store, request.name, request.increment)
+    identity = read_identity(store, source)
+    open_operations = read_open_operations(store, request.name)
+    with told_where_missing(open_operations):
+        chain = read_chain(store, request.name, request.increment)
+    check_of_fleet(chain, identity)
+    chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
     operation = new_operation("restore", request.name, chain.last.increment, tuple(shards))
     known = {node.id: node for node in target.primaries}
@@ -125,7 +135,7 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     report = RestoreReport(
         request.name, chain.last.increment, operation.id, [NodeReport(t.node.id, t.database) for t in targets]
     )
-    report.not_in_snapshot = chain.left_out
+    report.not_in_snapshot, report.open_operations = chain.left_out, open_operations
     report.bytes = sum(sum(commit.object_sizes.values()) for commit in chain.commits)
     restoring = Restoring(
         chain, store, (source.store_url, dict(source.store_options)), targets, request, operation, report
@@ -150,13 +160,10 @@ def _check(restoring: Restoring, connections: Mapping[str, Any]) -> None:
     seen: dict[str, str] = {}
     for target in restoring.targets:
         source = part.baseline[target.shard]
-        place = check_target(
-            target,
-            connections[target.shard],
-            source,
-            part.roles[target.shard],
-            replace=restoring.request.replace,
-        )
+        connection = connections[target.shard]
+        roles, may_create = restoring.chain.roles(target.shard), restoring.request.create_roles
+        place = check_target(target, connection, source, replace=restoring.request.replace)
+        restoring.missing[target.shard] = missing_roles(target, connection, roles, may_create=may_create)
         if place in seen:
             raise TargetUnfitError(
                 f"nodes {seen[place]} and {target.node.id} are the same database of one server",
@@ -174,19 +181,30 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
         locked_targets(restoring.targets) as connections,
     ):
         _check(restoring, connections)
-        scripts = {t.shard: _scripts(restoring, t.shard) for t in restoring.targets}
-        spark.begin()
-        # Imported once the checks have passed: a refusal must not wait for Arrow.
-        from restore.rows import load_rows
+        with leased(restoring.store, restoring.operation, progress):
+            scripts = {t.shard: read_scripts(restoring, t.shard) for t in restoring.targets}
+            spark.begin()
+            # Imported once the checks have passed: a refusal must not wait for Arrow.
+            from restore.rows import load_rows
 
-        with recorded(restoring.store, restoring.operation):
             try:
                 progress.step("create databases")
-                in_parallel(lambda target: _create(restoring, target, connections, scripts), restoring.targets)
+                for target in restoring.targets:
+                    missing = restoring.missing[target.shard]
+                    restoring.report.roles_created += create_roles(target, connections[target.shard], missing)
+                in_parallel(
+                    lambda one: create_empty(restoring, one, connections[one.shard], scripts[one.shard]),
+                    restoring.targets,
+                )
                 load_rows(restoring, spark, progress, watch)
                 progress.step("indexes and constraints")
                 with ThreadPoolExecutor(max_workers=len(restoring.targets)) as threads:
-                    list(threads.map(lambda target: _finish(restoring, target, scripts), restoring.targets))
+                    ends = [
+                        threads.submit(finish, restoring, one, scripts[one.shard], progress)
+                        for one in restoring.targets
+                    ]
+                    for end in ends:
+                        end.result()
                 progress.step("publish")
                 restoring.report.aside = publish_all(restoring.targets, connections)
                 if restoring.report.aside:
@@ -200,63 +218,3 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
     report.rows = sum(node.rows for node in report.nodes)
     report.seconds = time.monotonic() - began
     return report
-
-
-def _scripts(restoring: Restoring, shard: str) -> dict[str, str]:
-    """A shard's DDL by section."""
-    found: dict[str, str] = {}
-    for stored in restoring.chain.part.objects:
-        if stored.node != shard or stored.kind == "base":
-            continue
-        try:
-            body = restoring.store.read(stored.key)
-        except ObjectMissingError:
-            body = b""
-        if digest(body) != stored.digest:
-            kind = "digest" if body else "missing"
-            raise ObjectDamagedError(key=stored.key, kind=kind, node=shard, detail="its DDL is not as committed")
-        found[stored.kind] = read_schema(body)
-    if restoring.request.groups:
-        found["post-data"], left_out = without_foreign_keys(found["post-data"])
-        restoring.report.left_out += [f"foreign key {name} on {shard}" for name in left_out]
-    return found
-
-
-def _create(
-    restoring: Restoring,
-    target: Target,
-    connections: Mapping[str, Any],
-    scripts: Mapping[str, dict[str, str]],
-) -> None:
-    create_database(target, connections[target.shard], restoring.chain.part.baseline[target.shard])
-    run_section(target.loaded, "pre-data", scripts[target.shard]["pre-data"])
-    with connect(target.loaded) as connection:
-        create_ledger(connection)
-
-
-def _finish(restoring: Restoring, target: Target, scripts: Mapping[str, dict[str, str]]) -> None:
-    """Indexes, keys and triggers, sequences; then the rows are counted against the ledger."""
-    began = time.monotonic()
-    run_section(target.loaded, "post-data", scripts[target.shard]["post-data"])
-    with connect(target.loaded) as connection:
-        set_sequences(connection, restoring.chain.sequences(target.shard))
-        loaded = dict(
-            connection.execute(f"SELECT groupno, sum(rows)::bigint FROM {LEDGER} GROUP BY groupno").fetchall()
-        )
-        rows = 0
-        for group in restoring.groups(target.shard):
-            rows += _counted(target, connection, group, loaded.get(group.number, 0))
-        connection.execute(f"DROP SCHEMA {LEDGER_SCHEMA} CASCADE")
-    report = next(node for node in restoring.report.nodes if node.node == target.node.id)
-    report.rows = rows
-    report.seconds += time.monotonic() - began
-
-
-def _counted(target: Target, connection: Any, group: Group, expected: int) -> int:
-    (count,) = connection.execute(f"SELECT count(*) FROM ONLY {qualified(group)}").fetchone()
-    if count != expected:
-        raise LoadError(
-            f"node {target.node.id}: {group.name} has {count} rows, and {expected} were loaded",
-            details={"node": target.node.id, "group": group.name},
-        )
-    return int(count)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from fleet.progress import Progress
 from fleet.watch import Watch
+from restore.large_objects import load_large_objects
 from restore.load import BaseLoadTask, LoadTarget, load_base, load_images
 from snapshots.folding import Fold, fold
 from snapshots.jobs import SparkSource, job_progress, raise_first, run_tasks
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from restore.restore import Restoring
 
 LOADED_ROWS = "rows bigint, problem string"
+# A batch costs a COPY for each group that is in it: with more groups they are better sorted than mixed.
+MIXED_GROUPS_MAX = 100
 
 
 def load_rows(restoring: Restoring, spark: SparkSource, progress: Progress, watch: Watch) -> None:
@@ -45,10 +48,15 @@ def _load_rows(restoring: Restoring, session: SparkSession, progress: Progress) 
     try:
         raise_first(folded.problems)
         targets = {
-            number: LoadTarget(target.loaded, {g.number: g for g in restoring.groups(target.shard)})
+            number: LoadTarget(
+                target.loaded,
+                {g.number: g for g in restoring.groups(target.shard)},
+                restoring.roots.get(target.shard, {}),
+            )
             for number, target in enumerate(restoring.targets)
         }
         _load_bases(restoring, session, sources, (folded, targets), progress)
+        load_large_objects(restoring, session, progress)
         if folded.images is not None:
             progress.step("load changes")
             _load_images(session, folded.images, targets, progress)
@@ -67,9 +75,9 @@ def _load_bases(
     url, options = restoring.location
     changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
     tasks = [
-        BaseLoadTask(base, targets[base.source.number], changed.get(base.source.number), url, options)
+        BaseLoadTask(base, target, changed.get(base.source.number), url, options)
         for base in sources.bases
-        if targets[base.source.number].groups.keys() & base.rows.keys()
+        if (target := targets[base.source.number].only(base.groups)).groups
     ]
     progress.step("load base", total=len(tasks), unit="objects")
     reports = run_tasks(session, load_base, tasks, progress)
@@ -88,6 +96,8 @@ def _load_images(session: SparkSession, images: Any, targets: dict[int, LoadTarg
     # By number, so that no planner changes what a partition holds when a task is repeated.
     parts = max(session.sparkContext.defaultParallelism, 2)
     spread = images.select("node", "group", "row", "key").repartition(parts, "node", "group", "key", "row")
+    if sum(len(target.groups) for target in targets.values()) > MIXED_GROUPS_MAX:
+        spread = spread.sortWithinPartitions("node", "group")
     with job_progress(session, progress):
         reports = spread.mapInArrow(load, LOADED_ROWS).collect()  # a row per partition
     raise_first([json.loads(report["problem"]) if report["problem"] else None for report in reports])

@@ -105,7 +105,6 @@ def check_target(
     target: Target,
     connection: psycopg.Connection[Any],
     source: NodeIdentity,
-    roles: tuple[str, ...],
     *,
     replace: bool,
 ) -> str:
@@ -127,14 +126,6 @@ def check_target(
         raise TargetUnfitError(
             f"node {node}: role {connection.info.user} may not create databases",
             hint=f'ALTER ROLE "{connection.info.user}" CREATEDB;',
-        )
-    known = {row[0] for row in connection.execute("SELECT rolname FROM pg_roles")}
-    missing = [role for role in roles if role not in known]
-    if missing:
-        raise TargetUnfitError(
-            f"node {node} lacks roles that the snapshot's tables belong to: {', '.join(missing)}",
-            hint="\n".join(f'CREATE ROLE "{role}";' for role in missing),
-            details={"node": node, "roles": missing},
         )
     if not replace and target.database in databases(connection):
         raise TargetExistsError(

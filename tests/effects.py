@@ -37,7 +37,7 @@ OBJECTS: Mapping[str, str] = {
     r"snapshots/[^/]+/wal/.*": "segment",
     r"snapshots/[^/]+/lost/.*": "mark of a lost chain",
     r"baselines/\d+\.json": "baseline",
-    r"snapshots/[^/]+/(snapshot|increments/\d+)\.json": "commit",
+    r"snapshots/[^/]+/(snapshot|increments/\d+)(\.\d+)?\.json": "commit",
 }
 CHANGING: Mapping[str, str] = {
     "pg_try_advisory_lock": "lock",
@@ -48,18 +48,26 @@ CHANGING: Mapping[str, str] = {
     "pg_drop_replication_slot": "slot dropped",
     "pg_terminate_backend": "session ended",
 }
+# What makes a database read-only, and writes down how it was, does so in one transaction.
+FREEZING = re.compile(
+    r"ALTER (DATABASE|ROLE \S+ IN DATABASE) \S+ SET default_transaction_read_only = "
+    r"|COMMENT ON PUBLICATION \S+ IS "
+)
+PUBLISHING = re.compile(r"ALTER PUBLICATION \S+ ADD TABLE ")
 MARKER = "pg_logical_emit_message"
 READING_WORDS = (
-    r"select|with|copy .* to stdout|begin|start transaction|commit|rollback|set|show|identify_system|close|deallocate",
+    r"select|with|copy .* to stdout|begin|start transaction|commit|rollback|savepoint|release|set|show",
+    r"identify_system|close|deallocate",
     r"lock table .* in access share mode|prepare|execute",
 )
 READING = re.compile(rf"({'|'.join(READING_WORDS)})\b", re.DOTALL | re.IGNORECASE)
 # Volatile by PostgreSQL's catalog only because what they read changes.
 ONLY_READING = {
     "pg_logical_slot_peek_binary_changes", "pg_last_wal_replay_lsn", "pg_current_wal_lsn", "pg_sequence_last_value",
+    "pg_get_sequence_data",
     "pg_get_replication_slots", "pg_relation_size", "pg_table_size", "pg_total_relation_size", "set_config",
     "pg_is_in_recovery", "pg_control_system", "pg_control_checkpoint", "pg_control_recovery",
-    "pg_current_wal_flush_lsn",
+    "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "clock_timestamp",
 }  # fmt: skip
 
 
@@ -91,10 +99,12 @@ class Effects:
         return {*self._objects(), *self._statements(), *self._snapshots()}
 
     def _objects(self) -> Iterator[str]:
-        keys = set(open_store(self.fleet.store_url, self.fleet.store_options).list(""))
+        store = open_store(self.fleet.store_url, self.fleet.store_options)
+        keys = set(store.list(""))
         for key in keys - self.keys:
             kinds = [kind for pattern, kind in OBJECTS.items() if re.fullmatch(pattern, key)]
-            yield kinds[0] if kinds else f"object {key}"
+            kind = kinds[0] if kinds else f"object {key}"
+            yield "void" if kind == "commit" and b"cutline/void/" in store.read(key) else kind
         yield from (f"{key} deleted" for key in self.keys - keys)
         self.keys = keys
 
@@ -119,6 +129,10 @@ class Effects:
     def kinds_of(self, statement: str) -> list[str]:
         """The kinds of what the statement does; none if it only reads."""
         words = {word.lower() for word in re.findall(r"\w+", statement)}
+        if FREEZING.match(statement):
+            return ["freeze"]
+        if PUBLISHING.match(statement):
+            return ["table published"]
         known = [kind for word, kind in CHANGING.items() if word in words]
         if known or MARKER in words:
             return known

@@ -1,6 +1,7 @@
-"""`snapshot …` as a process that ends itself at a point: python -m tests.fault_command SIGNAL POINT COUNT -- WORDS.
+"""`snapshot …` as a process that signals itself at a point: python -m tests.fault_command SIGNAL POINT COUNT -- WORDS.
 
-It writes the numbers of the processes it has started to stdout first: those must end too.
+It writes the numbers of the processes it has started to stdout first: those must end too. There is one more point than
+a create has: ABOUT_TO_COMMIT, when all is checked and the next thing is the put of the commit.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import signal
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import cli.create
 import cli.main
+import snapshots.publishing
 from tests.watching import Reached, Watching
+
+ABOUT_TO_COMMIT = "about to put the commit"
 
 
 def children() -> list[str]:
@@ -35,7 +40,14 @@ def main() -> None:
             sys.stdout.flush()
             os.kill(os.getpid(), signal.Signals[number])
 
-    cli.create.progress = lambda _context: nullcontext(Watching(then))
+    watching, check = Watching(then), snapshots.publishing.check_predecessor
+
+    def check_predecessor(*arguments: Any) -> None:
+        check(*arguments)
+        watching.reached(ABOUT_TO_COMMIT)
+
+    snapshots.publishing.check_predecessor = check_predecessor
+    cli.create.progress = lambda _context: nullcontext(watching)
     sys.argv = ["snapshot", *words]
     cli.main.main()
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from fleet.connections import with_database
+from fleet.frozen import read_record
+from fleet.progress import Silent
 from snapshots.commits import increment_numbers, read_chain
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.operations import Operation, pending
+from snapshots.read_only import resume_fleet
 from storage.errors import BusyError, SnapshotError
 from storage.open import open_store
 from tests.faults import mended_after
 from tests.sights import Sight, sighting
-from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
+from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies, transfers_taken_back
 from tests.watching import Reached, Watching
 from wal.slots import drop_slot, slot_name
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from fleet.config import Fleet
+    from fleet.embedded import EmbeddedFleet
     from snapshots.manifest import Commit
     from storage.store import ObjectStore
     from tests.faults import Mend, Place
@@ -43,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 COMMAND_SECONDS_MAX = 60
 # A process starts Spark too, on a machine that may be doing other things.
 PROCESS_SECONDS_MAX = 150
-QUIET_SECONDS_MAX = 30
+QUIET_SECONDS_MAX = 60
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
 JOURNAL = """
@@ -105,8 +109,15 @@ class World:
                 with psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=5000") as connection:
                     query = "INSERT INTO journal SELECT %s, %s, n FROM generate_series(1, 3) AS n"
                     connection.execute(query, (tag, number))
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
                 continue
+
+    def add_table(self, name: str) -> None:
+        """A table that no publication has yet, with rows."""
+        for dsn in self.place.servers.dsns():
+            with psycopg.connect(dsn) as connection:
+                connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)".encode())
+                connection.execute(f"INSERT INTO {name} SELECT generate_series(1, 5)".encode())
 
     def prepare(self, tag: str) -> None:
         """One transaction, prepared on all shards."""
@@ -123,13 +134,13 @@ class World:
 
     # What the operator does.
 
-    def create(self, name: str, watching: Watching, *, incremental: bool) -> Commit:
+    def create(self, name: str, watching: Watching, *, incremental: bool, terminal: bool = False) -> Commit:
         """Run the command in this process."""
-        request = CreateRequest(name, retries=RETRIES, wait_seconds=WAIT_SECONDS)
+        request = CreateRequest(name, retries=RETRIES, wait_seconds=WAIT_SECONDS, terminal=terminal)
         return (create_increment if incremental else create_full)(self.fleet, request, Ready(self.spark), watching)
 
     def create_under(
-        self, name: str, at: tuple[str, int] | Sight, fault: Callable[[Place], Mend], *, incremental: bool
+        self, name: str, at: tuple[str, int] | Sight, fault: Callable[[Place], Mend], **kind: bool
     ) -> Ended:
         """Run the command in this process, with the fault from a point or sight on; mend it when all is over."""
         mends: list[Mend] = []
@@ -150,15 +161,16 @@ class World:
             if isinstance(at, Sight):
                 stack.enter_context(sighting(at, self.place.servers, self.store, begin))
             try:
-                commit = self.create(name, watching, incremental=incremental)
+                commit = self.create(name, watching, **kind)
             except SnapshotError as raised:
                 error = raised
         assert mends, f"{at} was not reached: {error}"
         return Ended(commit, error, watching, hung.is_set())
 
-    def create_killed(self, name: str, at: tuple[str, int], number: str, *, incremental: bool) -> int:
+    def create_killed(self, name: str, at: tuple[str, int], number: str, **kind: bool) -> int:
         """Run the command as a process that gets the signal at a point; its exit code, once all it started ended."""
-        words = ["create", name, *(["--incremental"] if incremental else []), "--wait", str(WAIT_SECONDS)]
+        words = ["create", name, *(f"--{option}" for option, is_so in kind.items() if is_so)]
+        words += ["--wait", str(WAIT_SECONDS)]
         program = [sys.executable, "-m", "tests.fault_command", number, at[0], str(at[1]), "--"]
         done = subprocess.run(
             [*program, "--fleet", str(self.fleet.path), *words],
@@ -192,7 +204,26 @@ class World:
                     raise
                 time.sleep(0.2)
 
+    def resume(self) -> list[str]:
+        """Let the fleet accept writes again, as soon as nothing of a killed command is left; the nodes that did not."""
+        deadline = time.monotonic() + QUIET_SECONDS_MAX
+        while True:
+            try:
+                return [one.node for one in resume_fleet(self.fleet, Silent()).thawed]
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
     # How it is.
+
+    def frozen(self) -> list[str]:
+        """The primaries that accept no writes."""
+        found: list[str] = []
+        for node in self.place.servers.primaries:
+            with psycopg.connect(node.dsn()) as connection:
+                found += [node.id] if read_record(connection) else []
+        return found
 
     def newest(self, name: str) -> int | None:
         """The newest increment of a snapshot that `list` would show; None if it does not show it."""
@@ -225,7 +256,7 @@ class World:
 
     def left_behind(self) -> list[str]:
         """What a command has left on the nodes that no chain needs."""
-        found: list[str] = []
+        found = [f"{node}: read-only" for node in self.frozen()]
         for node in self.place.servers.nodes:
             with psycopg.connect(node.dsn(), autocommit=True) as connection:
                 found += [f"{node.id}: session {row[0]}" for row in connection.execute(SESSIONS_QUERY)]
@@ -243,18 +274,39 @@ class World:
         self.next(name)
         self.check_restored(name)
 
-    def check_restored(self, name: str) -> None:
-        """The newest state of the chain is what the shards hold now."""
+    def truth(self) -> list[dict[str, bytes]]:
+        """What every shard holds now, as PostgreSQL prints it."""
+        return [sorted_copies(node.dsn) for node in self.fleet.primaries]
+
+    def check_restored(
+        self, name: str, increment: int | None = None, truth: list[dict[str, bytes]] | None = None
+    ) -> None:
+        """The chain at the increment (None: the newest) is the truth (None: what the shards hold now)."""
         nodes = tuple(with_database(node, RESTORED) for node in self.fleet.primaries)
         target = replace(self.fleet, nodes=nodes)
         try:
-            self.runs.restore(name, target)
-            for source, copy in zip(self.fleet.primaries, target.primaries, strict=True):
-                assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
+            self.runs.restore(name, target, increment)
+            found = [sorted_copies(copy.dsn) for copy in target.primaries]
+            assert found == (self.truth() if truth is None else truth), f"{name} at {increment}"
         finally:
             for node in self.place.servers.primaries:
                 with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
                     connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
+
+
+@contextmanager
+def journalled(servers: EmbeddedFleet) -> Iterator[None]:
+    """Have the journal on all shards for the block."""
+    for dsn in servers.dsns():
+        with psycopg.connect(dsn) as connection:
+            connection.execute(JOURNAL)
+    try:
+        with transfers_taken_back(servers.dsns()):
+            yield
+    finally:
+        for dsn in servers.dsns():
+            with psycopg.connect(dsn) as connection:
+                connection.execute("DROP TABLE journal")
 
 
 def eventually(left: Callable[[], object]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
 
+from storage.digest import PIECE_BYTES
 from storage.probe import probe_store
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 
 THREADS = 16
 MEBIBYTE = 2**20
+CLOCKS_DIFFER = timedelta(minutes=2)
 BAD_KEYS = [
     "",
     "/a",
@@ -170,3 +174,26 @@ class ObjectStoreContract:
     def test_it_passes_the_probe_which_leaves_nothing(self, store: ObjectStore) -> None:
         probe_store(store)
         assert store.list("") == []
+
+    def test_an_inventory_tells_sizes_and_times_of_what_is_listed(self, store: ObjectStore) -> None:
+        before = datetime.now(UTC) - CLOCKS_DIFFER
+        for key, size in (("a/1", 0), ("a/b/2", 5), ("c", 7)):
+            store.create(key, b"x" * size)
+        assert [(one.key, one.size) for one in store.inventory("")] == [("a/1", 0), ("a/b/2", 5), ("c", 7)]
+        assert [one.key for one in store.inventory("a")] == store.list("a")
+        assert all(before < one.created_at < datetime.now(UTC) + CLOCKS_DIFFER for one in store.inventory(""))
+        assert store.inventory("nothing") == []
+
+    @pytest.mark.parametrize("size", [0, 3, PIECE_BYTES, PIECE_BYTES + 1])
+    def test_a_digest_is_the_sha256_of_the_bytes(self, store: ObjectStore, size: int) -> None:
+        body = (bytes(range(256)) * (size // 256 + 1))[:size]
+        store.create("object", body)
+        assert store.digest("object") == hashlib.sha256(body).hexdigest()
+        with pytest.raises(ObjectMissingError):
+            store.digest("nothing")
+
+    def test_a_create_that_is_done_leaves_nothing_unfinished(self, store: ObjectStore) -> None:
+        store.create("object", b"x")
+        with pytest.raises(ObjectExistsError):
+            store.create("object", b"y")
+        assert store.unfinished() == []

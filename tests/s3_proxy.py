@@ -7,23 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 ANSWER_SECONDS_MAX = 30
+CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one put: whether the server gets it, and the answer; status 0 is none at all."""
+    """What happens to one request: whether the server gets it, and the answer; status 0 is none at all.
+
+    `of` is the S3 operation that meets it, where its path has the text `key`. With `ends_early` the server's own answer
+    ends in the middle of its body. What is `held` waits on the way until that is set, and is then as any other request;
+    of what is `late` the answer is lost at once, and the server gets it when that is set. `then` is done after all.
+    """
 
     arrives: bool
     status: int = 0
     code: str = ""
+    of: str = "PutObject"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ends_early: bool = False
+    key: str = ""
+    held: threading.Event | None = None
+    late: threading.Event | None = None
+    then: Callable[[], None] | None = None
 
 
 REQUEST_LOST = Fault(arrives=False)
@@ -32,24 +50,115 @@ ANSWER_LOST = Fault(arrives=True)
 
 @dataclass(slots=True)
 class S3Proxy:
-    """A running proxy. The next puts meet `faults` in turn; `puts` counts all that came.
+    """A running proxy. The next requests of the right kind meet `faults` in turn; `asked` counts all that came.
 
     Requests of every kind meet `outage` while there is one, take `delay_seconds` longer, and wait while `answering`
-    is not set: those that waited are lost.
+    is not set: those that waited are lost. The access keys in `expired` are refused as S3 refuses an old token, the
+    operations in `forbidden` as it refuses what a policy does not allow. `puts_headers` are those of all puts,
+    `holding` the paths of what is held, and `came_late` what the server said to what was late.
     """
 
     endpoint_url: str
     faults: list[Fault] = field(default_factory=list)
-    puts: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
     outage: Fault | None = None
+    expired: set[str] = field(default_factory=set)
+    forbidden: frozenset[str] = frozenset()
+    puts_headers: list[dict[str, str]] = field(default_factory=list)
+    holding: list[str] = field(default_factory=list)
+    came_late: list[int] = field(default_factory=list)
     delay_seconds: float = 0
     answering: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def next_fault(self) -> Fault | None:
+    @property
+    def puts(self) -> int:
+        """The puts that came."""
+        return self.asked["PutObject"]
+
+    def forget(self) -> None:
+        """Begin anew: no faults, and nothing counted."""
+        self.faults.clear()
+        self.asked.clear()
+        self.expired.clear()
+
+    def next_fault(self, operation: str, path: str, headers: Message) -> Fault | None:
         with self.lock:
-            self.puts += 1
-            return self.faults.pop(0) if self.faults else None
+            self.asked[operation] += 1
+            if operation == "PutObject":
+                self.puts_headers.append(dict(headers.items()))
+            if any(f"Credential={key}/" in headers.get("Authorization", "") for key in self.expired):
+                return EXPIRED
+            if operation in self.forbidden:
+                return FORBIDDEN
+            for fault in self.faults:
+                if fault.of == operation and fault.key in path:
+                    self.faults.remove(fault)
+                    return fault
+            return self.outage
+
+    def passes(self, fault: Fault, path: str) -> bool:
+        """Whether the server's own answer is sent, once what is held may go on."""
+        if fault.held:
+            self.holding.append(path)
+            fault.held.wait()
+        return fault.ends_early or fault.held is not None
+
+    def carry_out(self, fault: Fault, ask: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
+        """Let the server get the request now, later or never; its answer is lost."""
+        if fault.late:
+            threading.Thread(target=self.let_arrive, args=(ask, fault.late), daemon=True).start()
+        if fault.arrives:
+            ask()
+        if fault.then:
+            fault.then()
+
+    def let_arrive(self, ask: Callable[[], tuple[int, dict[str, str], bytes]], when: threading.Event) -> None:
+        """Send on what is late, when it is time."""
+        when.wait()
+        self.came_late.append(ask()[0])
+
+
+EXPIRED = Fault(arrives=False, status=400, code="ExpiredToken")
+FORBIDDEN = Fault(arrives=False, status=403, code="AccessDenied")
+
+
+def operation_of(command: str, path: str) -> str:
+    """S3's name for a request; source: Amazon S3 API Reference."""
+    query = parse_qs(urlsplit(path).query, keep_blank_values=True)
+    if "uploadId" in query:
+        return {"PUT": "UploadPart", "POST": "CompleteMultipartUpload", "DELETE": "AbortMultipartUpload"}.get(
+            command, "ListParts"
+        )
+    if "uploads" in query:
+        return "CreateMultipartUpload" if command == "POST" else "ListMultipartUploads"
+    if "versions" in query:
+        return "ListObjectVersions"
+    if "list-type" in query:
+        return "ListObjectsV2"
+    names = {"PUT": "PutObject", "GET": "GetObject", "HEAD": "HeadObject", "DELETE": "DeleteObject"}
+    return names.get(command, command)
+
+
+class Listener(ThreadingHTTPServer):
+    """A server that takes a connection's end as what the tests are about: clients give up, and are killed."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def asked(server_url: str, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    """The server's own answer to the request: status, headers, body."""
+    address = urlsplit(server_url)
+    connection = CONNECTIONS[address.scheme](address.netloc, timeout=ANSWER_SECONDS_MAX)
+    try:
+        headers = {name: text for name, text in request.headers.items() if name.lower() != "expect"}
+        connection.request(request.command, request.path, body=body, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
 
 
 @contextlib.contextmanager
@@ -61,37 +170,29 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            ask = partial(asked, server_url, self, body)
             time.sleep(proxy.delay_seconds)
             if not proxy.answering.is_set():
                 proxy.answering.wait()
                 self.close_connection = True
                 return
-            fault = proxy.next_fault() if self.command == "PUT" else None
-            fault = fault or proxy.outage
-            if fault is None:
-                self.reply(*self.ask(body))
+            operation = operation_of(self.command, self.path)
+            fault = proxy.next_fault(operation, self.path, self.headers)
+            if fault is None or proxy.passes(fault, self.path):
+                self.reply(*ask(), ends_early=fault is not None and fault.ends_early)
                 return
-            if fault.arrives:
-                self.ask(body)
+            proxy.carry_out(fault, ask)
             if fault.status:
-                self.reply(fault.status, {}, f"<Error><Code>{fault.code}</Code></Error>".encode())
+                # Some servers say more than is good.
+                told = f"{self.headers.get('Authorization')} {self.headers.get('X-Amz-Security-Token')}"
+                error = f"<Error><Code>{fault.code}</Code><Message>not for {told}</Message></Error>"
+                self.reply(fault.status, dict(fault.headers), error.encode())
             else:
                 self.close_connection = True
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward  # noqa: N815  # the names it looks for
 
-        def ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-            address = urlsplit(server_url)
-            connection = http.client.HTTPConnection(address.netloc, timeout=ANSWER_SECONDS_MAX)
-            try:
-                headers = {name: text for name, text in self.headers.items() if name.lower() != "expect"}
-                connection.request(self.command, self.path, body=body, headers=headers)
-                answer = connection.getresponse()
-                return answer.status, dict(answer.getheaders()), answer.read()
-            finally:
-                connection.close()
-
-        def reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        def reply(self, status: int, headers: dict[str, str], body: bytes, *, ends_early: bool = False) -> None:
             self.send_response_only(status)
             for name, text in headers.items():
                 # The length of a HEAD is that of the object; everything else is sent as it was read.
@@ -100,9 +201,12 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
             length = headers.get("Content-Length") if self.command == "HEAD" else None
             self.send_header("Content-Length", length or str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body[: len(body) // 2] if ends_early else body)
+            if ends_early:
+                self.close_connection = True
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+    with Listener(("127.0.0.1", 0), Handler) as listener:
         proxy = S3Proxy(f"http://127.0.0.1:{listener.server_address[1]}")
         proxy.answering.set()
         thread = threading.Thread(target=listener.serve_forever, args=(0.05,))

@@ -1,7 +1,7 @@
-"""Real S3 servers as processes of their own, on a free loopback port.
+"""S3 servers as processes of their own, on a free loopback port.
 
 moto's honours conditional puts and keeps its objects in its memory. rclone's ignores the condition and
-overwrites, so it is the one to refuse.
+overwrites, so it is the one to refuse. tests/versitygw.py has one more; tests/s3_kinds.py chooses among them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from storage.fsspec_store import FsspecStore
 from storage.store import ObjectStore
@@ -32,24 +34,46 @@ ACCESS_KEY = "test-key"
 SECRET_KEY = "test-secret-key"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class S3Server:
-    """A running server; `options` are the store_options that reach it."""
+    """A server that was started; `options` are the store_options that reach it."""
 
     endpoint_url: str
     process: subprocess.Popen[bytes]
+    access_key: str = ACCESS_KEY
+    secret_key: str = SECRET_KEY
 
     @property
     def options(self) -> dict[str, object]:
-        return {"endpoint_url": self.endpoint_url, "key": ACCESS_KEY, "secret": SECRET_KEY}
+        return {"endpoint_url": self.endpoint_url, "key": self.access_key, "secret": self.secret_key}
 
-    def bucket(self, name: str) -> str:
-        """Create a bucket on moto's server and return its URL for open_store."""
-        request = urllib.request.Request(f"{self.endpoint_url}/{name}", method="PUT")
-        # The server checks no signature, but wants to be told who asks.
-        request.add_header("Authorization", f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/x")
-        with urllib.request.urlopen(request, timeout=START_SECONDS_MAX):
-            return f"s3://{name}"
+    @cached_property
+    def client(self) -> Any:
+        """A client, for what an operator does to a bucket."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+        )
+
+    def bucket(self, name: str, *, versioned: bool = False, lock: bool = False, retention: str = "") -> str:
+        """Create a bucket and return its URL for open_store; one with Object Lock has versions too.
+
+        `retention` (GOVERNANCE or COMPLIANCE) locks every new object for a day.
+        """
+        self.client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=lock or bool(retention))
+        if versioned:
+            self.client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+        if retention:
+            rule = {"DefaultRetention": {"Mode": retention, "Days": 1}}
+            self.client.put_object_lock_configuration(
+                Bucket=name, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
+            )
+        return f"s3://{name}"
 
 
 @contextlib.contextmanager
@@ -80,10 +104,10 @@ def overwriting_s3_server(directory: Path) -> Iterator[S3Server]:
         yield S3Server(f"http://127.0.0.1:{port}", process)
 
 
-def in_folder(store: ObjectStore, root: str) -> ObjectStore:
-    """Return `store` in another folder. Opening one anew for each test would take longer than the tests."""
+def in_folder(store: ObjectStore, folder: str) -> ObjectStore:
+    """Return `store` in a folder of it. Opening one anew for each test would take longer than the tests."""
     assert isinstance(store, FsspecStore)
-    return replace(store, root=root)
+    return replace(store, root=f"{store.root}/{folder}")
 
 
 def rclone() -> str:

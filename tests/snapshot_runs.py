@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +106,21 @@ def chains_dropped(fleet: Fleet) -> Iterator[None]:
 
 
 @contextmanager
+def transfers_taken_back(dsns: Iterable[str]) -> Iterator[None]:
+    """Take away again what a test writes by hand into the bank's transfers: others look whether its books are right."""
+    before: dict[str, list[object]] = {}
+    for dsn in dsns:
+        with psycopg.connect(dsn) as connection:
+            before[dsn] = [row[0] for row in connection.execute("SELECT id FROM transfer")]
+    try:
+        yield
+    finally:
+        for dsn, kept in before.items():
+            with psycopg.connect(dsn) as connection:
+                connection.execute("DELETE FROM transfer WHERE NOT id = ANY (%s)", (kept,))
+
+
+@contextmanager
 def runs_on(embedded: EmbeddedFleet, directory: Path, spark: SparkSession) -> Iterator[Runs]:
     """The fleet with a new store in `directory`, initialised; what its chains leave on the servers goes at the end."""
     fleet = described(embedded, directory / "fleet.toml", f"file://{directory}/store")
@@ -133,7 +148,7 @@ def sorted_copies(dsn: str) -> dict[str, bytes]:
 
 
 def _copied(connection: psycopg.Connection[Any], table: str) -> bytes:
-    statement = f'COPY (SELECT * FROM ONLY {table} AS t ORDER BY t::text COLLATE "C") TO STDOUT'
+    statement = f'COPY (SELECT * FROM ONLY {table} AS "this row" ORDER BY "this row"::text COLLATE "C") TO STDOUT'
     with connection.cursor().copy(statement.encode()) as copy:
         return b"".join(bytes(piece) for piece in copy)
 

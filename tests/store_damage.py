@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snapshots.base_copy import BASE_SCHEMA
-from snapshots.commits import commit_key, sealed
+from snapshots.commits import commit_key
+from snapshots.documents import sealed
 from storage.digest import digest
 from wal.archive import segment_from_json
 from wal.segment_schema import SEGMENT_SCHEMA
@@ -36,8 +37,21 @@ def flip_byte(path: Path, place: float = 0.5) -> None:
 
 
 def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
-    """Change a commit's document and seal it anew: no digest tells."""
+    """Change a commit's document and seal it anew, with those of the increments after it: no digest tells."""
     path = store / commit_key(name, increment)
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(sealed(document))
+    while (after := store / commit_key(name, increment := increment + 1)).exists():
+        before = json.loads(path.read_bytes())
+        document = json.loads(after.read_bytes())
+        document["previous"] = {"operation": before["operation"], "digest": before["digest"]}
+        after.write_bytes(sealed(document))
+        path = after
+
+
+def change_document(path: Path, change: Callable[[Document], None]) -> None:
+    """Change any other document of the store and seal it anew."""
     document = json.loads(path.read_bytes())
     change(document)
     path.write_bytes(sealed(document))
@@ -58,7 +72,7 @@ def change_segment(store: Path, name: str, increment: int, node: str, change: Ca
             "partials": entry["partials"],
             "truncates": entry["truncates"],
         }
-        body = segment_bytes(segment_from_json(entry).range, changes, events, counts)
+        body = segment_bytes(entry["key"], segment_from_json(entry).range, changes, events, counts)
         path.write_bytes(body)
         entry.update(counts, size=len(body), digest=digest(body))
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,21 @@ def errors_below(kind: type[SnapshotError]) -> Iterator[type[SnapshotError]]:
     for subclass in kind.__subclasses__():
         yield subclass
         yield from errors_below(subclass)
+
+
+def test_what_opens_a_store_is_never_shown() -> None:
+    """Options may hold secrets, and a description of what holds them ends in a log sooner or later."""
+    holders = 0
+    for path in MODULES:
+        module = import_module(
+            path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        )
+        for kind in vars(module).values():
+            if isinstance(kind, type) and is_dataclass(kind):
+                shown = {one.name: one.repr for one in fields(kind)}
+                holders += "store_options" in shown
+                assert not shown.get("store_options"), f"{kind.__name__} shows its store_options"
+    assert holders
 
 
 def test_exit_codes_mean_one_thing_each() -> None:

@@ -1,4 +1,4 @@
-"""Real servers for the tests of this folder: PostgreSQL fleets and an S3 server, always stopped and deleted.
+"""Real servers for the tests of this folder: PostgreSQL fleets and S3 servers, always stopped and deleted.
 
 Starting and stopping have bounds of their own (fleet/embedded_server.py). When a test fails, the ends of the
 logs of all fleets that run are part of its report.
@@ -14,7 +14,9 @@ import pytest
 
 from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.embedded_server import log_tail
+from tests.s3_kinds import NamedS3, named_s3
 from tests.s3_server import S3Server, s3_server
+from tests.versitygw import BUILDING, needs_versitygw, versitygw_server
 
 SHARED_SHARDS = 2
 SHARED_BACKUPS = 1
@@ -78,9 +80,42 @@ def fleet_factory(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Fleet
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
-    """An S3 server; take a bucket of your own from it."""
+    """moto's server; take a bucket of your own from it, as from the next two."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def versitygw() -> Iterator[S3Server]:
+    """A server that is no test double; without Go the test is skipped."""
+    with versitygw_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", name="named_s3")
+def server_of_the_user() -> Iterator[NamedS3]:
+    """The server that SNAPSHOT_TEST_S3 names."""
+    with named_s3() as server:
+        yield server
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to build versitygw if a test will need it: that takes longer than most tests."""
+    if not session.config.option.collectonly and any(map(needs_versitygw, session.items)):
+        BUILDING.begin()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for it before the time that a test may take begins."""
+    if needs_versitygw(item):
+        BUILDING.wait()
+    return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    """Nobody needs it any more."""
+    BUILDING.end()
 
 
 @pytest.hookimpl(wrapper=True)

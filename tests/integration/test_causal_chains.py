@@ -8,7 +8,6 @@ several cuts, prepared everywhere or committed on one shard only.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,7 @@ from tests.integration.causal_journal import Occurred, Taken, Transaction, disag
 from tests.integration.causal_state import ChainState, create_chains, faults_of, read_state
 from tests.integration.causal_workload import CausalWorkload
 from tests.snapshot_runs import Ready, Runs, described
-from tests.soak import SOAK_SECONDS
+from tests.soak import SEED, SOAK_SECONDS
 from wal.cut import NodeWindow, resolve
 from wal.cut_values import Cut
 from wal.markers import Marker, write_marker
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import FleetFactory
 
-SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 NAME = "chains"
 BACK = "chains_back"
 SHARDS = 4

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -14,13 +14,12 @@ from fleet.connections import connect
 from tests.integration.random_tables import Traffic, create_tables
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place, small_chunks
-from tests.soak import SOAK_SECONDS
+from tests.soak import SEED, SOAK_SECONDS
 from wal.markers import Marker, marker_from_bytes, write_marker
 from wal.slots import drop_slot
+from wal.versions import Version
 
 __all__ = ["place"]  # the fixture
-
-SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 
 
 # A round takes some ten seconds.
@@ -33,7 +32,7 @@ def test_base_and_changes_folded_are_postgresqls_own_copy(place: Place, round_: 
     traffic.run(80)
     traffic.finish()
     groups = groups_of(place)
-    assert set(groups) > {"public.types", 'od d.Ta"ble', "public.low", "public.no_columns"}
+    assert set(groups) > {"public.types", 'od d."Ta""ble"', "public.low", "public.no_columns"}
     followers = [place.follow(groups), place.follow(groups, standby=True)]
     before = traffic.done
     traffic.done = type(before)()
@@ -163,11 +162,40 @@ def test_a_changed_table_is_named(place: Place) -> None:
     place.connection.execute("INSERT INTO t VALUES (2)")
     report = follower.drain(place.finish())
     assert report.problem is not None
-    assert report.problem["slug"] == "schema-changed"
+    assert report.problem["slug"] == "schema-moved"
     assert report.problem["details"]["group"] == "public.t"
     # Nothing of it was stored, and the slot stays where the archive ends.
     assert len(follower.rows()) == sum(one.changes + one.events for one in before.segments)
     assert confirmed(place, follower) == before.segments[-1].range.through
+
+
+def test_changes_come_under_the_definition_that_they_were_made_under(place: Place) -> None:
+    (old,) = one_table(place).values()
+    follower = place.follow({"public.t": old})
+    (oid,) = place.connection.execute("SELECT 't'::regclass::oid::bigint").fetchone() or (0,)
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    place.connection.execute("BEGIN; INSERT INTO t VALUES (2); ALTER TABLE t ADD late integer; TRUNCATE t;"
+                             "INSERT INTO t VALUES (3, 'x', 4); COMMIT")  # fmt: skip
+    place.connection.execute("BEGIN; SAVEPOINT s; ALTER TABLE t DROP v; INSERT INTO t VALUES (5, 6); ROLLBACK TO s;"
+                             "INSERT INTO t VALUES (7, 'y', 8); COMMIT")  # fmt: skip
+    place.connection.execute("ALTER TABLE t RENAME TO u; INSERT INTO u VALUES (9)")
+    place.connection.execute("ALTER TABLE u RENAME TO t; INSERT INTO t VALUES (10)")
+    (new,) = groups_of(place).values()
+    new = replace(new, number=2)
+    follower.task = replace(follower.task, versions=(Version(oid, old), Version(oid, new)))
+    report = follower.drain(place.finish())
+    assert report.problem is not None
+    moved = {"node": follower.task.node.id, "group": "public.t", "oid": oid}
+    assert report.problem["details"] == {**moved, "moved": [moved]}
+    follower.task = replace(
+        follower.task, versions=(*follower.task.versions, Version(oid, replace(new, table="u", number=3)))
+    )
+    follower.drained(place.finish())
+    found = [(chr(row["op"]), row["group"], row["row"]) for row in follower.changes()]
+    assert found == [
+        ("U", 1, b"1\t\\N\n"), ("U", 1, b"2\t\\N\n"), ("T", 2, b""), ("U", 2, b"3\tx\t4\n"),
+        ("U", 2, b"7\ty\t8\n"), ("U", 3, b"9\t\\N\t\\N\n"), ("U", 2, b"10\t\\N\t\\N\n"),
+    ]  # fmt: skip
 
 
 def confirmed(place: Place, follower: Follower) -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import wal.drain
+from fleet.config import Node
 from storage.open import open_store
 from storage.store import ObjectStore
+from tests import pgoutput_messages as made
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, one_table, place, small_chunks
+from wal.bytes_column import from_list
 from wal.drain import advance_slot
 
 __all__ = ["place"]  # the fixture
@@ -212,7 +217,7 @@ def test_a_drain_that_another_has_overtaken_goes_on_where_that_ended(
     some_traffic(place)
     finish = place.finish()
     undisturbed.drained(finish)
-    rival = Follower(follower.task, follower.base)
+    rival = Follower(follower.task, follower.groups, follower.base)
     points: list[str] = []
 
     def overtake(point: str) -> None:
@@ -234,3 +239,70 @@ def test_a_drain_that_another_has_overtaken_goes_on_where_that_ended(
     assert points.count("overtaken") == 1
     assert report.segments == rival.reports[-1].segments
     same_archive(follower, undisturbed)
+
+
+def test_a_segment_of_other_definitions_than_those_planned_is_anothers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
+    follower = place.follow(one_table(place))
+    (begun,) = follower.task.versions
+    rival = Follower(replace(follower.task, begun=frozenset({begun.group.number})), follower.groups, follower.base)
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    (segment,) = rival.drained(place.finish()).segments
+    assert segment.definitions == (begun,)
+    assert list(segment.first_changes) == [begun.group.number]
+    place.connection.execute("INSERT INTO t VALUES (2)")
+    report = follower.drain(place.finish())
+    assert report.problem is not None
+    assert report.problem["slug"] == "drain-busy"
+    # Who has read it first knows what it was begun with.
+    follower.task = replace(follower.task, planned=segment.number)
+    assert len(follower.drained(place.finish()).segments) == 2
+    assert follower.state() == place.lines(follower.groups)
+
+
+def without_end(messages: list[bytes], _: int) -> list[bytes]:
+    return messages[: max(place for place, message in enumerate(messages) if message[:1] == b"C")]
+
+
+def past_what_was_asked(messages: list[bytes], finish: int) -> list[bytes]:
+    return [*messages, made.message(finish + 8, "others", b"")]
+
+
+def mixed(messages: list[bytes], _: int) -> list[bytes]:
+    """The second row has the end of the first."""
+    first, second = [place for place, message in enumerate(messages) if message[:1] == b"I"]
+    return [*messages[:second], messages[second][:-4] + messages[first][-9:], *messages[second + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (without_end, r"ends within the transaction at \w+/\w+"),
+        (past_what_was_asked, r"after \w+/\w+, up to where it was asked"),
+        (mixed, r"message 4 that its slot gave, of \d+ bytes in the transaction at \w+/\w+: a decoded row"),
+    ],
+)
+def test_of_what_is_not_decoded_as_it_should_be_nothing_is_stored(
+    place: Place, monkeypatch: pytest.MonkeyPatch, alter: Callable[[list[bytes], int], list[bytes]], said: str
+) -> None:
+    follower = place.follow(one_table(place))
+    place.connection.execute("INSERT INTO t VALUES (1, 'one'), (2, 'another')")
+    finish = place.finish()
+    peek = wal.drain.peek
+
+    def altered(node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int) -> Iterator[Any]:
+        messages = [one for part in peek(node, slot, publications, finish, messages_max) for one in part.to_pylist()]
+        yield from_list(alter(messages, finish)).to_arrow()
+
+    monkeypatch.setattr(wal.drain, "peek", altered)
+    report = follower.drain(finish)
+    assert report.problem is not None
+    assert report.problem["slug"] == "decoding"
+    assert report.problem["message"].startswith(f"node {follower.task.node.id}: ")
+    assert re.search(said, report.problem["message"])
+    assert follower.rows() == []
+    monkeypatch.undo()
+    follower.drained(finish)
+    assert follower.state() == place.lines(follower.groups)

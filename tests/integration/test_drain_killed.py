@@ -55,10 +55,10 @@ import wal.drain
 
 create = wal.drain.create_segment
 
-def create_some(store, prefix, number, held, tables):
+def create_some(store, prefix, number, held, *rest):
     while number > {last}:
         time.sleep(1)
-    return create(store, prefix, number, held, tables)
+    return create(store, prefix, number, held, *rest)
 
 wal.drain.create_segment = create_some
 wal.drain.FIRST_CHUNK_MESSAGES = wal.drain.CHUNK_MESSAGES_MIN = wal.drain.CHUNK_MESSAGES_MAX = {messages}
@@ -122,7 +122,9 @@ def files_of(archive: Path) -> dict[str, tuple[int, int, int]]:
 @cache
 def stored(archive: Path, name: str) -> Segment:
     """What a segment says of itself; it never changes."""
-    return read_metadata(LocalStore(archive), name, int(name.split(".")[0]))
+    # Below the store are snapshots/chain/wal/<node>/<chain>; a segment knows its key.
+    root = archive.parents[4]
+    return read_metadata(LocalStore(root), str((archive / name).relative_to(root)), int(name.split(".")[0]))
 
 
 def changes_archived(archive: Path) -> int:

@@ -21,7 +21,17 @@ import pytest
 
 import fleet.watch
 from fleet.embedded import is_fleet, start_fleet, stop_fleet
-from snapshots.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from snapshots.points import (
+    CUT_POINTS,
+    FREEZE_POINTS,
+    FULL_POINTS,
+    INCREMENT_POINTS,
+    LAST_POINTS,
+    PER_NODE,
+    Point,
+    of_changed_schema,
+    of_terminal,
+)
 from tests.fault_world import JOURNAL, World, eventually
 from tests.faults import (
     FLEET_FAULTS,
@@ -33,6 +43,7 @@ from tests.faults import (
     may_mount,
     on_small_disk,
     primary_down,
+    store_failing,
 )
 from tests.integration.conftest import RUNNING
 from tests.pg_proxy import led_through, pg_proxies
@@ -52,7 +63,9 @@ CHAIN = "chain"
 KILLED, STOPPED = "SIGKILL", "SIGINT"
 SETTINGS = {"max_wal_size": "96MB", "min_wal_size": "32MB", "wal_retrieve_retry_interval": "500ms"}
 # A store that never answers is given up soon.
-IMPATIENT = "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5"
+IMPATIENT = (
+    "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 3 }"
+)
 # What may be wrong with the error that a fault causes: not known, not reached, not consistent. Never "refused".
 FAULT_CODES = {5, 6, 9}
 
@@ -64,17 +77,25 @@ class Step:
     incremental: bool
     point: Point | Sight
     count: int = 1
+    terminal: bool = False
+    anew: bool = False
 
     @property
     def committed(self) -> bool:
         """Whether the commit is stored when the point is reached."""
         if isinstance(self.point, Sight):
             return False
-        points = INCREMENT_POINTS if self.incremental else FULL_POINTS
+        points = of_terminal(of_changed_schema(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
         return points.index(self.point) >= points.index(Point.COMMITTED)
 
+    @property
+    def kind(self) -> dict[str, bool]:
+        """The command's options."""
+        return {"incremental": self.incremental, "terminal": self.terminal}
+
     def __str__(self) -> str:
-        command = "increment" if self.incremental else "full"
+        command = ("terminal-" if self.terminal else "") + ("increment" if self.incremental else "full")
+        command += "-new-table" if self.anew else ""
         return f"{command}-{self.point.replace(' ', '_')}-{self.count}"
 
 
@@ -93,6 +114,22 @@ class Case:
         return f"{self.name}-{self.step}"
 
 
+# Of a terminal increment the points from the freeze on, most in the long form alone.
+TERMINAL = [(Point.FROZEN, 1), (Point.SESSIONS_ENDED, 2), (Point.COMMITTED, 1)]
+if SOAK_SECONDS:
+    TERMINAL += [
+        (Point.FROZEN, 2),
+        (Point.SESSIONS_ENDED, 1),
+        *((point, 1) for point in (*CUT_POINTS, *LAST_POINTS[:1], *LAST_POINTS[2:])),
+    ]
+
+
+# Of an increment that finds a table new the points that others have not.
+ANEW = [(Point.TABLES_PUBLISHED, 1), (Point.SLOT_MADE, 1), (Point.BASE_COPIED, 1), (Point.SCHEMA_STORED, 1)]
+if SOAK_SECONDS:
+    ANEW += [(Point.SLOT_MADE, NODES), (Point.COPY_SLOTS_DROPPED, 1), *((point, 1) for point in CUT_POINTS)]
+
+
 def steps() -> list[Step]:
     """Every point of both commands; of those that are reached on every node the first and the last."""
     found: list[Step] = []
@@ -103,10 +140,11 @@ def steps() -> list[Step]:
             found.append(Step(incremental, point, seen[point]))
             if point in PER_NODE:
                 found.append(Step(incremental, point, NODES))
-    # An increment copies nothing.
+    # An increment copies nothing, but what is new.
+    found += [Step(incremental=True, point=point, count=count, anew=True) for point, count in ANEW]
     found += [Step(incremental=False, point=sight) for sight in Sight]
     found += [Step(incremental=True, point=sight) for sight in (Sight.SEGMENT, Sight.ADVANCED)]
-    return found
+    return [*found, *(Step(incremental=True, point=point, count=count, terminal=True) for point, count in TERMINAL)]
 
 
 # The kill comes at every step, and takes the time of a JVM's start.
@@ -116,10 +154,12 @@ FAULTS: tuple[str | Callable[[Place], Mend], ...] = (STOPPED, *FLEET_FAULTS, *ST
 
 def sample(generator: random.Random) -> list[Case]:
     """Every fault besides the kill at SAMPLED steps, no two at the same."""
-    shuffled = generator.sample(steps(), SAMPLED * len(FAULTS))
+    shuffled = generator.sample([step for step in steps() if not (step.terminal or step.anew)], SAMPLED * len(FAULTS))
     chosen = [Case(step, fault) for step, fault in zip(shuffled, itertools.cycle(FAULTS), strict=False)]
     # What happens in the middle of a job is no place for a signal from within the command.
-    return [Case(one.step, primary_down) if is_from_within(one) else one for one in chosen]
+    chosen = [Case(one.step, primary_down) if is_from_within(one) else one for one in chosen]
+    frozen, ended = [Step(incremental=True, point=point, count=2, terminal=True) for point in FREEZE_POINTS]
+    return [*chosen, Case(frozen, primary_down), Case(ended, store_failing)]
 
 
 def is_from_within(case: Case) -> bool:
@@ -132,14 +172,16 @@ def cases() -> list[Case]:
         every = [Case(step, fault) for step in steps() for fault in (KILLED, *FAULTS)]
         return [one for one in random.Random(SEED).sample(every, len(every)) if not is_from_within(one)]
     chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
-    return sorted(chosen, key=lambda case: steps().index(case.step))
+    order = [str(step) for step in steps()]
+    return sorted(chosen, key=lambda case: order.index(str(case.step)) if str(case.step) in order else len(order))
 
 
 def test_the_sample_is_wide_enough() -> None:
     chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
     assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, Point)} == {
         *((False, point) for point in FULL_POINTS),
-        *((True, point) for point in INCREMENT_POINTS),
+        *((True, point) for point in of_terminal(INCREMENT_POINTS)),
+        *((True, point) for point, _ in ANEW),
     }
     assert {case.step for case in chosen if case.fault == KILLED} == set(steps())
     # Where a signal from within is no fault, another one takes its place.
@@ -225,18 +267,27 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
     before = world.newest(name)
     world.write()
     tag = f"{len(walk.walked):032x}"
-    if case.step.incremental:
+    if case.step.anew:
+        world.add_table(f"came_{len(walk.walked)}")
+    # The slot of a copy waits for what is prepared, and a terminal snapshot does too.
+    is_held = case.step.incremental and not (case.step.terminal or case.step.anew)
+    if is_held:
         world.prepare(tag)
     newest = faulty(world, case, name, before)
     left_open = world.left_open()
-    world.write()
+    if case.step.terminal:
+        check_freeze(world, case, is_committed=newest != before, is_open=bool(left_open))
+    else:
+        world.write()
     commit, notes = world.next(name)
     assert commit.increment == (0 if newest is None else newest + 1)
     for operation in left_open:
         assert any(operation.id in note for note in notes), f"{operation.id} was settled in silence: {notes}"
     assert world.left_open() == []
     world.keep(name)
-    if case.step.incremental:
+    if case.step.terminal:
+        world.write()
+    elif is_held:
         world.commit_prepared(tag)
     eventually(world.left_behind)
     if not case.step.incremental:
@@ -245,6 +296,24 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
             world.create_next_and_compare(name)
         world.end(name)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
+
+
+def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool) -> None:
+    """After a terminal create: read-only if it is committed, else not for long, whatever the next command is."""
+    frozen = world.frozen()
+    primaries = [node.id for node in world.place.servers.primaries]
+    if is_committed:
+        assert frozen == primaries
+        assert sorted(world.resume()) == primaries
+        world.write()
+    elif case.fault in STORE_FAULTS or not is_open:
+        # Undoing it needs no store.
+        assert frozen == []
+    elif case.fault == KILLED:
+        assert frozen
+        if case.step.point == Point.FROZEN:
+            assert sorted(world.resume()) == frozen
+            world.write()
 
 
 def faulty(world: World, case: Case, name: str, before: int | None) -> int | None:
@@ -256,7 +325,7 @@ def faulty(world: World, case: Case, name: str, before: int | None) -> int | Non
         if isinstance(at, Sight):
             code = world.create_killed_on_sight(name, at, incremental=step.incremental)
         else:
-            code = world.create_killed(name, at, case.fault, incremental=step.incremental)
+            code = world.create_killed(name, at, case.fault, **step.kind)
         newest = world.newest(name)
         # On sight the kill may come late: then all was done.
         assert newest == (done if step.committed else before) or (isinstance(at, Sight) and newest == done)
@@ -266,7 +335,7 @@ def faulty(world: World, case: Case, name: str, before: int | None) -> int | Non
         else:
             assert code == -9
         return newest
-    ended = world.create_under(name, at, case.fault, incremental=step.incremental)
+    ended = world.create_under(name, at, case.fault, **step.kind)
     world.await_whole()
     assert not ended.hung, f"hung until the fault was mended, and then: {ended.error}"
     newest = world.newest(name)

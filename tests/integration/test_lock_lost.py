@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import snapshots.incremental as incremental
+import snapshots.taking as taking
 from fleet.embedded import EmbeddedFleet
 from fleet.label import own_label
 from fleet.lock import locked_fleet
@@ -44,13 +45,14 @@ def committed(runs: Runs) -> list[int]:
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
     """Do `disturb` before the step `name` of an increment's work."""
-    step = getattr(incremental, name)
+    where = taking if hasattr(taking, name) else incremental
+    step = getattr(where, name)
 
     def after(*arguments: Any) -> Any:
         disturb()
         return step(*arguments)
 
-    monkeypatch.setattr(incremental, name, after)
+    monkeypatch.setattr(where, name, after)
 
 
 @pytest.mark.parametrize(("step", "slug"), [
@@ -63,14 +65,14 @@ def test_who_lost_the_lock_after_the_cut_does_not_commit(
     before = committed(chain)
     with monkeypatch.context() as patched:
         if step == "read_sequences":
-            made = incremental.make_cut
+            made = taking.make_cut
 
             def make_cut(*arguments: Any) -> Any:
                 cut = made(*arguments)
                 end_holder(chain.fleet, "s2")
                 return cut
 
-            patched.setattr(incremental, "make_cut", make_cut)
+            patched.setattr(taking, "make_cut", make_cut)
         else:
             disturbed(patched, step, lambda: end_holder(chain.fleet, "s2"))
         with pytest.raises(SnapshotError) as raised:

@@ -15,7 +15,16 @@ from fleet.config import load_fleet
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.operations import new_operation, recorded
-from snapshots.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from snapshots.points import (
+    FREEZE_POINTS,
+    FULL_POINTS,
+    INCREMENT_POINTS,
+    PER_NODE,
+    Point,
+    of_changed_schema,
+    of_terminal,
+)
+from snapshots.read_only import resume_fleet
 from storage.errors import IndeterminateError
 from storage.open import open_store
 from tests.effects import LOGGING, Effects
@@ -62,7 +71,7 @@ class Stretches:
         self.watching = Watching(self.note)
 
     def note(self, reached: Reached) -> None:
-        if reached.point == Point.SNAPSHOTS_RELEASED:
+        if reached.point in (Point.SNAPSHOTS_RELEASED, Point.COPY_SLOTS_DROPPED):
             self.effects.await_release()
         self.found.append((reached, self.effects.look()))
 
@@ -75,8 +84,25 @@ class Stretches:
         return {kind for _, kinds in self.found for kind in kinds}
 
 
-def expected(points: tuple[Point, ...], nodes: int) -> list[str]:
-    return [str(point) for point in points for _ in range(nodes if point in PER_NODE else 1)]
+ANEW_EFFECTS: Mapping[Point, frozenset[str]] = {
+    **CUT_EFFECTS,
+    Point.TABLES_PUBLISHED: frozenset({"table published"}),
+    Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
+    Point.BASE_COPIED: frozenset({"base object"}),
+    # Dropping a slot ends whoever reads it.
+    Point.COPY_SLOTS_DROPPED: frozenset({"snapshot released", "slot dropped", "session ended"}),
+    Point.SCHEMA_STORED: frozenset({"schema object"}),
+}
+TERMINAL_EFFECTS: Mapping[Point, frozenset[str]] = {
+    **CUT_EFFECTS,
+    Point.FROZEN: frozenset({"freeze"}),
+    Point.SESSIONS_ENDED: frozenset({"session ended"}),
+}
+
+
+def expected(points: tuple[Point, ...], nodes: int, primaries: int = 2) -> list[str]:
+    counts = dict.fromkeys(PER_NODE, nodes) | dict.fromkeys(FREEZE_POINTS, primaries)
+    return [str(point) for point in points for _ in range(counts.get(point, 1))]
 
 
 @contextmanager
@@ -108,6 +134,25 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
     assert [one.point for one in increment.watching.reached_points] == expected(INCREMENT_POINTS, len(fleet.nodes))
     assert increment.undeclared(CUT_EFFECTS) == []
     assert increment.kinds() == {kind for kinds in CUT_EFFECTS.values() for kind in kinds}
+    with psycopg.connect(servers.dsns()[0], application_name="tests") as connection:
+        connection.execute("CREATE TABLE came (id int PRIMARY KEY)")
+        connection.execute("INSERT INTO came VALUES (1)")
+    with written(servers.dsns()):
+        anew = Stretches(Effects(fleet, servers))
+        create_increment(fleet, CreateRequest("chain"), Ready(spark), anew.watching)
+    # On the nodes of its shard alone.
+    points = of_changed_schema(INCREMENT_POINTS)
+    assert [one.point for one in anew.watching.reached_points] == expected(points, len(fleet.nodes) // 2)
+    assert anew.undeclared(ANEW_EFFECTS) == []
+    assert anew.kinds() | {"standby snapshot"} == {kind for kinds in ANEW_EFFECTS.values() for kind in kinds}
+    with written(servers.dsns()):
+        terminal = Stretches(Effects(fleet, servers))
+        create_increment(fleet, CreateRequest("chain", terminal=True), Ready(spark), terminal.watching)
+    points = of_terminal(INCREMENT_POINTS)
+    assert [one.point for one in terminal.watching.reached_points] == expected(points, len(fleet.nodes))
+    assert terminal.undeclared(TERMINAL_EFFECTS) == []
+    assert terminal.kinds() == {kind for kinds in TERMINAL_EFFECTS.values() for kind in kinds}
+    resume_fleet(fleet, terminal.watching)
     what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
 
 
@@ -122,7 +167,7 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     strict = replace(fleet, nodes=tuple(replace(node, retained_wal_bytes_max=1) for node in fleet.nodes))
     create_full(strict, CreateRequest("next"), Ready(spark), stretches.watching)
     found = {reached.point: kinds for reached, kinds in stretches.found}
-    assert found[Point.SETTLED] == {"session ended", "slot dropped", "outcome"}
+    assert found[Point.SETTLED] == {"void", "session ended", "slot dropped", "outcome"}
     assert found[Point.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
     late = {point: frozenset(found[point]) for point in (Point.SETTLED, Point.GIVEN_UP)}
     assert stretches.undeclared({**FULL_EFFECTS, **late}) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import pytest
 
 from fleet.embedded import EmbeddedFleet
 from fleet.hints import NEW_CHAIN
-from snapshots.commits import commit_key, sealed
+from snapshots.commits import commit_key
 from tests.integration.refusing import create, go_on, refused
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 
@@ -116,12 +115,3 @@ def test_an_attempt_that_archived_and_died_is_gone_on_from(runs: Runs) -> None:
     (store_of(runs) / commit_key(NAME, commit.increment)).unlink()
     shutil.rmtree(store_of(runs) / "operations" / commit.operation)
     assert runs.increment(NAME).increment == commit.increment
-
-
-def test_a_chain_of_before_the_tables_states_goes_on(runs: Runs) -> None:
-    file = store_of(runs) / commit_key(NAME, 0)
-    document = json.loads(file.read_bytes())
-    assert document.pop("tables")["s1"]
-    file.unlink()
-    file.write_bytes(sealed(document))
-    assert runs.increment(NAME).increment == newest(runs)

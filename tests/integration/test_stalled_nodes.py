@@ -135,8 +135,8 @@ FULL_STEPS = [
     pytest.param(STANDBY, b"CREATE_REPLICATION_SLOT", id="slot of a standby"),
     pytest.param(PRIMARY, b"COPY (", id="copy of a primary"),
     pytest.param(STANDBY, b"COPY (", id="copy of a standby"),
-    pytest.param(PRIMARY, b"pg_dump", id="DDL"),
-    pytest.param(PRIMARY, b"FROM pg_shdepend", id="commit"),
+    pytest.param(PRIMARY, b"LOCK TABLE", id="DDL"),
+    pytest.param(PRIMARY, b"has_sequence_privilege", id="sequences"),
 ]
 INCREMENT_STEPS = [
     pytest.param(PRIMARY, b"pg_control_system", id="first question"),

@@ -6,17 +6,18 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from storage.fsspec_store import FsspecStore
 from storage.open import open_store
+from storage.s3_multipart import MULTIPART_BYTES_MIN, PART_BYTES
 from storage.store import ObjectExistsError, ObjectStore
 from tests.object_store_contract import ObjectStoreContract
-from tests.s3_server import S3Server, in_folder, s3_server
+from tests.s3_kinds import KINDS, S3Place
+from tests.s3_server import S3Server, in_folder
 
-LARGE_BYTES = 110 * 2**20  # s3fs itself would send this in parts
 EXECUTORS_SECONDS_MAX = 120
 EXECUTORS_JOB = """
 import pickle, sys
@@ -53,39 +54,41 @@ finally:
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def opened(server: S3Server) -> ObjectStore:
+@pytest.fixture(scope="module", params=KINDS)
+def opened(request: pytest.FixtureRequest) -> ObjectStore:
+    server: S3Place = request.getfixturevalue(request.param)
     return open_store(server.bucket("contract"), server.options)
 
 
 class TestS3Store(ObjectStoreContract):
     @pytest.fixture
     def store(self, opened: ObjectStore) -> ObjectStore:
-        return in_folder(opened, f"contract/{uuid.uuid4().hex}/folder")
+        return in_folder(opened, f"{uuid.uuid4().hex}/folder")
 
 
-def test_a_large_object_is_one_conditional_put_too(server: S3Server) -> None:
-    store = open_store(server.bucket(f"test-{uuid.uuid4().hex}"), server.options)
-    body = os.urandom(2**20) * (LARGE_BYTES // 2**20)
+def test_a_large_object_comes_in_parts_and_once_too(s3: S3Server) -> None:
+    store = open_store(s3.bucket(f"test-{uuid.uuid4().hex}"), s3.options)
+    body = os.urandom(MULTIPART_BYTES_MIN + 1)
     store.create("large", body)
-    for other in (body, b"x" * LARGE_BYTES, b"small"):
+    for other in (b"x" * MULTIPART_BYTES_MIN, b"small"):
         with pytest.raises(ObjectExistsError):
             store.create("large", other)
     assert store.read("large") == body
     # S3 marks what was uploaded in parts by a hyphen and their number.
-    status = store.filesystem.info("/".join([store.root, "large"]))  # type: ignore[attr-defined]
-    assert "-" not in status["ETag"]
+    assert tag_of(store, "large").endswith(f"-{MULTIPART_BYTES_MIN // PART_BYTES + 1}")
+    store.create("less", body[: MULTIPART_BYTES_MIN - 1])
+    assert "-" not in tag_of(store, "less")
+    assert store.unfinished() == []
 
 
-def test_executors_open_a_store_by_url_and_options(server: S3Server, tmp_path: Path) -> None:
+def tag_of(store: ObjectStore, key: str) -> str:
+    assert isinstance(store, FsspecStore)
+    return str(store.filesystem.info(store.path(key))["ETag"]).strip('"')
+
+
+def test_executors_open_a_store_by_url_and_options(s3: S3Server, tmp_path: Path) -> None:
     pairs = [
-        (server.bucket(f"test-{uuid.uuid4().hex}") + "/folder", server.options),
+        (s3.bucket(f"test-{uuid.uuid4().hex}") + "/folder", s3.options),
         (f"file://{tmp_path}/store", {}),
     ]
     root = Path(__file__).resolve().parents[2]

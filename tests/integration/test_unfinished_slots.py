@@ -1,4 +1,4 @@
-"""A slot whose maker was killed is dropped at once, though the server still makes it."""
+"""Slots that nobody will use: of a maker that was killed, and of an operation that had failed before it made them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import threading
 import time
 
 import psycopg
+import pytest
 
 from fleet.config import load_fleet
 from fleet.connections import connect_replication
 from fleet.embedded import EmbeddedFleet
+from fleet.sessions import open_sessions
+from snapshots.operations import close, new_operation, recorded
+from snapshots.retained import guard_nodes
+from storage.errors import IndeterminateError
+from storage.memory import InMemoryStore
 from tests.snapshot_runs import slots_of
-from wal.slots import drop_slot
+from tests.watching import Watching
+from wal.slots import create_exported_slot, drop_slot, slot_name
 
 NAME = "cutline_unfinished"
 SECONDS_MAX = 10
@@ -43,3 +50,25 @@ def test_a_slot_that_a_standby_still_makes_is_dropped_without_waiting_for_its_pr
     thread.join(SECONDS_MAX)
     assert isinstance(errors[0], psycopg.errors.AdminShutdown)
     assert NAME not in slots_of(node.dsn)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_slot_that_an_operation_made_after_it_had_failed_is_dropped_by_the_next_one(
+    shared_fleet: EmbeddedFleet, *, failed: bool
+) -> None:
+    fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore(f"memory://failed-{failed}")
+    node, operation = fleet.primaries[0], new_operation("create", "slept", 0, ())
+    with pytest.raises(IndeterminateError), recorded(store, operation):
+        raise IndeterminateError("it sleeps")
+    if failed:
+        close(store, operation, "failed", "found without a commit")
+    slot = slot_name(operation.id)
+    create_exported_slot(node, node, slot, 30).connection.close()
+    watching = Watching()
+    try:
+        with open_sessions(fleet, fleet.nodes) as sessions:
+            guard_nodes(store, sessions, watching)
+        assert (slot in slots_of(node.dsn)) == (not failed)
+        assert any(operation.id in note for note in watching.notes) == failed
+    finally:
+        drop_slot(node, slot)

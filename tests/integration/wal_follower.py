@@ -22,6 +22,7 @@ from storage.open import open_store
 from wal.archive import check_contiguous
 from wal.drain import DrainReport, DrainTask, drain
 from wal.slots import create_exported_slot
+from wal.versions import Version
 
 FLEET = "test"
 RULES = GroupRules(append_only=("*.append_only",))
@@ -46,6 +47,7 @@ class Follower:
     """One slot's archive of one node: `base` are the lines by group in the slot's exported snapshot."""
 
     task: DrainTask
+    groups: dict[str, Group]
     base: dict[str, list[bytes]]
     reports: list[DrainReport] = field(default_factory=list)
 
@@ -84,11 +86,11 @@ class Follower:
         prepared = {row["lsn"]: row for row in self.events() if chr(row["op"]) == "P"}
         undone = {row["lsn"] for row in self.events() if chr(row["op"]) == "R"}
         left_out = {lsn for lsn, row in prepared.items() if row["end_lsn"] in undone}
-        folds = {group.number: Fold(group, self.base[name]) for name, group in self.task.groups.items()}
+        folds = {group.number: Fold(group, self.base[name]) for name, group in self.groups.items()}
         for change in self.changes():
             if change["lsn"] not in left_out:
                 folds[change["group"]].apply(change)
-        return {name: folds[group.number].lines() for name, group in self.task.groups.items()}
+        return {name: folds[group.number].lines() for name, group in self.groups.items()}
 
 
 class Fold:
@@ -141,7 +143,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
         exported.connection.close()
     task = DrainTask(
         node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
-        operation="op", groups=groups, global_id_form="exact", base=exported.position, known=(),
-        finish=0, store_url=store_url, store_options={},
+        operation="op", versions=tuple(Version(0, group) for group in groups.values()), global_id_form="exact",
+        base=exported.position, known=(), finish=0, store_url=store_url, store_options={},
     )  # fmt: skip
-    return Follower(task, base)
+    return Follower(task, groups, base)

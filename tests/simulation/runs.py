@@ -9,15 +9,19 @@ import multiprocessing
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import count, islice
 
 from storage.errors import SnapshotError
 from tests.simulation.fleet_model import World, seeded
 from tests.simulation.promises import check_history
+from tests.soak import SEED
 
 HISTORIES_PER_TASK = 1000
 PROCESSES_MAX = 8
+
+Run = Callable[[int], Counter[str]]
 
 
 class PromiseBrokenError(Exception):
@@ -34,19 +38,21 @@ def run_history(seed: int) -> Counter[str]:
         raise PromiseBrokenError(f"CUTLINE_SEED={seed}: {error}") from error
 
 
-def run_histories(first: int, histories: int) -> Counter[str]:
+def run_histories(first: int, histories: int, run: Run = run_history) -> Counter[str]:
     """Run the histories of successive seeds."""
     tally: Counter[str] = Counter()
     for seed in range(first, first + histories):
-        tally.update(run_history(seed))
+        tally.update(run(seed))
     return tally
 
 
-def run_fleet_of_histories(first: int, histories: int | None, seconds: float | None = None) -> Counter[str]:
+def run_fleet_of_histories(
+    first: int, histories: int | None, seconds: float | None = None, run: Run = run_history
+) -> Counter[str]:
     """Run successive seeds from `first` on all cores: as many as asked for, or for so many seconds."""
     deadline = None if seconds is None else time.monotonic() + seconds
     tasks = count() if histories is None else range(-(-histories // HISTORIES_PER_TASK))
-    left = ((first + task * HISTORIES_PER_TASK, HISTORIES_PER_TASK) for task in tasks)
+    left = ((first + task * HISTORIES_PER_TASK, HISTORIES_PER_TASK, run) for task in tasks)
     processes = min(os.cpu_count() or 1, PROCESSES_MAX)
     tally: Counter[str] = Counter()
     # Spawned, as a process with threads (Arrow's) must not be forked.
@@ -63,3 +69,11 @@ def run_fleet_of_histories(first: int, histories: int | None, seconds: float | N
             pool.shutdown(cancel_futures=True)
             raise
     return tally
+
+
+def check_not_vacuous(tally: Counter[str], least_per_thousand: Mapping[str, int]) -> None:
+    """Print what the histories held, and fail if something that has to be in them was too rare."""
+    print(f"CUTLINE_SEED={SEED}: {dict(sorted(tally.items()))}")  # noqa: T201  # a simulation prints its seed
+    thousands = tally["histories"] // 1000
+    rare = {name: tally[name] for name, least in least_per_thousand.items() if tally[name] < least * thousands}
+    assert not rare, f"CUTLINE_SEED={SEED}: too rare to prove anything: {rare}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections import Counter
-
 import pytest
 
-from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, run_fleet_of_histories, run_history
-from tests.soak import SOAK_SECONDS
+from tests.simulation.runs import (
+    HISTORIES_PER_TASK,
+    PromiseBrokenError,
+    check_not_vacuous,
+    run_fleet_of_histories,
+    run_history,
+)
+from tests.soak import SEED, SOAK_SECONDS
 
-SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 HISTORIES = 100_000
 # Per thousand histories, or the simulation would prove nothing; a quarter or less of what is usual.
 LEAST_PER_THOUSAND = {
@@ -28,13 +29,6 @@ LEAST_PER_THOUSAND = {
 }
 
 
-def check_not_vacuous(tally: Counter[str]) -> None:
-    print(f"CUTLINE_SEED={SEED}: {dict(sorted(tally.items()))}")  # noqa: T201  # a simulation prints its seed
-    thousands = tally["histories"] // 1000
-    rare = {name: tally[name] for name, least in LEAST_PER_THOUSAND.items() if tally[name] < least * thousands}
-    assert not rare, f"CUTLINE_SEED={SEED}: too rare to prove anything: {rare}"
-
-
 def test_the_history_of_the_seed_keeps_every_promise() -> None:
     """First and alone, so that a seed repeats at once what it found."""
     run_history(SEED)
@@ -46,7 +40,7 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
 def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
     tally = run_fleet_of_histories(SEED, HISTORIES)
     assert tally["histories"] == HISTORIES
-    check_not_vacuous(tally)
+    check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 
 @pytest.mark.timeout(SOAK_SECONDS + 900)
@@ -54,7 +48,7 @@ def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
 def test_interleavings_keep_every_promise_for_as_long_as_asked() -> None:
     tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS)
     assert tally["histories"] >= HISTORIES_PER_TASK
-    check_not_vacuous(tally)
+    check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 
 def test_a_broken_promise_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.runs import PromiseBrokenError, run_history
-from tests.simulation.test_cut import SEED
+from tests.soak import SEED
 
 # The rarest mutant shows in one history of ninety.
 HISTORIES_MAX = 3000

@@ -1,11 +1,30 @@
-"""Folding groups without a key: rows are counted, line by line."""
+"""Folding: rows without a key are counted, line by line; and what can't be read is never a row less."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.folding import CHANGE_ROWS, Fold, _fold_multisets
-from snapshots.sources import PROBLEM, Sources
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import snapshots.changed_keys
+import snapshots.key_filter
+from fleet.config import Node
+from fleet.groups import Group
+from restore.load import LoadTarget, load_images
+from snapshots.base_copy import BASE_SCHEMA
+from snapshots.base_rows import rows_that_hold
+from snapshots.folding import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
+from snapshots.key_filter import KeyFilter
+from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables
+from storage.digest import digest
+from storage.open import open_store
+from tests.store_damage import flip_byte
+from wal.archive import SegmentRange
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +38,8 @@ def folded(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[
     rows = [(0, GROUP, 0, b"", number, 0, op, line) for number, (op, line) in enumerate(changes)]
     fold = Fold(None, {}, [], [])
     sources = Sources(("a",), (), (), frozenset({GROUP}), {})
-    _fold_multisets(spark, sources, ("memory://nothing", {}), spark.createDataFrame(rows, CHANGE_ROWS), fold)
+    base_rows = _base_rows(spark, sources, ("memory://nothing", {}), fold)
+    _fold_multisets(spark.createDataFrame(rows, CHANGE_ROWS), len(rows), base_rows, fold)
     try:
         assert fold.images is not None
         return sorted((row["group"], row["partition"], bytes(row["row"])) for row in fold.images.collect())
@@ -37,3 +57,121 @@ def test_a_line_that_went_and_was_never_there_is_a_problem_not_a_silence(spark: 
         (PROBLEM, GROUP, b"gone\n"),
         (GROUP, 0, b"x\n"),
     ]
+
+
+def stored_multiset(folder: Path) -> Sources:
+    """A group without a key: a line that the base has three times, in two objects, and that went twice since."""
+    store = open_store(f"file://{folder}", {})
+    bases = []
+    for number, rows in enumerate((2, 1)):
+        table = pa.table([[GROUP] * rows, [0] * rows, [b""] * rows, [b"x\n"] * rows], schema=BASE_SCHEMA)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        body = sink.getvalue().to_pybytes()
+        store.create(f"base/{number}", body)
+        source = Source(f"base/{number}", "a", 0, len(body), digest(body))
+        bases.append(BaseSource(source, {GROUP: rows}, multisets=frozenset({GROUP})))
+    row = {"end_lsn": 11, "seq": 0, "xid": 1, "group": GROUP, "partition": 0, "key": b"", "op": DELETED, "row": b"x\n"}
+    changes = pa.Table.from_pylist([row | {"lsn": lsn} for lsn in (10, 11)], schema=SEGMENT_SCHEMA)
+    none = pa.Table.from_batches([], SEGMENT_SCHEMA)
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), (changes, none))
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    return Sources(("a",), tuple(bases), (held,), frozenset({GROUP}), {(0, GROUP): 1})
+
+
+def lines_of(folded: Fold) -> list[tuple[int, bytes]]:
+    assert folded.images is not None
+    return [(row["group"], bytes(row["row"])) for row in folded.images.collect()]
+
+
+def test_a_base_object_that_cant_be_read_is_no_row_less_but_a_problem(spark: SparkSession, tmp_path: Path) -> None:
+    sources, location = stored_multiset(tmp_path), (f"file://{tmp_path}", {})
+    whole = fold(spark, sources, location)
+    assert (lines_of(whole), whole.problems) == ([(GROUP, b"x\n")], [])
+    whole.release()
+    flip_byte(tmp_path / "base/1")
+    folded = fold(spark, sources, location)
+    assert [one["details"]["object"] for one in folded.problems] == ["base/1"]
+    folded.release()
+
+
+@pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000001.parquet"])
+def test_what_can_be_read_only_once_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    sources, location = stored_multiset(tmp_path), (f"file://{tmp_path}", {})
+    folded = fold(spark, sources, location)
+    assert folded.problems == []
+    # As when the executors that held the folded changes are lost: Spark reads the objects again.
+    folded.release()
+    flip_byte(tmp_path / key)
+    assert folded.images is not None
+    batches = folded.images.select("node", "group", "row", "key").toArrow().to_batches()
+    group = Group(GROUP, "public", "log", "full", 0, ())
+    targets = {0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group})}
+    # A batch with such a row is refused before any connection is opened.
+    (report,) = load_images(iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), targets, 0)
+    assert key in report.to_pylist()[0]["problem"]
+
+
+def test_a_key_whose_segment_can_be_read_only_once_ends_the_load_too(spark: SparkSession, tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}", {})
+    row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
+    changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)
+    none = pa.Table.from_batches([], SEGMENT_SCHEMA)
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), (changes, none))
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    sources = Sources(("a",), (), (held,), frozenset(), {(0, 1): 1})
+    folded = fold(spark, sources, (f"file://{tmp_path}", {}))
+    assert lines_of(folded) == [(1, b"k\n")]
+    folded.release()
+    flip_byte(tmp_path / segment.key)
+    assert [group for group, _ in lines_of(folded)] == [PROBLEM]
+
+
+KEYED, BASE_KEYS = 3, 300
+
+
+def stored_keys(folder: Path) -> Sources:
+    """A keyed group and a multiset of 300 rows each, of which some were changed, some went, and others came."""
+    store = open_store(f"file://{folder}", {})
+    keys = [b"%d" % number for number in range(BASE_KEYS)]
+    lines = [key + b"\told\n" for key in keys]
+    columns = [[KEYED] * BASE_KEYS + [GROUP] * BASE_KEYS, [0] * 2 * BASE_KEYS, keys + [b""] * BASE_KEYS, lines * 2]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns, schema=BASE_SCHEMA), sink)
+    body = sink.getvalue().to_pybytes()
+    store.create("base/1", body)
+    source = Source("base/1", "a", 0, len(body), digest(body))
+    base = BaseSource(source, {KEYED: BASE_KEYS, GROUP: BASE_KEYS}, multisets=frozenset({GROUP}))
+    every = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "partition": 0}
+    changed = [(KEYED, b"%d" % n, ord("U"), b"%d\tnew\n" % n) for n in range(280, 320)]
+    changed += [(KEYED, b"%d" % n, DELETED, b"") for n in range(20)]
+    changed += [(GROUP, b"", DELETED, lines[n]) for n in range(20)] + [(GROUP, b"", INSERTED, lines[-1])]
+    rows = [every | {"group": g, "key": key, "op": op, "row": row} for g, key, op, row in changed]
+    tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), tables)
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    return Sources(("a",), (base,), (held,), frozenset({GROUP}), {(0, KEYED): 2, (0, GROUP): 2})
+
+
+def test_more_keys_than_the_driver_holds_give_the_same_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = stored_keys(tmp_path)
+    monkeypatch.setattr(snapshots.changed_keys, "COUNTED_FROM", 0)
+    monkeypatch.setattr(snapshots.changed_keys, "KEYS_BYTES_MAX", 0)
+    # So few bits that rows of all kinds are taken for changed.
+    monkeypatch.setattr(snapshots.key_filter, "BITS_PER_KEY", 1)
+    folded = fold(spark, sources, (f"file://{tmp_path}", {}))
+    assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}
+    (table,) = read_tables(open_store(f"file://{tmp_path}", {}), sources.bases[0].source, BASE_SCHEMA)
+    (batch,) = table.to_batches()
+    holds = rows_that_hold(batch, sources.bases[0], folded.changed[0])
+    assert 0 < holds.sum() < 2 * BASE_KEYS - 60
+    kept = batch.filter(pa.array(holds)).select(["group", "row"]).to_pylist()
+    found = lines_of(folded) + [(row["group"], row["row"]) for row in kept]
+    new = [b"%d\tnew\n" % number for number in range(280, 320)]
+    old = [b"%d\told\n" % number for number in range(20, BASE_KEYS)]
+    assert sorted(found) == sorted(
+        [(KEYED, line) for line in [*old[:260], *new]] + [(GROUP, line) for line in [*old, old[-1]]]
+    )
+    folded.release()

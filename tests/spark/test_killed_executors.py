@@ -42,8 +42,8 @@ def stand_still(what, node):
 
 create, close = wal.drain.create_segment, snapshots.base_copy._Writer.close_object
 
-def create_segment(store, prefix, number, held, tables):
-    made = create(store, prefix, number, held, tables)
+def create_segment(store, prefix, number, held, *rest):
+    made = create(store, prefix, number, held, *rest)
     stand_still("drain", held.node)
     return made
 

@@ -13,7 +13,8 @@ from check.transactions import PairReport, compare_pairs
 from snapshots.sources import SegmentSource, Source
 from storage.open import open_store
 from tests import pgoutput_messages as made
-from wal.archive import SegmentRange
+from tests.store_damage import flip_byte
+from wal.archive import SegmentRange, segment_key
 from wal.bytes_column import from_list
 from wal.decoding import Decoder
 from wal.segment_schema import SEGMENT_SCHEMA
@@ -35,18 +36,26 @@ def prepare(lsn: int, gid: str) -> list[bytes]:
 
 
 def compared(
-    spark: SparkSession, folder: Path, shards: Sequence[tuple[list[bytes], int, frozenset[int]]]
+    spark: SparkSession,
+    folder: Path,
+    shards: Sequence[tuple[list[bytes], int, frozenset[int]]],
+    damaged: str | None = None,
 ) -> PairReport:
-    """Compare shards by what their WAL says, their positions, and what the cut leaves out before these."""
+    """Compare shards by what their WAL says, their positions, and what the cut leaves out before these.
+
+    The segment below the folder `damaged` is damaged before they are compared.
+    """
     url = f"file://{folder}"
     store = open_store(url, {})
     sources = []
     for number, (messages, position, excluded) in enumerate(shards):
-        events = Decoder(NODES[number], {}, "exact").feed(from_list(messages)).events
+        events = Decoder(NODES[number], (), "exact").feed(from_list(messages)).events
         held = SegmentRange(NODES[number], "op", 0, 1000, None)
         segment = create_segment(store, str(number), 1, held, (pa.Table.from_batches([], SEGMENT_SCHEMA), events))
         source = Source(segment.key, NODES[number], number, segment.size, segment.digest)
         sources.append(SegmentSource(source, segment, position, excluded, {}))
+    if damaged:
+        flip_byte(folder / segment_key(damaged, 1))
     return compare_pairs(spark, NODES, tuple(sources), (url, {}))
 
 
@@ -74,3 +83,12 @@ def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
     assert report.conflicts[0].detail == "it belongs to the state on s2 and not on s1"
+
+
+def test_an_object_that_was_damaged_since_it_was_read_is_no_transaction_less(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    whole = [(prepare(100, "g"), 200, frozenset[int]()), (prepare(90, "g"), 200, frozenset[int]())]
+    report = compared(spark, tmp_path, whole, damaged="1")
+    assert [one["details"]["node"] for one in report.problems] == ["s2"]
+    assert (report.transactions, report.conflicts) == (0, [])

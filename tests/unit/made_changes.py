@@ -9,6 +9,7 @@ from tests import pgoutput_messages as made
 from wal.bytes_column import from_list
 from wal.decoding import Decoded, Decoder
 from wal.segment_schema import SEGMENT_SCHEMA
+from wal.versions import Version
 
 # The key is b then a in stored order; c and d follow. In WAL the columns are c, a, d, b.
 KEYED = Group(
@@ -24,10 +25,27 @@ RELATIONS = [
     made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1), (True, "y", 25, -1)]),
     made.relation(OTHER_OID, "public", "other", "d", [(True, "id", 23, -1)]),
 ]
+# A message of every kind.
+WHOLE = [
+    *RELATIONS,
+    made.begin(100, 7), made.insert(FULL_OID, [b"1", None]), made.insert(OTHER_OID, [b"1"]),
+    made.truncate(FULL_OID), made.insert(FULL_OID, [b"2", None]), made.commit(100, 150),
+    made.message(160, "others", b"x"),
+    made.begin_prepare(200, 260, 8, "g1"),
+    made.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
+    made.message(190, "others", b"x", transactional=True),
+    made.delete(KEYED_OID, key=[None, b"2", None, b"b"]), made.prepare(200, 260, 8, "g1"),
+    made.message(300, "cutline", b"content"), made.commit_prepared(340, 380, 8, "g1"),
+    made.rollback_prepared(280, 390, 9, "g0"),
+    made.begin(400, 9), made.origin(5, "elsewhere"), made.type_(99, "s", "mood"),
+    made.message(390, "snapshot.gid", b"g2", transactional=True),
+    made.insert(FULL_OID, [b"3", None]), made.commit(400, 450),
+]  # fmt: skip
+VERSIONS = (Version(KEYED_OID, KEYED), Version(FULL_OID, FULL))
 
 
 def decoder() -> Decoder:
-    return Decoder("n1", {"public.keyed": KEYED, "s.full": FULL}, "exact")
+    return Decoder("n1", VERSIONS, "exact")
 
 
 def decode(*messages: bytes) -> Decoded:

@@ -34,7 +34,7 @@ def commit(number: int, chain: str = "op-0", position: int = 100) -> Commit:
         "daily", number, f"op-{number}", chain, "2026-11-20T00:00:00Z", 1.0,
         CutRecord(f"op-{number}.1", 1, 0.001, Cut({"a": cut}, 0, 0, 0)),
         {node: (segment(node, number + 1, number * 100, number * 100 + 100),) for node in ("a", "b")},
-        {}, {}, full=part if number == 0 else None,
+        {"a": ()}, {"bytes": 20, "changes": 2, "transactions": 1}, full=part if number == 0 else None,
     )  # fmt: skip
 
 

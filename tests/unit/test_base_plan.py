@@ -8,12 +8,13 @@ from fleet.groups import Column, Group, Table
 from snapshots.base_copy import copy_query
 from snapshots.base_plan import PAGE_BYTES, TASK_PAGES, plan_copy, plan_ranges
 
+RAW = "TO STDOUT (ENCODING 'SQL_ASCII')"
 SIZES = st.lists(st.integers(0, 5 * TASK_PAGES) | st.sampled_from([TASK_PAGES, TASK_PAGES + 1]), max_size=12)
 
 
 def table(number: int, pages: int) -> Table:
     group = Group(number, "public", f"t{number}", "default", 1, (Column("id", "integer", 23, -1, 0),))
-    return Table(number, group, 0, pages * PAGE_BYTES, readable=True, has_primary_key=True)
+    return Table(number, group, 0, pages * PAGE_BYTES, readable=True, key_is_immediate=True)
 
 
 @given(SIZES)
@@ -53,7 +54,7 @@ def test_nodes_take_turns_and_tasks_are_numbered() -> None:
 
 def test_a_range_is_a_condition_on_ctid() -> None:
     (whole,), *_ = plan_ranges([table(1, 10)])
-    assert copy_query(whole) == 'COPY (SELECT "id" FROM ONLY "public"."t1") TO STDOUT'
+    assert copy_query(whole) == 'COPY (SELECT "id" FROM ONLY "public"."t1") ' + RAW
     first, second = (part for (part,) in plan_ranges([table(1, TASK_PAGES * 2)]))
-    assert copy_query(first).endswith(f"WHERE ctid < '({TASK_PAGES},0)'::tid) TO STDOUT")
-    assert copy_query(second).endswith(f"WHERE ctid >= '({TASK_PAGES},0)'::tid) TO STDOUT")
+    assert copy_query(first).endswith(f"WHERE ctid < '({TASK_PAGES},0)'::tid) {RAW}")
+    assert copy_query(second).endswith(f"WHERE ctid >= '({TASK_PAGES},0)'::tid) {RAW}")

@@ -15,6 +15,7 @@ from fleet.baseline import (
     check_baseline,
     check_presence,
     check_topology,
+    decodes,
 )
 from fleet.config import Fleet, GroupRules, Node
 from fleet.hints import NEW_CHAIN
@@ -76,6 +77,21 @@ def test_another_fleet_file_is_refused_before_anything_is_contacted(
         check_presence(was, fleet(*nodes))
 
 
+def test_a_standby_that_was_left_out_for_its_age_is_no_node_too_many() -> None:
+    old, other = Node("b-b1", "v", "b"), Node("b-b1", "v", "a")
+    assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY, old), {("b", "b-b1")}) == (A, B, STANDBY)
+    assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY), {("b", "b-b1")}) == (A, B, STANDBY)
+    with pytest.raises(BaselineChangedError, match="node b-b1: its presence was absent"):
+        check_presence(WITH_STANDBY, fleet(A, B, STANDBY, other), {("b", "b-b1")})
+
+
+def test_a_standby_decodes_from_16_on() -> None:
+    assert not decodes(identity("a-b1", "a", server_version=150099))
+    assert decodes(identity("a-b1", "a", server_version=160000))
+    assert decodes(identity("a", server_version=150000))
+    check_topology((A, STANDBY), {"a": identity("a"), "a-b1": identity("a-b1", "a")})
+
+
 def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
     assert check_presence(WAS, fleet(A, STANDBY, B)) == (A, B)
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY)) == (A, B, STANDBY)
@@ -85,7 +101,7 @@ def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
     ({"in_recovery": False}, "node a-b1 is no standby, and fleet.toml calls it a backup of a", NEW_CHAIN),
     ({"system_identifier": "9"}, "node a-b1 is a standby of another primary than a", "fleet.toml"),
     ({"database_oid": 6}, "node a-b1: its database shop is not that of a", "replayed"),
-    ({"server_version": 150013}, "node a-b1: a standby below PostgreSQL 16", "--only-primary"),
+    ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),
 ])  # fmt: skip
 def test_a_node_that_does_not_play_its_part_is_named(other: dict[str, Any], message: str, hint: str) -> None:
     found = {"a": identity("a"), "a-b1": identity("a-b1", "a", **({"server_version": 180006} | other))}

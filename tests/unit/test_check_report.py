@@ -51,10 +51,13 @@ def test_the_document_is_what_scripts_rely_on() -> None:
                 "objects": 1, "bytes": 2, "rows": 3, "changes": 4, "partitions": 5, "transactions": 6,
             },
             "append_only": ["public.log"],
+            "large_objects": 0,
+            "warned": [],
             "skipped": [{"what": "rows of shard s1", "why": "it has no backup copy to compare with"}],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
                 "object": "key", "global_id": None, "detail": "its bytes are not those that were committed",
             }],
         }],
+        "open_operations": [],
     }  # fmt: skip

@@ -6,24 +6,23 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import snapshots.commits as module
+import snapshots.publishing as module
 from snapshots.commit_file import commit_to_json
 from snapshots.commits import (
-    CommitIndeterminateError,
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
     commit_key,
-    publish,
     read_chain,
     read_commit,
-    sealed,
     snapshot_names,
 )
-from snapshots.manifest import Chain, ManifestError
+from snapshots.documents import ManifestError, sealed
+from snapshots.manifest import Chain
+from snapshots.publishing import CommitIndeterminateError, publish
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, StoreUnreachableError
+from storage.store import AnswerLostError, ObjectExistsError, StoreUnreachableError
 from tests.unit.made_commits import commit, memory, own_url
 from wal.archive import ArchiveError
 
@@ -99,7 +98,7 @@ class Losing(InMemoryStore):
         raise AnswerLostError(url=self.url, key=key, reason="the connection was lost")
 
     def read(self, key: str) -> bytes:
-        if not self.reads:
+        if not self.reads and key == commit_key("daily", 0):
             raise StoreUnreachableError(url=self.url, reason="it does not answer")
         return InMemoryStore.read(self, key)
 
@@ -123,3 +122,43 @@ def test_a_name_that_no_snapshot_can_have(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "Daily-2026.11.20_x", "0" * 63])
 def test_a_name_that_a_snapshot_can_have(name: str) -> None:
     assert check_name(name) == name
+
+
+class Growing(InMemoryStore):
+    """A store in which another command commits increment 1 just before its increments are listed."""
+
+    def list_children(self, prefix: str) -> list[str]:
+        key = commit_key("daily", 1)
+        if prefix.endswith("/increments") and not self.exists(key):
+            publish(self, commit(1))
+        return InMemoryStore.list_children(self, prefix)
+
+
+def test_a_chain_that_grows_while_it_is_read_has_lost_nothing() -> None:
+    store = Growing(own_url())
+    publish(store, commit(0))
+    assert read_chain(store, "daily").last.increment == 1
+
+
+class Cut(InMemoryStore):
+    """A store that answers a put which it stored by 412, as after a retry, and then cuts the first body short."""
+
+    cut: bool = True
+
+    def create(self, key: str, body: bytes) -> None:
+        InMemoryStore.create(self, key, body)
+        raise ObjectExistsError(url=self.url, key=key)
+
+    def read(self, key: str) -> bytes:
+        body = InMemoryStore.read(self, key)
+        if not self.cut or key != commit_key("daily", 0):
+            return body
+        object.__setattr__(self, "cut", False)
+        return body[:20]
+
+
+def test_a_412_is_read_back_until_it_is_told_whose_commit_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    store = Cut(own_url())
+    publish(store, commit(0))
+    assert not store.cut

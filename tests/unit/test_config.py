@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import FleetFileError, GroupRules, Node, load_fleet
+from fleet.config import FleetFileError, GroupRules, Node, Retention, load_fleet
 from fleet.embedded_folder import describe
 from fleet.embedded_server import EmbeddedNode
 
@@ -25,6 +25,11 @@ max_retained_wal = 1000
 include = ["public.*"]
 exclude = ["audit.*"]
 append_only = ["public.events"]
+[retention]
+keep_full = 3
+keep_days = 7
+keep_increments = 0
+gc_grace = "1.5 d"
 [spark]
 master = "local[2]"
 "driver.memory" = "1g"
@@ -62,6 +67,7 @@ def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch)
     assert fleet.node("a-b") is fleet.nodes[1]
     assert fleet.global_id == "^(?P<global>[^:]+):"
     assert fleet.groups == GroupRules(("public.*",), ("audit.*",), ("public.events",))
+    assert fleet.retention == Retention(3, 7, 0, 129600)
     assert fleet.spark_master == "local[2]"
     assert fleet.spark_settings == {
         "spark.driver.memory": "1g",
@@ -130,6 +136,12 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[wal]\nmax_retained_wal = '-1GiB'\n" + NODE, "is no size such as 16GiB"),
     (HEAD + NODE + "max_retained_wal = '16'\n", "node a: max_retained_wal: '16' is no size"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key wal.retained_bytes_max; known are max_retained_wal"),
+    (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key retention.keep"),
+    (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "retention.keep_full must be a number, 1 or more"),
+    (HEAD + "[retention]\nkeep_days = 1.5\n" + NODE, "retention.keep_days must be a number, 1 or more"),
+    (HEAD + "[retention]\nkeep_increments = true\n" + NODE, "retention.keep_increments must be a number, 0 or more"),
+    (HEAD + "[retention]\ngc_grace = 24\n" + NODE, "retention.gc_grace must be a text"),
+    (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE, "retention.gc_grace: '1 year' is no time such as 24h"),
     (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "groups.exclude must be a list"),
     (HEAD + "[groups]\ninclude = [1]\n" + NODE, "groups.include must be a list"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "spark.master must be a text"),

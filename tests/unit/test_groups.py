@@ -15,6 +15,7 @@ from fleet.groups import (
     number_groups,
     qualified,
     quoted,
+    table_name,
 )
 
 COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1), st.integers(0))
@@ -33,7 +34,7 @@ GROUPS = st.builds(
 def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identity: str = "default") -> Table:
     columns = (Column("id", "integer", 23, -1, 0), Column("v", "text", 25, -1, 1))
     group = Group(0, "public", name, identity, key_width, columns)
-    return Table(1, group, rows, size, readable=True, has_primary_key=True)
+    return Table(1, group, rows, size, readable=True, key_is_immediate=True)
 
 
 @given(GROUPS)
@@ -93,3 +94,18 @@ def test_a_definition_leaves_out_what_a_chain_chose() -> None:
     found = number_groups({"s1": [table("t", rows=10**6)]}, 1000)["s1"][0].group
     assert found != table("t").group
     assert found.definition() == table("t").group.definition()
+
+
+def test_no_two_tables_have_one_name() -> None:
+    parts = ["a", "a.b", "b", "b.c", "c", '"a"', 'a".b', '"', '""', ".", '"a".b', "a.", ".b"]
+    names = {table_name(schema, table) for schema in parts for table in parts}
+    assert len(names) == len(parts) ** 2
+    assert table_name("public", "t e%s") == "public.t e%s"
+    assert (table_name("a.b", "c"), table_name("a", 'b"')) == ('"a.b".c', 'a."b"""')
+
+
+def test_patterns_fit_names_with_and_without_quotes() -> None:
+    assert included(table_name("a.b", "c"), GroupRules(include=("a.b.c",)))
+    assert included(table_name("a.b", "c"), GroupRules(include=('"a.b".*',)))
+    assert not included(table_name("a", "b.c"), GroupRules(include=('"a.b".*',)))
+    assert included(table_name("a", 'b"'), GroupRules(include=('a.b"',)))

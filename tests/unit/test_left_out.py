@@ -1,9 +1,17 @@
-"""What is not in a snapshot as a person reads it, and what of it an increment calls new."""
+"""What is not in a snapshot as a person reads it, and what every output warns of."""
 
 from __future__ import annotations
 
-from cli.left_out import append_only_lines, left_out_lines
-from fleet.left_out import LeftOut, LeftOutKind, left_out_from_json, since
+from cli.left_out import left_out_lines, warning_lines, warnings_of_several
+from fleet.left_out import (
+    COUNTED,
+    WARNED,
+    LeftOut,
+    LeftOutKind,
+    left_out_from_json,
+    warned_of,
+    with_large_objects,
+)
 
 UNLOGGED, EXCLUDED, LARGE = LeftOutKind.UNLOGGED_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.LARGE_OBJECTS
 
@@ -27,31 +35,15 @@ def test_a_long_list_says_how_many_more_there_are() -> None:
     (line,) = left_out_lines(LeftOut("a", EXCLUDED, f"t.n{number}", "") for number in range(1010))
     assert line.startswith("not in the snapshot: 1,010 excluded tables (empty when restored): t.n0 on a; ")
     assert line.endswith("; t.n7 on a and 1,002 more")
-    assert append_only_lines(f"t.n{number}" for number in range(9))[0].endswith("t.n7 and 1 more")
+    appended = [LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.n{number}", "") for number in range(9)]
+    assert warning_lines(appended)[0].endswith("t.n7 and 1 more")
 
 
 def test_every_kind_has_a_line() -> None:
     for kind in LeftOutKind:
         (line,) = left_out_lines([LeftOut("a", kind, "the.name", "", 1)])
-        assert "the.name" in line or kind == LARGE
-
-
-def test_what_the_restored_ddl_does_not_have_is_new() -> None:
-    before = [LeftOut("a", UNLOGGED, "t.old", "why"), LeftOut("a", EXCLUDED, "t.turned", "why")]
-    now = [
-        LeftOut("a", UNLOGGED, "t.old", "why"),
-        LeftOut("a", UNLOGGED, "t.turned", "why"),
-        LeftOut("a", UNLOGGED, "t.new", "why"),
-        LeftOut("b", UNLOGGED, "t.old", "why"),
-        LeftOut("a", LARGE, "pg_largeobject", "why", 3),
-        LeftOut("a", LeftOutKind.SUBSCRIPTION, "ours", "why"),
-    ]
-    found = since(now, before)
-    assert [(one.node, one.name) for one in found if one.why != "why"] == [("a", "t.new"), ("b", "t.old")]
-    assert all("new since the full snapshot" in one.why for one in found if one.why != "why")
-    assert [(one.node, one.kind, one.name, one.count) for one in found] == [
-        (one.node, one.kind, one.name, one.count) for one in now
-    ]
+        assert ("the.name" in line) != (kind in COUNTED)
+        assert line.startswith("warning: " if kind in WARNED else "not in the snapshot: 1 ")
 
 
 def test_an_entry_is_what_its_json_says() -> None:
@@ -59,3 +51,18 @@ def test_an_entry_is_what_its_json_says() -> None:
     document = {"node": "a", "kind": "large_objects", "name": "pg_largeobject", "why": "why", "count": 3}
     assert one.to_json() == document
     assert left_out_from_json(document) == one
+
+
+def test_a_warning_of_several_snapshots_is_said_once() -> None:
+    log, bag = (LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.{name}", "") for name in ("log", "bag"))
+    first, second = warnings_of_several({"one": [log], "two": [log], "three": [bag], "four": []})
+    assert first.endswith("not followed: t.log (in one; two)")
+    assert second.endswith("not followed: t.bag (in three)")
+
+
+def test_stored_large_objects_are_of_the_full_snapshot_and_no_longer_left_out() -> None:
+    found = [LeftOut("a", LARGE, "pg_largeobject", "why", 3), LeftOut("a", UNLOGGED, "t.x", "why")]
+    kept, then = with_large_objects(found, {"a": (2, "0/1F")})
+    assert (kept.name, then.kind, then.count) == ("t.x", LeftOutKind.LARGE_OBJECTS_OF_FULL, 2)
+    assert then.why == "as they were at the full snapshot (0/1F): increments do not follow them"
+    assert warned_of((kept, then)) == (then,)

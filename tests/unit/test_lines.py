@@ -90,6 +90,12 @@ def test_every_byte_is_escaped_as_the_manual_says(values: list[bytes]) -> None:
     assert values_of(escape(from_list(values))) == [escaped(value) for value in values]
 
 
+@given(st.lists(VALUE, max_size=10), st.integers(1, 9))
+def test_what_is_escaped_in_blocks_is_the_same_as_at_once(values: list[Value], block_bytes: int) -> None:
+    texts = [value for value in values if isinstance(value, bytes)]
+    assert values_of(escape(from_list(texts), block_bytes)) == [escaped(text) for text in texts]
+
+
 def test_a_text_that_looks_like_a_mark_is_not_one() -> None:
     rows: list[list[Value]] = [[b"\\N", None], [b"\\u", ()], [b"\\.", b""]]
     raw, columns = columns_of(rows, 2)
@@ -106,11 +112,12 @@ def test_unchanged_values_are_filled_from_the_other_row() -> None:
     assert filled.starts[1] == new.starts[1]
 
 
-@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=20))
-def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes]]) -> None:
+@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=20), st.integers(1, 9))
+def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes]], block_bytes: int) -> None:
     pairs += [(left, left) for left, _ in pairs]
     left, right = from_list([one for one, _ in pairs]), from_list([other for _, other in pairs])
     assert equal(left, right).tolist() == [one == other for one, other in pairs]
+    assert equal(left, right, block_bytes).tolist() == [one == other for one, other in pairs]
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=4), st.integers(0, 3))

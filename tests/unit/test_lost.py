@@ -7,9 +7,8 @@ from itertools import count
 
 import pytest
 
-from snapshots.commits import sealed
+from snapshots.documents import ManifestError, sealed
 from snapshots.lost import Lost, chain_lost, is_lost, lost_key, mark_lost, read_lost
-from snapshots.manifest import ManifestError
 from storage.memory import InMemoryStore
 
 STORES = count()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import replace
-from itertools import count
+from datetime import UTC, datetime
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -20,14 +21,14 @@ from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
     commit_key,
     read_commit,
-    sealed,
 )
+from snapshots.documents import ManifestError, sealed
 from snapshots.manifest import (
     Chain,
     Commit,
     CutRecord,
     FullPart,
-    ManifestError,
+    SchemaPart,
     Sequence,
     StoredObject,
 )
@@ -35,7 +36,7 @@ from tests.unit.made_commits import commit, memory
 from wal.archive import OpenTransaction, Segment, SegmentRange
 from wal.cut_values import Cut, NodeCut, Undecided
 
-STORES = count()
+T = TypeVar("T")
 TEXTS = st.text(max_size=8)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
 PLACES = st.integers(0, 2**63 - 1)
@@ -43,75 +44,104 @@ COUNTS = st.integers(0, 2**40)
 SECONDS = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 
 
-def few(keys: st.SearchStrategy[str], values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
-    return st.dictionaries(keys, values, max_size=3)
+def several(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[T, ...]]:
+    return st.lists(values, max_size=2).map(tuple)
 
 
-def several(values: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
-    return st.lists(values, max_size=3).map(tuple)
-
-
-RANGES = st.builds(
-    SegmentRange, TEXTS, TEXTS, PLACES, PLACES, st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
-)
-SEGMENTS = st.builds(Segment, TEXTS, COUNTS, RANGES, COUNTS, TEXTS, COUNTS, COUNTS, COUNTS, COUNTS)
+KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+TIMES = st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
 NODE_CUTS = st.builds(
     NodeCut, PLACES, PLACES, PLACES, several(st.builds(Undecided, TEXTS, PLACES, PLACES)), several(PLACES), COUNTS
 )
-CUTS = st.builds(CutRecord, TEXTS, COUNTS, SECONDS, st.builds(Cut, few(NAMES, NODE_CUTS), COUNTS, COUNTS, COUNTS))
-IDENTITIES = st.builds(
-    NodeIdentity, TEXTS, st.none() | TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, COUNTS, TEXTS, TEXTS, TEXTS, st.booleans()
-)
-COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS)
-GROUPS = st.builds(Group, COUNTS, TEXTS, TEXTS, TEXTS, COUNTS, several(COLUMNS), COUNTS)
-OBJECTS = st.builds(
-    StoredObject, TEXTS, TEXTS, TEXTS, COUNTS, TEXTS, st.dictionaries(st.integers(1, 99), COUNTS, max_size=3)
+COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS, COUNTS, st.none() | TEXTS)
+GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, several(COLUMNS), COUNTS)
+SEQUENCES = st.builds(
+    Sequence, TEXTS, TEXTS, st.integers(-(2**63) + 1, 2**63 - 1), st.booleans(), st.integers(1, 9), st.booleans()
 )
 RULES = st.builds(GroupRules, several(TEXTS), several(TEXTS), several(TEXTS))
-TABLE_STATES = st.builds(TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, TEXTS, several(TEXTS))
-FULL_PARTS = st.builds(
-    FullPart,
-    TEXTS,
-    TEXTS,
-    several(IDENTITIES).map(lambda found: {one.node: one for one in found}),
-    few(NAMES, several(GROUPS)),
-    few(NAMES, PLACES),
-    several(OBJECTS),
-    few(NAMES, several(TEXTS)),
-    RULES,
-    few(NAMES, several(TABLE_STATES).map(lambda found: {one.table: one for one in found})),
-)
-COMMITS = st.builds(
-    Commit,
-    snapshot=TEXTS,
-    increment=COUNTS,
-    operation=TEXTS,
-    chain=TEXTS,
-    created_at=TEXTS,
-    seconds=SECONDS,
-    cut=CUTS,
-    segments=few(NAMES, several(SEGMENTS)),
-    sequences=few(NAMES, several(st.builds(Sequence, TEXTS, TEXTS, st.none() | st.integers()))),
-    counts=few(NAMES, COUNTS),
-    comment=TEXTS,
-    full=st.none() | FULL_PARTS,
-    left_out=st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS)),
-)
+TABLE_STATES = st.builds(TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, several(TEXTS))
+STATES = several(TABLE_STATES).map(lambda found: {one.table: one for one in found})
+
+
+def segments_of(node: str) -> st.SearchStrategy[tuple[Segment, ...]]:
+    opened = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
+    held = st.builds(SegmentRange, st.just(node), TEXTS, PLACES, PLACES, opened)
+    events = st.none() | COUNTS
+    return several(st.builds(Segment, KEYS, COUNTS, held, COUNTS, TEXTS, COUNTS, COUNTS, COUNTS, COUNTS, events))
+
+
+def identities(node: str, backup_of: str | None) -> st.SearchStrategy[NodeIdentity]:
+    return st.builds(
+        NodeIdentity, st.just(node), st.just(backup_of), TEXTS, COUNTS, COUNTS, TEXTS, COUNTS, TEXTS, TEXTS, TEXTS,
+        st.booleans(),
+    )  # fmt: skip
+
+
+def objects_of(groups: tuple[Group, ...], node: str) -> st.SearchStrategy[tuple[StoredObject, ...]]:
+    numbers = [group.number for group in groups]
+    rows = st.dictionaries(st.sampled_from(numbers), COUNTS) if numbers else st.just({})
+    return several(st.builds(StoredObject, KEYS, TEXTS, st.just(node), COUNTS, TEXTS, rows))
+
+
+@st.composite
+def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
+    """Commits whose parts fit together, as a create makes them."""
+    shards = draw(st.lists(NAMES, min_size=1, max_size=2, unique=True))
+    backups = {f"{shard}-standby": shard for shard in shards if draw(st.booleans())}
+    nodes = {**dict.fromkeys(shards), **backups}
+
+    def of_shards(values: st.SearchStrategy[T]) -> dict[str, T]:
+        return {shard: draw(values) for shard in shards}
+
+    part = None
+    if draw(st.booleans()) if full is None else full:
+        unique = st.lists(GROUPS, max_size=3, unique_by=lambda group: group.number).map(tuple)
+        groups: dict[str, tuple[Group, ...]] = of_shards(unique)
+        part = FullPart(
+            draw(TEXTS), draw(TEXTS), {node: draw(identities(node, of)) for node, of in nodes.items()}, groups,
+            {node: draw(PLACES) for node in nodes},
+            tuple(one for node, of in nodes.items() for one in draw(objects_of(groups[of or node], node))),
+            of_shards(several(TEXTS)), draw(RULES), of_shards(STATES),
+            of_shards(TEXTS),
+        )  # fmt: skip
+    schema = None
+    if part is None and draw(st.booleans()):
+        begun = of_shards(st.lists(GROUPS, max_size=2, unique_by=lambda group: group.number).map(tuple))
+        numbers = st.integers(1, 9)
+        schema = SchemaPart(
+            begun, of_shards(several(numbers)), of_shards(st.dictionaries(numbers, numbers, max_size=2)),
+            {node: draw(st.dictionaries(numbers, PLACES, max_size=2)) for node in nodes}, of_shards(STATES),
+            tuple(one for node, of in nodes.items() for one in draw(objects_of(begun[of or node], node))),
+            of_shards(several(TEXTS)), of_shards(TEXTS),
+        )  # fmt: skip
+    cut = Cut(of_shards(NODE_CUTS), draw(COUNTS), draw(COUNTS), draw(COUNTS))
+    return Commit(
+        snapshot=draw(TEXTS),
+        increment=0 if part else draw(st.integers(1, 2**40)),
+        operation=draw(TEXTS),
+        chain=draw(TEXTS),
+        created_at=draw(TIMES),
+        seconds=draw(SECONDS),
+        cut=CutRecord(draw(TEXTS), draw(COUNTS), draw(SECONDS), cut, draw(several(TEXTS))),
+        segments={node: draw(segments_of(node)) for node in nodes},
+        sequences=of_shards(several(SEQUENCES)),
+        counts={name: draw(COUNTS) for name in ("bytes", "changes", "transactions", "rows")},
+        comment=draw(TEXTS),
+        full=part,
+        schema=schema,
+        left_out=draw(
+            st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
+        ),
+    )
+
+
+COMMITS = commits()
 
 
 @given(COMMITS)
 def test_a_commit_is_what_its_file_says(found: Commit) -> None:
     document = json.loads(sealed(commit_to_json(found)))
     assert commit_from_json("key", document) == found
-
-
-@given(COMMITS.filter(lambda found: found.full))
-def test_a_commit_of_before_the_tables_states_is_read(found: Commit) -> None:
-    document = {name: value for name, value in commit_to_json(found).items() if name != "tables"}
-    read = commit_from_json("key", document)
-    assert read.full
-    assert found.full
-    assert read.full == replace(found.full, tables={})
 
 
 @given(COMMITS)
@@ -151,17 +181,7 @@ def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables
     assert chain.append_only == ["public.log"]
 
 
-def test_only_sequences_that_the_full_snapshots_ddl_makes_are_set() -> None:
-    unlogged = LeftOut("a", LeftOutKind.UNLOGGED_SEQUENCE, "s.turned_logged", "")
-    of_another = LeftOut("b", LeftOutKind.UNLOGGED_SEQUENCE, "s.new", "")
-    full = replace(commit(0), sequences={"a": (Sequence("s", "old", 1),)}, left_out=(unlogged, of_another))
-    later = tuple(Sequence("s", name, 7) for name in ("new", "old", "turned_logged"))
-    chain = Chain(full, (replace(commit(1), sequences={"a": later}),))
-    assert chain.sequence_names("a") == {"s.old", "s.turned_logged"}
-    assert chain.sequences("a") == later[1:]
-
-
 def test_a_commit_of_a_newer_format_is_refused() -> None:
     with pytest.raises(ManifestError) as error:
-        commit_from_json("key", commit_to_json(commit(0)) | {"schema": "cutline/snapshot/2"})
+        commit_from_json("key", commit_to_json(commit(0)) | {"schema": "cutline/snapshot/3"})
     assert "newer version" in error.value.hint

@@ -6,11 +6,13 @@ from itertools import count
 
 import pytest
 
-from snapshots.commits import commit_key, sealed
+from snapshots.commits import commit_key
+from snapshots.documents import sealed
 from snapshots.operations import Operation, new_operation, pending, recorded, recorded_commits
 from storage.errors import IndeterminateError
+from storage.memory import InMemoryStore
 from storage.open import open_store
-from storage.store import ObjectStore
+from storage.store import ObjectStore, StoreUnreachableError
 
 NUMBERS = count(1)
 
@@ -25,6 +27,7 @@ def full() -> Operation:
 
 
 def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
+    operation.is_committing = True
     store.create(commit_key("shop", 0), sealed({"operation": operation.id}))
     raise KeyboardInterrupt
 
@@ -59,4 +62,19 @@ def test_what_is_not_known_is_neither_undone_nor_closed(store: ObjectStore) -> N
     with pytest.raises(IndeterminateError), recorded(store, operation, lambda: undone.append(1) is None):
         raise IndeterminateError("lost")
     assert undone == []
+    assert pending(store) == [operation]
+
+
+def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the command would say that a snapshot does not exist, which the next one lists."""
+    store, operation, create = InMemoryStore("memory://operations-outcome"), full(), InMemoryStore.create
+
+    def away(store: InMemoryStore, key: str, body: bytes) -> None:
+        if key.endswith("outcome.json"):
+            raise StoreUnreachableError(url=store.url, reason="it does not answer")
+        create(store, key, body)
+
+    monkeypatch.setattr(InMemoryStore, "create", away)
+    with recorded(store, operation):
+        pass
     assert pending(store) == [operation]

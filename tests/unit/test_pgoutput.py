@@ -29,7 +29,7 @@ def test_tuples_are_read_by_column_and_end_where_they_end() -> None:
     rows: list[list[made.Value]] = [[b"1", None, ()], [b"", b"t\0n", b"x" * 300], [None, (), None]]
     column = from_list([made.insert(7, row) for row in rows])
     messages = messages_of(column)
-    values, ends = read_tuples(messages, messages.starts + 6, 3)
+    values, ends = read_tuples(messages, np.arange(3), messages.starts + 6, 3, is_last=True)
     assert ends.tolist() == messages.ends.tolist()
     for place, one in enumerate(values):
         for number, row in enumerate(rows):
@@ -61,7 +61,7 @@ def test_messages_of_another_protocol_are_refused(letter: bytes) -> None:
 def test_a_tuple_of_another_width_or_with_binary_values_is_refused() -> None:
     messages = messages_of(from_list([made.insert(7, [b"1", b"2"])]))
     with pytest.raises(DecodingError, match="2 columns instead of 3"):
-        read_tuples(messages, messages.starts + 6, 3)
+        read_tuples(messages, np.arange(1), messages.starts + 6, 3, is_last=True)
     binary = messages_of(from_list([made.insert(7, [b"1"]).replace(b"t\0\0\0\1", b"b\0\0\0\1")]))
     with pytest.raises(DecodingError, match="neither text"):
-        read_tuples(binary, binary.starts + 6, 1)
+        read_tuples(binary, np.arange(1), binary.starts + 6, 1, is_last=True)

@@ -15,6 +15,7 @@ import wal.segments as module
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
+from tests.unit.made_changes import FULL, KEYED
 from wal.archive import (
     ArchiveError,
     OpenTransaction,
@@ -26,8 +27,10 @@ from wal.archive import (
     segment_from_json,
     segment_key,
 )
+from wal.damage import ObjectDamagedError
 from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment, read_events, read_metadata
+from wal.segments import create_segment, read_events, read_metadata, unlisted_segments
+from wal.versions import Version
 
 NAMES = count()
 PLACES = st.integers(0, 2**63 - 1)
@@ -41,8 +44,9 @@ RANGES = st.builds(
 )
 COUNTS = st.integers(0, 2**40)
 SEGMENTS = st.builds(
-    Segment, st.text(), st.integers(1, 10**12), RANGES, COUNTS, st.text(), COUNTS, COUNTS, COUNTS, COUNTS
-)
+    Segment, st.text(), st.integers(1, 10**12), RANGES, COUNTS, st.text(), COUNTS, COUNTS, COUNTS, COUNTS,
+    COUNTS, st.text(),
+)  # fmt: skip
 ROWS = st.builds(
     dict,
     lsn=PLACES, end_lsn=PLACES, seq=PLACES, xid=st.integers(0, 2**32), global_id=st.none() | st.text(),
@@ -178,25 +182,113 @@ def test_a_hole_is_found(segments: list[Segment]) -> None:
         check_contiguous("n1", 100, segments)
 
 
-def test_damage_is_named_by_object() -> None:
-    store = memory()
-    whole = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)])))
-    body = store.read(whole.key)
+def small_segment(store: ObjectStore) -> tuple[Segment, bytes]:
+    """A segment of a change and an event, and its bytes."""
+    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)])))
+    return segment, store.read(segment.key)
+
+
+def test_what_is_no_segment_is_named() -> None:
+    _, body = small_segment(memory())
     foreign = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), foreign)
-    flipped = bytearray(body)
-    for place in range(-60, -8):
-        flipped[place] ^= 0x55
-    damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], bytes(flipped), foreign.getvalue().to_pybytes()]
-    damaged.append(body.replace(b"cutline/segment/1", b"cutline/segment/9"))
-    for number, bad in enumerate(damaged, start=10):
-        key = segment_key("bad", number)
-        store.create(key, bad)
+    damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], body + b"x", foreign.getvalue().to_pybytes()]
+    damaged.append(body.replace(b"cutline/segment/3", b"cutline/segment/9"))
+    for bad in damaged:
+        store = memory()
+        store.create(segment_key("wal", 1), bad)
+        with pytest.raises(ArchiveError, match=segment_key("wal", 1)) as error:
+            read_metadata(store, segment_key("wal", 1), 1)
+        assert "newer version" in error.value.hint
+
+
+def test_no_byte_of_a_segment_that_no_commit_lists_can_change_unnoticed() -> None:
+    segment, body = small_segment(memory())
+    for place in range(len(body)):
+        store = memory()
+        store.create(segment.key, body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
+        with pytest.raises(ArchiveError, match=segment.key):
+            read_metadata(store, segment.key, 1)
+
+
+def test_a_segment_in_anothers_place_is_not_taken_over() -> None:
+    _, body = small_segment(memory())
+    for key in (segment_key("wal", 2), segment_key("another", 1)):
+        store = memory()
+        store.create(key, body)
         with pytest.raises(ArchiveError, match=key):
-            read_metadata(store, key, number)
-    for number in (10, 12):
-        with pytest.raises(ArchiveError, match="bad"):
-            read_events(store, replace(whole, key=segment_key("bad", number)))
+            read_metadata(store, key, 1)
+
+
+def test_rows_that_look_like_a_seal_are_no_seal() -> None:
+    rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
+    store = memory()
+    created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])))
+    assert read_metadata(store, created.key, 1) == created
+
+
+def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
+    definitions = (Version(16_400, KEYED, copied_from=1 << 40), Version(16_401, FULL), Version(9, KEYED, is_gone=True))
+    rows = [event(lsn, "U") | {"group": group} for lsn, group in ((900, 5), (700, 5), (800, 5), (600, 7))]
+    store = memory()
+    create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions)
+    create_segment(store, "wal", 2, HELD, (table([]), table([])))
+    found = list(unlisted_segments(store, "wal", 0))
+    assert [one.definitions for one in found] == [definitions, ()]
+    assert [one.first_changes for one in found] == [{5: 700}, {}]
+    assert [one.number for one in unlisted_segments(store, "wal", 1)] == [2]
+    # Commits say it themselves.
+    assert segment_from_json(json.loads(json.dumps(found[0].to_json()))).definitions == ()
+
+
+def in_place_of(segment: Segment, body: bytes) -> ObjectStore:
+    store = memory()
+    store.create(segment.key, body)
+    return store
+
+
+@pytest.mark.parametrize("whole_max", [0, 1 << 30])
+def test_no_byte_that_events_are_read_from_can_change_unnoticed(
+    monkeypatch: pytest.MonkeyPatch, whole_max: int
+) -> None:
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
+    segment, body = small_segment(memory())
+    assert segment.events_at
+    for place in range(0 if whole_max else segment.events_at, len(body)):
+        flipped = body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :]
+        with pytest.raises(ObjectDamagedError, match=segment.key) as error:
+            read_events(in_place_of(segment, flipped), segment)
+        assert (error.value.kind, error.value.node) == ("digest", "n1")
+    for cut in (b"", body[:-1], body[: len(body) // 2], body + b"x", body * 2):
+        with pytest.raises(ObjectDamagedError) as error:
+            read_events(in_place_of(segment, cut), segment)
+        assert error.value.kind == "size"
+    with pytest.raises(ObjectDamagedError) as error:
+        read_events(memory(), segment)
+    assert error.value.kind == "missing"
+
+
+@pytest.mark.parametrize("whole_max", [0, 1 << 30])
+def test_a_commits_count_of_events_must_be_true(monkeypatch: pytest.MonkeyPatch, whole_max: int) -> None:
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
+    store = memory()
+    segment, _ = small_segment(store)
+    for wrong in ({"events": 2}, {"changes": 0}, {"changes": 2}):
+        with pytest.raises(ObjectDamagedError) as error:
+            read_events(store, replace(segment, **wrong))
+        assert error.value.kind in ("rows", "unreadable")
+
+
+def test_events_of_a_commit_of_before_they_had_a_digest_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 0)
+    store = memory()
+    segment, body = small_segment(store)
+    entry = {name: value for name, value in segment.to_json().items() if not name.startswith("events_")}
+    older = segment_from_json(entry)
+    assert older == replace(segment, events_at=None, events_digest="")
+    assert read_events(store, older)["lsn"].to_pylist() == [2]
+    with pytest.raises(ObjectDamagedError, match="its bytes are not those"):
+        read_events(in_place_of(segment, b"X" + body[1:]), older)
 
 
 def test_a_nodes_archive_has_a_folder_of_its_own_in_every_chain() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pytest
 
 from storage.memory import InMemoryStore
-from storage.probe import probe_store
+from storage.probe import RACES, probe_store
 from storage.store import (
     AnswerLostError,
+    DeletionRefusedError,
+    Inventory,
     Keys,
     ObjectExistsError,
     ObjectMissingError,
@@ -18,17 +22,22 @@ from storage.store import (
 )
 
 
+def overwrite(store: InMemoryStore, key: str, body: bytes) -> None:
+    store._objects[key] = body
+    store._created_at[key] = datetime.now(UTC)
+
+
 @dataclass(frozen=True, slots=True)
 class Overwriting(InMemoryStore):
     def create(self, key: str, body: bytes) -> None:
-        self._objects[key] = body
+        overwrite(self, key, body)
 
 
 @dataclass(frozen=True, slots=True)
 class OverwritingAndDenying(InMemoryStore):
     def create(self, key: str, body: bytes) -> None:
         taken = key in self._objects
-        self._objects[key] = body
+        overwrite(self, key, body)
         if taken:
             raise ObjectExistsError(url=self.url, key=key)
 
@@ -36,7 +45,8 @@ class OverwritingAndDenying(InMemoryStore):
 @dataclass(frozen=True, slots=True)
 class Ignoring(InMemoryStore):
     def create(self, key: str, body: bytes) -> None:
-        self._objects.setdefault(key, body)
+        if not self.exists(key):
+            overwrite(self, key, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,37 @@ class Undeleting(InMemoryStore):
 
 
 @dataclass(frozen=True, slots=True)
+class ListingWrongSizes(InMemoryStore):
+    def inventory(self, prefix: str) -> Inventory:
+        return [replace(one, size=0) for one in InMemoryStore.inventory(self, prefix)]
+
+
+@dataclass(frozen=True, slots=True)
+class LettingTwoWin(InMemoryStore):
+    """It looks whether there is an object, and then stores one."""
+
+    def create(self, key: str, body: bytes) -> None:
+        if self.exists(key):
+            raise ObjectExistsError(url=self.url, key=key)
+        time.sleep(0.05)
+        overwrite(self, key, body)
+
+
+@dataclass(frozen=True, slots=True)
+class InParts(InMemoryStore):
+    """It sends large objects in parts, and ends that with the condition."""
+
+    def create_in_parts(self, key: str, body: bytes) -> None:
+        self.create(key, body)
+
+
+@dataclass(frozen=True, slots=True)
+class OverwritingInParts(InMemoryStore):
+    def create_in_parts(self, key: str, body: bytes) -> None:
+        overwrite(self, key, body)
+
+
+@dataclass(frozen=True, slots=True)
 class LosingAnswers(InMemoryStore):
     def create(self, key: str, body: bytes) -> None:
         raise AnswerLostError(url=self.url, key=key, reason="the connection broke")
@@ -94,6 +135,9 @@ class Unreachable(InMemoryStore):
         (Forgetting("memory://"), "just created is missing"),
         (Unlisting("memory://"), "not listed"),
         (IgnoringRanges("memory://"), "range of it is wrong"),
+        (ListingWrongSizes("memory://"), "size was listed wrong"),
+        (LettingTwoWin("memory://"), "of 8 at the same time [2-8] were accepted of this kind: conditional put"),
+        (OverwritingInParts("memory://"), "second conditional upload in parts was accepted"),
         (Undeleting("memory://"), "still there"),
     ],
 )
@@ -123,3 +167,30 @@ def test_what_others_stored_is_left_alone() -> None:
 def test_the_double_forgets_what_it_never_had() -> None:
     with pytest.raises(ObjectMissingError):
         InMemoryStore("memory://").read("nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping(InParts):
+    def delete(self, key: str) -> None:
+        raise DeletionRefusedError(url=self.url, key=key, reason="a policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding(InMemoryStore):
+    def delete(self, key: str) -> None:
+        InMemoryStore.delete(self, key)
+        raise DeletionRefusedError(url=self.url, key=key, reason="a policy")
+
+
+def test_a_store_that_deletes_nothing_passes_and_says_so() -> None:
+    store = Keeping("memory://keeping")
+    refused = probe_store(store)
+    assert refused is not None
+    assert "a policy" in refused.message
+    assert len(store.list("probes")) == 1 + 2 * (1 + RACES)
+    assert probe_store(InMemoryStore("memory://deleting")) is None
+
+
+def test_a_store_that_hides_what_it_may_not_delete_is_unfit() -> None:
+    with pytest.raises(StoreUnfitError, match="refused is gone"):
+        probe_store(Hiding("memory://hiding"))

@@ -8,6 +8,7 @@ from tests import pgoutput_messages as made
 from tests.unit.made_changes import FULL, FULL_OID, RELATIONS, decode, decoder
 from wal.bytes_column import from_list
 from wal.decoding import Decoder
+from wal.versions import Version
 
 
 def tagged(content: bytes, *, transactional: bool = True) -> bytes:
@@ -15,7 +16,7 @@ def tagged(content: bytes, *, transactional: bool = True) -> bytes:
 
 
 def names_of_commits(form: str, *messages: bytes) -> list[str | None]:
-    decoded = Decoder("n1", {"s.full": FULL}, form).feed(from_list([*RELATIONS, *messages]))
+    decoded = Decoder("n1", (Version(0, FULL),), form).feed(from_list([*RELATIONS, *messages]))
     return [row["global_id"] for row in decoded.events.to_pylist() if chr(row["op"]) == "C"]
 
 
@@ -65,8 +66,8 @@ def test_others_messages_are_no_tags() -> None:
     messages = [made.message(90, prefix, b"g", transactional=True) for prefix in others]
     assert names_of_commits("exact", made.begin(100, 7), *messages, made.commit(100, 150)) == [None]
     # One that is not transactional belongs to nothing, wherever it comes.
-    loose = tagged(b"g", transactional=False)
-    assert names_of_commits("exact", loose, made.begin(100, 7), made.commit(100, 150), loose) == [None]
+    loose = [made.message(lsn, "snapshot.gid", b"g") for lsn in (90, 190)]
+    assert names_of_commits("exact", loose[0], made.begin(100, 7), made.commit(100, 150), loose[1]) == [None]
 
 
 def test_a_prepared_transaction_keeps_its_own_name() -> None:

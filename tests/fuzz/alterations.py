@@ -1,0 +1,252 @@
+"""Changes of the schema, at random. What the generator knows follows, whether PostgreSQL agreed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from tests.fuzz.names import quoted
+from tests.fuzz.objects import alter_object
+from tests.fuzz.schemas import INTEGER, SCHEMAS, STORAGES, TEXT, Maker
+from tests.fuzz.tables import Column, Table
+from tests.fuzz.values import FAMILIES, NULL, Family
+
+BY_TYPE = {one.type: one for one in FAMILIES}
+BIGINT = BY_TYPE["bigint"]
+LONGER = replace(BY_TYPE["varchar(40)"], type="varchar(80)")
+# What a column's type becomes, and whether PostgreSQL writes the table anew for it.
+OTHER_TYPES = {
+    "integer": (BIGINT, TEXT), "varchar(40)": (LONGER, TEXT), "text": (LONGER, TEXT), "smallint": (INTEGER, BIGINT),
+}  # fmt: skip
+VOLATILE = ("(random() * 1000)::integer", "(clock_timestamp() - now() > '1 hour')::integer + 1")
+CLAUSES = ("SET DEFAULT ", "DROP DEFAULT", "DROP NOT NULL", "SET STATISTICS 7", "SET STORAGE ", "SET NOT NULL")
+KINDS = (
+    *["add_column"] * 4, *["drop_column"] * 3, *["rename_column"] * 2, *["change_type"] * 3, *["change_column"] * 2,
+    *["rename_table"] * 2, *["create_table"] * 3, "drop_table", "drop_table", "create_again", "change_key",
+    "change_key", "change_identity", "partition", "partition", *["objects"] * 5, "there_and_back", "there_and_back",
+    "swap",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Alterer:
+    """Alters what a Maker has made; the statements are in `maker.statements`."""
+
+    maker: Maker
+
+    def alter(self) -> None:
+        """Draw one change; the simplest adds a column."""
+        kind = self.maker.draw(st.sampled_from(KINDS))
+        getattr(self, kind)()
+
+    def objects(self) -> None:
+        alter_object(self.maker)
+
+    def table(self, *, keyed: bool = False) -> Table | None:
+        found = [table for table in self.maker.tables if not keyed or table.constraint]
+        return self.maker.draw(st.sampled_from(found)) if found else None
+
+    def run(self, table: Table, clause: str) -> None:
+        self.maker.run(f"ALTER TABLE {table.sql} {clause}", table.shards)
+
+    def put(self, old: Table, new: Table | None) -> None:
+        place = self.maker.tables.index(old)
+        self.maker.tables[place : place + 1] = [] if new is None else [new]
+
+    def one_of(self, *values: str) -> str:
+        return self.maker.draw(st.sampled_from(values))
+
+    def add_column(self) -> None:
+        """With NULL, a constant or a volatile default; the last, identity and stored ones write the table anew."""
+        if (table := self.table()) is None:
+            return
+        column = self.maker.column(table.columns)
+        if self.maker.one_in(5):
+            column = Column(self.maker.name(), INTEGER, ("5", "DEFAULT"), f"DEFAULT {self.one_of(*VOLATILE)}")
+        self.run(table, f"ADD COLUMN {column.definition}")
+        self.put(table, replace(table, columns=(*table.columns, column)))
+
+    def drop_column(self) -> None:
+        if (table := self.table()) is None or not (free := [c for c in table.columns if c.name not in table.key]):
+            return
+        dropped = self.maker.draw(st.sampled_from(free))
+        self.run(table, f"DROP COLUMN {dropped.sql} CASCADE")
+        left = replace(
+            table, columns=tuple(c for c in table.columns if c != dropped and dropped.sql not in c.generated)
+        )
+        self.put(table, left)
+        if self.maker.one_in(3):
+            again = replace(dropped, generated="", more="", is_assigned=True, pool=(*dropped.pool, NULL))
+            self.run(table, f"ADD COLUMN {again.definition}")
+            self.put(left, replace(left, columns=(*left.columns, again)))
+
+    def rename_column(self) -> None:
+        if (table := self.table()) is None or not table.columns:
+            return
+        old, new = self.maker.draw(st.sampled_from(table.columns)), self.maker.name()
+        self.run(table, f"RENAME COLUMN {old.sql} TO {quoted(new)}")
+        self.put(table, renamed(table, old, new))
+
+    def change_type(self) -> None:
+        """With a rewrite, without one, and of a key."""
+        if (table := self.table()) is None:
+            return
+        computed = " ".join(column.generated for column in table.columns)
+        free = [c for c in table.assigned if c.sql not in computed and "GENERATED" not in c.more and table.leaves == ()]
+        if not free:
+            return
+        old = self.maker.draw(st.sampled_from(free))
+        kinds = OTHER_TYPES.get(old.family.type, (TEXT,))
+        family: Family = self.maker.draw(st.sampled_from(kinds))
+        default = f"ALTER {old.sql} DROP DEFAULT, " if "DEFAULT" in old.more else ""
+        self.run(table, f"{default}ALTER {old.sql} TYPE {family.type} USING {old.sql}::{family.type}")
+        pool = tuple(v if v in (NULL, "DEFAULT") else f"({v})::{family.type}" for v in old.pool)
+        self.put(table, with_column(table, old, replace(old, family=family, pool=pool)))
+
+    def change_column(self) -> None:
+        """What leaves the rows as they are."""
+        if (table := self.table()) is None or not table.assigned:
+            return
+        column = self.maker.draw(st.sampled_from(table.assigned))
+        value = column.pool[0] if column.pool[0] != "DEFAULT" else NULL
+        clause = self.one_of(*CLAUSES)
+        clause += value if clause == "SET DEFAULT " else self.one_of(*STORAGES) if clause == "SET STORAGE " else ""
+        self.run(table, f"ALTER {column.sql} {clause}")
+
+    def rename_table(self) -> None:
+        if (table := self.table()) is None:
+            return
+        if self.maker.one_in(3) and not table.leaves:
+            other = next(schema for schema in SCHEMAS if schema != table.schema)
+            self.run(table, f"SET SCHEMA {quoted(other)}")
+            self.put(table, replace(table, schema=other))
+        else:
+            name = self.maker.name("log" if table.is_append_only else "")
+            self.run(table, f"RENAME TO {quoted(name)}")
+            self.put(table, replace(table, name=name))
+
+    def create_table(self) -> None:
+        self.maker.make_table()
+
+    def drop_table(self) -> None:
+        if len(self.maker.tables) > 1 and (table := self.table()) is not None:
+            self.maker.run(f"DROP TABLE {table.sql} CASCADE", table.shards)
+            self.put(table, None)
+
+    def create_again(self) -> None:
+        """Another table under the name of one that is gone."""
+        if (table := self.table()) is None or table.is_append_only:
+            return
+        self.maker.run(f"DROP TABLE {table.sql} CASCADE", table.shards)
+        self.put(table, None)
+        self.maker.make_keyed()
+        new = self.maker.tables[-1]
+        if set(new.shards) <= set(table.shards):
+            if new.schema != table.schema:
+                self.run(new, f"SET SCHEMA {quoted(table.schema)}")
+            moved = replace(new, schema=table.schema)
+            self.run(moved, f"RENAME TO {quoted(table.name)}")
+            self.put(new, replace(moved, name=table.name))
+
+    def swap(self) -> None:
+        """Two tables change names."""
+        found = [table for table in self.maker.tables if table.schema == "public" and not table.is_append_only]
+        if len(found) < 2 or found[0].shards != found[1].shards:
+            return
+        one, two, between = found[0], found[1], self.maker.name()
+        self.run(one, f"RENAME TO {quoted(between)}")
+        self.run(two, f"RENAME TO {quoted(one.name)}")
+        self.run(replace(one, name=between), f"RENAME TO {quoted(two.name)}")
+        self.put(one, replace(one, name=two.name))
+        self.put(two, replace(two, name=one.name))
+
+    def change_key(self) -> None:
+        """The same columns in another order, or one more."""
+        if (table := self.table(keyed=True)) is None:
+            return
+        more = [c for c in table.others if NULL not in c.pool and c.family.sorts and c.more.endswith("NOT NULL")]
+        names = [*table.key, *([more[0].name] if more and self.maker.one_in(2) else [])]
+        names = list(self.maker.draw(st.permutations(names)))
+        new = f"CONSTRAINT {quoted(self.maker.name())}"
+        listed = ", ".join(quoted(name) for name in names)
+        self.run(table, f"DROP {table.constraint} CASCADE, ADD {new} PRIMARY KEY ({listed})")
+        self.put(table, replace(table, key=tuple(names), primary=tuple(names), constraint=new))
+
+    def change_identity(self) -> None:
+        if (table := self.table(keyed=True)) is None:
+            return
+        if self.maker.one_in(3):
+            index, listed = quoted(self.maker.name()), ", ".join(quoted(name) for name in table.key)
+            self.maker.run(f"CREATE UNIQUE INDEX {index} ON {table.sql} ({listed})", table.shards)
+            self.run(table, f"REPLICA IDENTITY USING INDEX {index}")
+        else:
+            self.run(table, f"REPLICA IDENTITY {self.one_of('FULL', 'DEFAULT')}")
+
+    def partition(self) -> None:
+        """Detach one, attach it again, or drop it and make another."""
+        detached = [table for table in self.maker.tables if table.detached_from]
+        if detached and self.maker.one_in(2):
+            table = self.maker.draw(st.sampled_from(detached))
+            self.maker.run(table.detached_from, table.shards)
+            self.put(table, None)
+            return
+        found = [table for table in self.maker.tables if table.leaves]
+        if not found:
+            self.maker.make_partitioned()
+            return
+        table = self.maker.draw(st.sampled_from(found))
+        (leaf, bounds), *kept = table.leaves
+        name = f"{quoted(table.schema)}.{quoted(leaf)}"
+        if self.maker.one_in(3):
+            self.maker.run(f"DROP TABLE {name}", table.shards)
+            fresh = self.maker.name()
+            self.maker.make_leaf(table, fresh, bounds, is_keyed=bool(table.key))
+            self.put(table, replace(table, leaves=((fresh, bounds), *kept)))
+            return
+        self.run(table, f"DETACH PARTITION {name}")
+        self.put(table, replace(table, leaves=tuple(kept)))
+        attach = f"ALTER TABLE {table.sql} ATTACH PARTITION {name} {bounds}"
+        self.maker.tables.append(replace(table, name=leaf, leaves=(), detached_from=attach, constraint="", primary=()))
+
+    def there_and_back(self) -> None:
+        """A change and its reversal, which leave a catalog that looks as before."""
+        if (table := self.table()) is None:
+            return
+        name, other = quoted(self.maker.name()), quoted(self.maker.name())
+        kind = self.one_of("column", "name", "type", "identity", "column name")
+        if kind == "column":
+            self.run(table, f"ADD COLUMN {name} integer DEFAULT 3")
+            self.run(table, f"DROP COLUMN {name}")
+        elif kind == "name":
+            self.run(table, f"RENAME TO {name}")
+            self.run(replace(table, name=name[1:-1].replace('""', '"')), f"RENAME TO {quoted(table.name)}")
+        elif kind == "type" and table.others:
+            column = table.others[0]
+            self.run(table, f"ALTER {column.sql} TYPE {column.family.type} USING NULL")
+        elif kind == "identity" and table.key and not table.leaves:
+            self.run(table, "REPLICA IDENTITY NOTHING")
+            self.run(table, "REPLICA IDENTITY FULL")
+        elif table.columns:
+            column = table.columns[0]
+            self.run(table, f"RENAME COLUMN {column.sql} TO {other}")
+            self.run(table, f"RENAME COLUMN {other} TO {column.sql}")
+
+
+def with_column(table: Table, old: Column, new: Column) -> Table:
+    return replace(table, columns=tuple(new if column == old else column for column in table.columns))
+
+
+def renamed(table: Table, old: Column, new: str) -> Table:
+    """The table with one column under another name, wherever that is used."""
+
+    def names(found: Sequence[str]) -> tuple[str, ...]:
+        return tuple(new if name == old.name else name for name in found)
+
+    columns = tuple(
+        replace(column, name=new if column == old else column.name,
+                generated=column.generated.replace(old.sql, quoted(new)))
+        for column in table.columns
+    )  # fmt: skip
+    return replace(table, columns=columns, key=names(table.key), primary=names(table.primary))

@@ -1,0 +1,104 @@
+"""Strategies for whole cases."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from hypothesis import strategies as st
+
+from tests.fuzz.alterations import Alterer
+from tests.fuzz.names import ODD
+from tests.fuzz.schemas import Maker, make_schema
+from tests.fuzz.script import Case, Fate, Statement, Transaction
+from tests.fuzz.tables import SHARDS
+from tests.fuzz.workloads import Writer, transaction
+
+INCREMENTS = (1, 3)
+TRANSACTIONS = (5, 12)
+# Where schemas change, every how many-th transaction does it.
+ALTERING = 3
+ALTERING_FATES = (*[Fate.COMMIT] * 5, Fate.COMMIT_PREPARED, Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED)
+REWRITES = ("VACUUM FULL", "CLUSTER", "VACUUM FREEZE")
+ENCODINGS = (*["UTF8"] * 6, "LATIN1", "SQL_ASCII")
+# What a database or its owner may be set to, and no snapshot may be changed by.
+SETTINGS = (
+    "datestyle = 'SQL, DMY'", "datestyle = 'German'", "intervalstyle = 'sql_standard'", "intervalstyle = 'iso_8601'",
+    "timezone = 'Pacific/Chatham'", "bytea_output = 'escape'", "extra_float_digits = -15", "xmlbinary = 'hex'",
+    "search_path = 'Odd \"S\"'", "default_transaction_isolation = 'serializable'", "jit = off",
+    "row_security = off", "quote_all_identifiers = on", "default_transaction_deferrable = on",
+)  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A database, what is done to it, and how it is looked at; in most, schemas change between the increments."""
+    encoding = draw(st.sampled_from(ENCODINGS))
+    alters = draw(st.integers(0, 3)) > 0
+    maker = Maker(draw, [word for word in ODD if encoding != "LATIN1" or word.isascii() or word[0] < "\u0100"])
+    make_schema(maker)
+    setup = tuple(maker.statements)
+    intervals = [tuple(transaction(draw, maker.tables) for _ in range(draw(st.integers(*TRANSACTIONS))))]
+    for _ in range(draw(st.integers(*INCREMENTS))):
+        found: list[Transaction] = []
+        for _ in range(draw(st.integers(*TRANSACTIONS))):
+            kind = draw(st.integers(0, 9))
+            if alters and kind % ALTERING == 1:
+                found.append(altering(draw, maker))
+            elif kind == 9:
+                part = (Statement(draw(st.sampled_from(REWRITES))),)
+                found.append(Transaction(Fate.BARE, ((draw(st.sampled_from(SHARDS)), part),)))
+            else:
+                found.append(transaction(draw, maker.tables))
+        intervals.append(tuple(found))
+    options = {
+        "encoding": encoding,
+        "judge": draw(st.sampled_from(["all", "last"])),
+        "check": draw(st.sampled_from(["no", "no", "yes"])),
+    }
+    for setting in draw(st.lists(st.sampled_from(SETTINGS), max_size=2)):
+        name, _, value = setting.partition(" = ")
+        options[f"set {name}"] = value
+    return Case(setup, tuple(intervals), options)
+
+
+def altering(draw: st.DrawFn, maker: Maker) -> Transaction:
+    """A transaction that alters the schema, with rows written before, between and after."""
+    fate, before = draw(st.sampled_from(ALTERING_FATES)), copied(maker)
+    parts: dict[int, list[Statement]] = {shard: [] for shard in SHARDS}
+    for _ in range(draw(st.integers(1, 3))):
+        write(draw, maker, parts)
+        maker.statements.clear()
+        kept, is_undone = copied(maker), maker.one_in(10)
+        Alterer(maker).alter()
+        for shard in SHARDS:
+            texts = [text for shards, text in maker.statements if shard in shards]
+            if texts:
+                parts[shard].append(Statement(";\n".join(texts), is_undone=is_undone))
+        if is_undone:
+            restore(maker, kept)
+    write(draw, maker, parts)
+    if fate in (Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED):
+        restore(maker, before)
+    found = tuple((shard, tuple(statements)) for shard, statements in parts.items() if statements)
+    return Transaction(fate, found, has_savepoints=draw(st.integers(0, 2)) == 0)
+
+
+def write(draw: st.DrawFn, maker: Maker, parts: dict[int, list[Statement]]) -> None:
+    """Now and then a statement on the tables as they are by now."""
+    if maker.tables and draw(st.booleans()):
+        shard, writer = draw(st.sampled_from(SHARDS)), Writer(draw, maker.tables)
+        parts[shard].append(Statement(writer.statement(shard)))
+
+
+def copied(maker: Maker) -> Maker:
+    """The maker as it is now."""
+    kept = copy(maker)
+    kept.tables, kept.families, kept.composed = [*maker.tables], [*maker.families], [*maker.composed]
+    kept.labels = {name: [*labels] for name, labels in maker.labels.items()}
+    return kept
+
+
+def restore(maker: Maker, kept: Maker) -> None:
+    """What was done since is undone, but for the names that were used."""
+    maker.tables, maker.families = kept.tables, kept.families
+    maker.labels, maker.composed = kept.labels, kept.composed

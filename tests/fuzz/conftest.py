@@ -1,0 +1,20 @@
+"""Two shards for all cases of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.ground import ground_in
+from tests.fuzz.run import Ground
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Ground]:
+    with ground_in(tmp_path_factory.mktemp("fuzz"), spark, backups=0) as made:
+        yield made

@@ -1,0 +1,22 @@
+"""Names that are odd, each made different by a number at its end."""
+
+from __future__ import annotations
+
+NAME_BYTES_MAX = 63
+ODD = (
+    "plain", "Capitals", "with space", 'q"uote', "sing'le", "é", "𝄞", "select", "per%sent", "%(x)s", "back\\slash",
+    "dot.ted", "com,ma", "st*r", "a[b]", "{brace}", "new\nline", "tab\there", "semi;colon", "-- comment", "$$", "/*",
+    "\\.", "a=b", "?", ":x", "\x7f", "long" + "x" * NAME_BYTES_MAX, "é" * NAME_BYTES_MAX, "/slash", "..", "#", "\u202e",
+)  # fmt: skip
+
+
+def numbered(word: str, number: int) -> str:
+    """The word with the number at its end, in at most 63 bytes."""
+    end = str(number)
+    kept = word.encode()[: NAME_BYTES_MAX - len(end)].decode(errors="ignore")
+    return kept + end
+
+
+def quoted(name: str) -> str:
+    """The name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'

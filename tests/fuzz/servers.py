@@ -1,0 +1,158 @@
+"""Doing on two real shards what a case says: its statements, transactions, and how those end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tests.fuzz.script import ONE_PHASE, THEN, Fate, Statement, Transaction
+
+SESSION = {"client_encoding": "UTF8", "lock_timeout": "50ms", "statement_timeout": "60s"}
+# A server's own faults, what ran too long, and connections that broke are no answers to a statement.
+FAULTS = ("XX", "57", "53", "58", "08")
+ROLLED_BACK = frozenset({Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED, Fate.HOLD_ROLL_BACK, Fate.NEVER})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A transaction that is prepared on some shards; it is ended once `intervals_left` have begun."""
+
+    gid: str
+    shards: tuple[int, ...]
+    is_committing: bool
+    intervals_left: int
+
+
+@dataclass(slots=True)
+class Shards:
+    """A session on every shard. What PostgreSQL refuses is counted by its SQLSTATE and passed over.
+
+    `answer` is what it said last.
+    """
+
+    dsns: Sequence[str]
+    refused: Counter[str] = field(default_factory=Counter)
+    answer: str = ""
+    statements: int = 0
+    transactions: int = 0
+    held: list[Held] = field(default_factory=list)
+    closing: list[Held] = field(default_factory=list)
+    sessions: list[psycopg.Connection[Any]] = field(default_factory=list)
+
+    def __enter__(self) -> Shards:
+        for dsn in self.dsns:
+            self.sessions.append(psycopg.connect(dsn, autocommit=True))
+            for name, value in SESSION.items():
+                self.sessions[-1].execute(f"SET {name} = '{value}'".encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in self.sessions:
+            session.close()
+
+    def interval(self, transactions: Sequence[Transaction]) -> None:
+        """Run them in order; those held before are ended half-way."""
+        due = [one for one in self.held if one.intervals_left <= 1]
+        self.held = [Held(one.gid, one.shards, one.is_committing, one.intervals_left - 1)
+                     for one in self.held if one not in due]  # fmt: skip
+        for number, transaction in enumerate(transactions):
+            if number == len(transactions) // 2:
+                self.end(due)
+                due = []
+            self.transaction(transaction)
+        self.end(due)
+
+    def transaction(self, transaction: Transaction) -> None:
+        self.transactions += 1
+        done = [shard for shard, statements in transaction.parts if self.part(shard, statements, transaction)]
+        if transaction.fate in ONE_PHASE:
+            return
+        gid = f"fuzz '{self.transactions}"
+        if len(done) < len(transaction.parts) or not all([self.prepare(shard, gid) for shard in done]):
+            for shard in done:
+                self.sessions[shard].execute("ROLLBACK")
+            self.end([Held(gid, tuple(done), is_committing=False, intervals_left=0)])
+            return
+        held = Held(gid, tuple(done), transaction.fate not in ROLLED_BACK, 1)
+        match transaction.fate:
+            case Fate.COMMIT_PREPARED | Fate.ROLL_BACK_PREPARED:
+                self.end([held])
+            case Fate.HOLD_LONG_COMMIT:
+                self.held.append(Held(gid, held.shards, held.is_committing, 2))
+            case Fate.HOLD_COMMIT | Fate.HOLD_ROLL_BACK:
+                self.held.append(held)
+            case Fate.HALF:
+                self.end([Held(gid, held.shards[:1], held.is_committing, 0)])
+                self.closing.append(Held(gid, held.shards[1:], held.is_committing, 0))
+            case Fate.NEVER:
+                self.closing.append(held)
+
+    def part(self, shard: int, statements: Sequence[Statement], transaction: Transaction) -> bool:
+        """Run one shard's statements; whether its transaction is open, to be prepared, or was ended as it should be."""
+        session = self.sessions[shard]
+        if transaction.fate is Fate.BARE:
+            return all([self.attempt(shard, statement.sql) for statement in statements])
+        session.execute("BEGIN")
+        for statement in statements:
+            has_savepoint = transaction.has_savepoints or statement.is_undone
+            if has_savepoint:
+                session.execute("SAVEPOINT one")
+            is_done = self.attempt(shard, statement.sql)
+            if not is_done and not has_savepoint:
+                session.execute("ROLLBACK")
+                return False
+            if has_savepoint:
+                session.execute(b"RELEASE one" if is_done and not statement.is_undone else b"ROLLBACK TO one")
+        if transaction.fate in ONE_PHASE:
+            self.attempt(shard, "COMMIT" if transaction.fate is Fate.COMMIT else "ROLLBACK")
+        return True
+
+    def attempt(self, shard: int, text: str) -> bool:
+        """Run a statement; whether PostgreSQL did it."""
+        self.statements += 1
+        try:
+            if THEN in text:
+                self._copy_back(shard, *text.split(THEN))
+            else:
+                self.sessions[shard].execute(text.encode())
+        except psycopg.Error as error:
+            state = error.sqlstate or "08"
+            if state.startswith(FAULTS):
+                raise
+            self.refused[state] += 1
+            self.answer = " ".join(str(error).split())
+            return False
+        return True
+
+    def _copy_back(self, shard: int, out: str, between: str, back: str) -> None:
+        session = self.sessions[shard]
+        with session.cursor().copy(out.encode()) as copy:
+            lines = b"".join(bytes(piece) for piece in copy)
+        session.execute(between.encode())
+        with session.cursor().copy(back.encode()) as copy:
+            copy.write(lines)
+
+    def prepare(self, shard: int, gid: str) -> bool:
+        return self.attempt(shard, sql.SQL("PREPARE TRANSACTION {}").format(gid).as_string())
+
+    def end(self, ended: Sequence[Held]) -> None:
+        """Commit or roll back what is prepared, on each of its shards where it is."""
+        for one in ended:
+            for shard in one.shards:
+                verb = "COMMIT" if one.is_committing else "ROLLBACK"
+                self.attempt(shard, sql.SQL(f"{verb} PREPARED {{}}").format(one.gid).as_string())
+
+    def close_halves(self) -> None:
+        """End what was to be open at one increment only."""
+        self.end(self.closing)
+        self.closing = []
+
+    def end_all(self) -> None:
+        self.close_halves()
+        self.end(self.held)
+        self.held = []

@@ -1,0 +1,154 @@
+"""Random databases, changed at random: every increment comes back as its source was.
+
+In short some cases. With CUTLINE_SOAK as many as there is time for, on fleets with and without standbys: what fails is
+made small and written into found/, and the run goes on. CUTLINE_SEED=N repeats the cases of a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+
+from tests.fuzz.cases import cases
+from tests.fuzz.ground import ground_in
+from tests.fuzz.reduce import reduced
+from tests.fuzz.run import FoundError, Ground, signature
+from tests.fuzz.script import Case, read, written
+from tests.soak import SEED, SOAK_SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CASES = 3
+CASES_OF_ROUND = 12
+# Of these examples many are small, or hardly differ from one before.
+EXAMPLES_MAX = 100
+STATEMENTS_MIN = 40
+REDUCE_SECONDS = 300.0
+ROUNDS_OF_FLEET = 4
+SHORT_SECONDS_MAX = 900
+KNOWN = sorted(Path(__file__).with_name("cases").glob("*.sql"))
+FOUND = Path(__file__).with_name("found")
+
+
+@dataclass(slots=True)
+class Chosen:
+    """Which of Hypothesis's examples are run: large ones, mostly of statements that were in none before."""
+
+    seen: set[str] = field(default_factory=set)
+
+    def admits(self, case: Case) -> bool:
+        statements = [
+            statement.sql
+            for interval in case.intervals
+            for one in interval
+            for _, part in one.parts
+            for statement in part
+        ]
+        fresh = {statement for statement in statements if statement not in self.seen}
+        self.seen |= fresh
+        return len(statements) >= STATEMENTS_MIN and len(fresh) > len(statements) // 2
+
+
+def drawn(seed: int, count: int) -> Iterator[Case]:
+    """Cases that Hypothesis makes of that seed; they are made at once, and run later."""
+    found: list[Case] = []
+    chosen = Chosen()
+
+    @seeded(seed)
+    @settings(max_examples=EXAMPLES_MAX, phases=[Phase.generate], database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(cases())
+    def draw(case: Case) -> None:
+        if len(found) < count and chosen.admits(case):
+            found.append(case)
+
+    draw()
+    yield from found
+
+
+@pytest.mark.timeout(SHORT_SECONDS_MAX)
+def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
+    print(f"CUTLINE_SEED={SEED}")  # noqa: T201  # shown when the test fails
+    for case in drawn(SEED, CASES):
+        assert read(written(case)) == case
+        try:
+            ground.run(case)
+        except FoundError as error:
+            print(written(case))  # noqa: T201  # to be put into cases/ until it is mended, and for good
+            raise FoundError(f"CUTLINE_SEED={SEED}: {error}") from error
+    figures = ground.figures
+    with capsys.disabled():
+        print(f"\nCUTLINE_SEED={SEED}: {figures}")  # noqa: T201  # what was run differs from run to run
+    assert figures.cases == CASES
+    assert figures.restored >= CASES
+    assert sum(figures.refused.values()) < figures.statements / 2
+    assert figures.rows > CASES
+
+
+@pytest.mark.parametrize("path", KNOWN, ids=lambda path: path.stem)
+def test_what_failed_once_comes_back(ground: Ground, path: Path) -> None:
+    ground.run(read(path.read_text()))
+
+
+@dataclass(slots=True)
+class Soak:
+    """A long run: failures by what they have in common, each with its first case, as small as there was time for."""
+
+    deadline: float
+    failures: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def round(self, ground: Ground, seed: int) -> None:
+        for number, case in enumerate(drawn(seed, CASES_OF_ROUND)):
+            if time.monotonic() > self.deadline:
+                return
+            try:
+                ground.run(case)
+            except FoundError as error:
+                self.note(ground, case, f"{seed}-{number}", error)
+
+    def note(self, ground: Ground, case: Case, name: str, error: FoundError) -> None:
+        kind = signature(error)
+        text, count = self.failures.get(kind, ("", 0))
+        if not count:
+            text = f"{name}: {error}"
+            print(f"\n{text}", flush=True)  # noqa: T201  # at once: hours may follow
+
+            def fails(smaller: Case) -> bool:
+                try:
+                    ground.run(smaller)
+                except FoundError as found:
+                    return signature(found) == kind
+                return False
+
+            FOUND.mkdir(exist_ok=True)
+            (FOUND / f"{name}.whole.sql").write_text(f"{error}\n{written(case)}")
+            small = reduced(case, fails, REDUCE_SECONDS)
+            (FOUND / f"{name}.sql").write_text(f"{error}\n{written(small)}")
+        self.failures[kind] = text, count + 1
+
+
+@pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: make fuzz")
+@pytest.mark.timeout(SOAK_SECONDS + 1200)
+def test_random_databases_come_back_for_hours(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soak = Soak(time.monotonic() + SOAK_SECONDS)
+    seed = SEED
+    while time.monotonic() < soak.deadline:
+        for backups in (0, 1):
+            directory = tmp_path / f"from-{seed}-{backups}"
+            directory.mkdir()
+            with capsys.disabled(), ground_in(directory, spark, backups) as ground:
+                for _ in range(ROUNDS_OF_FLEET):
+                    soak.round(ground, seed)
+                    seed += 1
+                print(f"\nto CUTLINE_SEED={seed - 1}, {backups} standbys: {ground.figures}", flush=True)  # noqa: T201
+    assert not soak.failures, "\n\n".join(f"{count} times: {text}" for text, count in soak.failures.values())

@@ -1,0 +1,45 @@
+"""A database of a test's own on the shared fleet's first primary: a fleet of one node, with a store of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from tests.integration.refusing import execute
+from tests.snapshot_runs import chains_dropped, described
+
+
+@contextmanager
+def own_database(embedded: EmbeddedFleet, directory: Path, name: str, more: str = "") -> Iterator[Fleet]:
+    """The fleet; the database, its slots, and all databases whose names begin like its own go at the end."""
+    found = described(embedded, directory / "fleet.toml", f"file://{directory}/store", more=more)
+    server = found.primaries[0]
+    node = with_database(server, name)
+    # Commands read the file, too.
+    lines = (directory / "fleet.toml").read_text().split("[[node]]")
+    (directory / "fleet.toml").write_text(f'{lines[0]}[[node]]\nid = "{node.id}"\ndsn = "{node.dsn}"\n{more}\n')
+    fleet = replace(found, nodes=(node,))
+    execute(with_database(server, "postgres").dsn, f"CREATE DATABASE {name}")
+    try:
+        with chains_dropped(fleet):
+            yield fleet
+    finally:
+        maintenance = with_database(server, "postgres").dsn
+        with psycopg.connect(maintenance) as connection:
+            found_names = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ %s", (name,)).fetchall()
+        for (database,) in found_names:
+            execute(maintenance, f'DROP DATABASE "{database}" WITH (FORCE)')
+
+
+def back(fleet: Fleet) -> Fleet:
+    """The same server with the database to restore into."""
+    (node,) = fleet.nodes
+    name = node.dsn.split("dbname=")[-1].split()[0]
+    return replace(fleet, nodes=(with_database(node, f"{name}_back"),))

@@ -1,0 +1,49 @@
+"""A database of its own on the first shard of a fleet that runs, described as a fleet of that shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from fleet.config import Fleet, load_fleet
+from fleet.embedded import EmbeddedFleet
+from tests.integration.wal_place import await_database
+
+
+@contextmanager
+def database_on(
+    embedded: EmbeddedFleet, name: str, folder: Path, *, user: str = "postgres", more: str = ""
+) -> Iterator[Fleet]:
+    """The database, empty; its fleet.toml and its store are in `folder`. Dropped with all whose names begin like it."""
+    primary = embedded.primaries[0]
+    nodes = (primary, *embedded.backups_of(primary))
+    lines = ['name = "own"', f"store = {json.dumps(f'file://{folder}/store')}"]
+    for node in nodes:
+        lines += ["", "[[node]]", f'id = "{node.id}"', *([f'backup_of = "{node.backup_of}"'] if node.backup_of else [])]
+        lines += [f"dsn = {json.dumps(make_conninfo(node.dsn('postgres'), dbname=name, user=user))}"]
+    (folder / "fleet.toml").write_text("\n".join([*lines, more]) + "\n")
+    with psycopg.connect(primary.dsn("postgres"), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            fleet = load_fleet(folder / "fleet.toml")
+            for node in fleet.nodes:
+                await_database(node)
+            yield fleet
+        finally:
+            found = admin.execute("SELECT datname FROM pg_database WHERE datname ^@ %s", (name,)).fetchall()
+            for (database,) in found:
+                roll_back_prepared(make_conninfo(primary.dsn("postgres"), dbname=database))
+                admin.execute(f'DROP DATABASE "{database}" WITH (FORCE)'.encode())
+
+
+def roll_back_prepared(dsn: str) -> None:
+    """A database is not dropped while there are any in it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        query = "SELECT quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()"
+        for (gid,) in connection.execute(query).fetchall():
+            connection.execute(f"ROLLBACK PREPARED {gid}".encode())

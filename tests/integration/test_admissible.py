@@ -1,0 +1,59 @@
+"""What is refused is so with what would admit it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from fleet.config import GroupRules
+from fleet.connections import connect
+from fleet.groups import Table, read_tables
+from fleet.publications import TableNotAdmissibleError, check_admissible, ensure_publications
+from tests.integration.wal_place import Place, place
+
+__all__ = ["place"]  # the fixture
+
+# Tables that are refused, by their names.
+REFUSED = {
+    "late_key": "(id int PRIMARY KEY DEFERRABLE, v int)",
+    "later_key": "(id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v int NOT NULL, UNIQUE (v))",
+    "nothing": "(id int PRIMARY KEY, v int); ALTER TABLE nothing REPLICA IDENTITY NOTHING",
+    "index_dropped": "(id int PRIMARY KEY, v int UNIQUE NOT NULL);"
+    " ALTER TABLE index_dropped REPLICA IDENTITY USING INDEX index_dropped_v_key;"
+    " ALTER TABLE index_dropped DROP CONSTRAINT index_dropped_v_key",
+}
+
+
+def tables_of(place: Place) -> dict[str, Table]:
+    with connect(place.primary) as connection:
+        return {table.group.table: table for table in read_tables(connection, GroupRules())}
+
+
+def takes_updates(place: Place, name: str) -> bool:
+    """Whether PostgreSQL itself lets a published table be updated and deleted from."""
+    try:
+        place.connection.execute(f"UPDATE {name} SET v = v + 10".encode())
+        place.connection.execute(f"DELETE FROM {name} WHERE id = 2".encode())
+    except psycopg.errors.ObjectNotInPrerequisiteState:
+        return False
+    return True
+
+
+def test_the_statement_that_a_refusal_names_admits_the_table(place: Place) -> None:
+    for name, definition in REFUSED.items():
+        place.connection.execute(f"CREATE TABLE {name} {definition}".encode())
+        table = tables_of(place)[name]
+        assert not table.is_admissible
+        remedy = table.remedy
+        place.connection.execute(remedy.partition("  --")[0].encode())
+        assert tables_of(place)[name].is_admissible, remedy
+    with connect(place.primary) as connection:
+        ensure_publications(connection, "test", tables_of(place).values())
+    assert all(takes_updates(place, name) for name in tables_of(place))
+
+
+def test_columns_that_postgresql_does_not_read_back_are_refused(place: Place) -> None:
+    place.connection.execute("CREATE TABLE parsed (id int PRIMARY KEY, tree pg_node_tree, many gtsvector[])")
+    with pytest.raises(TableNotAdmissibleError, match=r"tree of public\.parsed on s1, column many") as refused:
+        check_admissible({"s1": list(tables_of(place).values())})
+    assert "groups.exclude" in (refused.value.hint or "")

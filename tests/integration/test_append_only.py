@@ -1,0 +1,252 @@
+"""Tables without identity, by option: what is followed comes back, and what nobody followed is noticed or warned of.
+
+Judged by PostgreSQL: its COPY of the source, and how many rows the statements of this test have changed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import snapshots.full
+import snapshots.incremental
+from cli.check import lines_of as check_lines
+from cli.create import document_of as create_document
+from cli.create import lines_of as create_lines
+from cli.restore import document_of as restore_document
+from cli.restore import lines_of as restore_lines
+from fleet.append_only import AppendOnlyChangedError, Counters, has_changed, is_untold, read_counters
+from fleet.config import Fleet
+from fleet.connections import connect
+from snapshots.commits import increment_numbers
+from storage.open import open_store
+from tests.integration.own_database import back, own_database
+from tests.integration.refusing import execute, go_on, refused
+from tests.snapshot_runs import Ready, Runs, command_line, run_command, sorted_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from fleet.embedded import EmbeddedFleet
+    from tests.integration.conftest import FleetFactory
+
+NAME = "logs"
+RULES = '[groups]\nappend_only = ["public.log", "public.measured*"]\n'
+SCHEMA = (
+    "CREATE TABLE log (at int UNIQUE, what text)",
+    "CREATE TABLE measured (day int, value int) PARTITION BY RANGE (day)",
+    "CREATE TABLE measured_1 PARTITION OF measured FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE measured_2 PARTITION OF measured FOR VALUES FROM (10) TO (20)",
+    "CREATE TABLE keyed (id int PRIMARY KEY, what text)",
+    "INSERT INTO log SELECT n, 'first' FROM generate_series(1, 50) AS n",
+    "INSERT INTO measured SELECT n % 20, n FROM generate_series(1, 50) AS n",
+    "INSERT INTO keyed SELECT n, 'first' FROM generate_series(1, 50) AS n",
+)
+FOLLOWED = (
+    "INSERT INTO log SELECT n, 'second' FROM generate_series(51, 60) AS n",
+    "INSERT INTO log VALUES (1, 'there is one') ON CONFLICT DO NOTHING",
+    "BEGIN; UPDATE log SET what = 'gone anyway'; TRUNCATE log; INSERT INTO log VALUES (1, 'again'); COMMIT",
+    "INSERT INTO measured VALUES (3, 1003), (13, 1013)",
+    "TRUNCATE measured_2",
+    "UPDATE keyed SET what = 'changed' WHERE id < 5",
+    "DELETE FROM keyed WHERE id > 40",
+    "VACUUM (FULL, ANALYZE) log",
+)
+# Each statement, and what is counted of which table when it has been executed after those before.
+NOT_FOLLOWED = (
+    ("UPDATE log SET what = 'hot' WHERE at = 1", "public.log (1 rows updated, 0 deleted)"),
+    ("UPDATE log SET at = 2 WHERE at = 1", "public.log (2 rows updated, 0 deleted)"),
+    ("INSERT INTO log VALUES (2, 'x') ON CONFLICT (at) DO UPDATE SET what = 'y'",
+     "public.log (3 rows updated, 0 deleted)"),
+    ("MERGE INTO log USING (SELECT 2 AS at) AS s ON log.at = s.at WHEN MATCHED THEN DELETE",
+     "public.log (3 rows updated, 1 deleted)"),
+    ("BEGIN; INSERT INTO log VALUES (9, 'x'); DELETE FROM log WHERE at = 9; ROLLBACK",
+     "public.log (3 rows updated, 2 deleted)"),
+    ("UPDATE measured SET day = 11 WHERE day = 3 AND value = 1003",
+     "public.log (3 rows updated, 2 deleted); public.measured_1 (0 rows updated, 1 deleted)"),
+    ("DELETE FROM measured WHERE value = 1003",
+     "public.measured_1 (0 rows updated, 1 deleted); public.measured_2 (0 rows updated, 1 deleted)"),
+)  # fmt: skip
+WARNING = (
+    "warning: whether rows of append-only tables were updated or deleted is not known, PostgreSQL's counters were reset"
+    " or do not count: public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
+)
+TABLES = ["public.log", "public.measured_1", "public.measured_2"]
+
+
+@pytest.fixture
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Runs]:
+    with own_database(shared_fleet, tmp_path, "logs", RULES) as fleet:
+        execute(fleet.nodes[0].dsn, *SCHEMA)
+        found = Runs(fleet, Ready(spark))
+        found.init()
+        yield found
+
+
+def counters(fleet: Fleet, table: str = "log") -> Counters:
+    with connect(fleet.nodes[0]) as connection:
+        (oid,) = connection.execute(f"SELECT 'public.{table}'::regclass::oid::bigint").fetchone() or (0,)
+        return read_counters(connection, [oid])[oid]
+
+
+def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(runs: Runs) -> None:
+    (source,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    execute(source, *FOLLOWED)
+    commit = runs.increment(NAME)
+    assert {one.name for one in commit.left_out or ()} == set(TABLES)
+    expected = sorted_copies(source)
+    assert expected["public.log"] == b"1\tagain\n"
+    runs.restore(NAME, back(runs.fleet))
+    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected
+    for statement, counted in NOT_FOLLOWED:
+        execute(source, statement)
+        with refused(runs.fleet, "append-only-changed") as errors:
+            go_on(runs.fleet, NAME)
+        assert counted in errors[0].message, statement
+        assert errors[0].message.startswith(
+            "node s1: append-only tables were updated or deleted from since increment 1"
+        )
+        assert "increment 1 itself may lack the earliest" in errors[0].message
+        assert "REPLICA IDENTITY FULL" in (errors[0].hint or "")
+    # The state before is what it was; and what the hint says mends the chain.
+    runs.restore(NAME, back(runs.fleet))
+    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected
+    for table in ("log", "measured_1", "measured_2"):
+        execute(source, f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    runs.increment(NAME)
+    execute(source, "UPDATE log SET what = 'followed'", "DELETE FROM measured WHERE value > 45")
+    assert runs.increment(NAME).left_out == ()
+    runs.restore(NAME, back(runs.fleet))
+    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == sorted_copies(source)
+
+
+def test_what_a_session_reports_late_refuses_the_next_increment(runs: Runs) -> None:
+    (source,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    with psycopg.connect(source, autocommit=True) as late:
+        # It has just reported, so it reports the UPDATE only once it is idle outside of a transaction.
+        late.execute("INSERT INTO keyed VALUES (100, 'reported')")
+        late.execute("UPDATE log SET what = 'late' WHERE at = 1")
+        late.execute("BEGIN")
+        assert counters(runs.fleet).rows == (0, 0)
+        runs.increment(NAME)
+        late.execute("COMMIT")
+    assert counters(runs.fleet).rows == (1, 0)
+    with refused(runs.fleet, "append-only-changed") as errors:
+        go_on(runs.fleet, NAME)
+    assert "since increment 1," in errors[0].message
+    assert (
+        "increment 1 itself may lack the earliest of these changes, as sessions report them late" in errors[0].message
+    )
+
+
+def test_an_update_during_a_create_is_noticed_before_it_commits(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = (node.dsn for node in runs.fleet.nodes)
+
+    def updating(work: Callable[..., Any]) -> Callable[..., Any]:
+        def updated(*given: Any) -> Any:
+            execute(source, "UPDATE log SET what = 'meanwhile' WHERE at = 1")
+            return work(*given)
+
+        return updated
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots.full, "_copied", updating(snapshots.full._copied))
+        with pytest.raises(AppendOnlyChangedError) as raised:
+            runs.full(NAME)
+    assert "since this snapshot was begun" in raised.value.message
+    runs.full(NAME)
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots.incremental, "take_cut", updating(snapshots.incremental.take_cut))
+        with pytest.raises(AppendOnlyChangedError) as raised:
+            runs.increment(NAME)
+    assert "since the full snapshot," in raised.value.message
+    assert increment_numbers(open_store(runs.fleet.store_url, {}), NAME) == []
+
+
+def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> None:
+    (source,) = (node.dsn for node in runs.fleet.nodes)
+    commit = runs.full(NAME)
+    assert WARNING not in create_lines(commit)
+    execute(source, "UPDATE keyed SET what = 'x'", "SELECT pg_stat_reset()")
+    code, document = run_command(runs.fleet, "create", NAME, "--incremental", "--dry-run")
+    assert (code, uncounted(document["left_out"])) == (0, TABLES)
+    commit = runs.increment(NAME)
+    assert WARNING in create_lines(commit)
+    assert uncounted(create_document(commit)["left_out"]) == TABLES
+    # A later increment, of which nothing was reset, holds the same state.
+    commit = runs.increment(NAME)
+    assert WARNING in create_lines(commit)
+    report = runs.restore(NAME, back(runs.fleet))
+    assert WARNING in restore_lines(report)
+    assert uncounted(restore_document(report)["not_in_snapshot"]) == TABLES
+    assert WARNING not in restore_lines(runs.restore(NAME, back(runs.fleet), 0))
+    checked = runs.check(NAME)
+    assert f"  {WARNING}" in check_lines(checked)
+    assert uncounted(checked.to_json()["snapshots"][0]["warned"]) == TABLES
+    for command, entry in ((("list",), ("snapshots", "warned")), (("show", NAME), ("left_out",))):
+        assert WARNING in told(runs.fleet, *command)
+        code, document = run_command(runs.fleet, *command)
+        found = document[entry[0]] if len(entry) == 1 else document[entry[0]][0][entry[1]]
+        assert (code, uncounted(found)) == (0, TABLES)
+    # What is counted since is known.
+    execute(source, "DELETE FROM log WHERE at = 1")
+    with refused(runs.fleet, "append-only-changed"):
+        go_on(runs.fleet, NAME)
+
+
+def uncounted(left_out: list[dict[str, Any]]) -> list[str]:
+    return sorted(one["name"] for one in left_out if one["kind"] == "uncounted_table")
+
+
+def told(fleet: Fleet, *words: str) -> str:
+    line = command_line(fleet, *words)
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def eventually(claim: Callable[[], bool]) -> bool:
+    """Whether it comes true within a time that any server needs to take a setting."""
+    deadline = time.monotonic() + 10
+    while not claim():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_counters_that_are_lost_leave_a_trace(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+    embedded = fleet_factory(shards=1, backups=0)
+    with own_database(embedded, tmp_path, "counting") as fleet:
+        (node,) = fleet.nodes
+        execute(node.dsn, *SCHEMA)
+        server = embedded.primaries[0]
+        before = counters(fleet)
+        embedded.stop_node(server)
+        embedded.start_node(server)
+        assert counters(fleet) == before, "a server that was stopped keeps its counters"
+        execute(node.dsn, "UPDATE log SET what = 'lost'")
+        embedded.kill_node(server)
+        embedded.start_node(server)
+        after = counters(fleet)
+        assert (after.rows, has_changed(before, after), is_untold(before, after)) == ((0, 0), False, True)
+        execute(node.dsn, "UPDATE log SET what = 'counted' WHERE at < 4")
+        assert counters(fleet).rows == (3, 0)
+        assert has_changed(before, counters(fleet))
+        # That of another table says the same of the database, and leaves these as they are.
+        now = counters(fleet)
+        execute(node.dsn, "SELECT pg_stat_reset_single_table_counters('keyed'::regclass)")
+        assert (counters(fleet).rows, is_untold(now, counters(fleet))) == ((3, 0), True)
+        for setting in ("DATABASE counting", "ROLE postgres", "ROLE postgres IN DATABASE counting", "SYSTEM"):
+            now = counters(fleet)
+            assert not is_untold(now, now)
+            execute(node.dsn, f"ALTER {setting} SET track_counts = off", "SELECT pg_reload_conf()")
+            assert eventually(lambda now=now: is_untold(now, counters(fleet))), setting
+            execute(node.dsn, f"ALTER {setting} RESET track_counts", "SELECT pg_reload_conf()")
+            assert eventually(lambda now=now: counters(fleet) == now), setting

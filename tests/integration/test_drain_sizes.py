@@ -1,0 +1,119 @@
+"""What a worker holds while it drains: large transactions and large rows are decoded in bounded memory.
+
+The worker is a process of its own, so that its peak is that of draining and of nothing else. CUTLINE_SOAK chooses 5
+million changes and 2 GB in one transaction, and rows of 100 MB; without it a tenth of that is enough to tell.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.groups import Group
+from tests.integration.wal_follower import Follower
+from tests.integration.wal_place import Place, groups_of, place
+from tests.soak import SOAK_SECONDS
+
+__all__ = ["place"]  # the fixture
+
+ROOT = Path(__file__).parent.parent.parent
+# Prints what the process held at most before and while it drained, in MiB, and what came of it.
+WORKER = """
+import base64, json, pickle, sys
+from wal.drain import drain
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) >> 10
+
+task = pickle.loads(base64.b64decode(sys.stdin.read()))
+before = peak()
+report = drain(task)
+print(json.dumps({"before": before, "peak": peak(), "problem": report.problem, "segments": len(report.segments),
+                  "changes": sum(segment.changes for segment in report.segments)}))
+"""
+WORKER_SECONDS_MAX = 1800
+# Letters that do not compress well, of which no process has the memory to hold ten copies.
+RANDOM = "(SELECT string_agg(md5(random()::text || n || i), '') FROM generate_series(1, {count}) i)"
+SCALE = 10 if SOAK_SECONDS else 1
+
+
+def drained_apart(follower: Follower, finish: int) -> dict[str, int]:
+    """Drain in a process of its own: what it held at most, and what it stored."""
+    task = replace(follower.task, finish=finish)
+    worker = subprocess.run(
+        [sys.executable, "-c", WORKER],
+        input=base64.b64encode(pickle.dumps(task)).decode(),
+        capture_output=True,
+        text=True,
+        timeout=WORKER_SECONDS_MAX,
+        check=True,
+        cwd=ROOT,
+    )
+    found: dict[str, int] = json.loads(worker.stdout)
+    assert found["problem"] is None, found
+    print(found)  # noqa: T201  # the figures of a long run
+    return found
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("columns", "row", "rows"),
+    [("id int PRIMARY KEY, v int", "n, n", 400_000), ("id int PRIMARY KEY, v text", f"n, {RANDOM}", 150_000)],
+    ids=["narrow", "1 KB"],
+)
+def test_one_large_transaction_is_decoded_in_bounded_memory(place: Place, columns: str, row: str, rows: int) -> None:
+    place.connection.execute(f"CREATE TABLE t ({columns})".encode())
+    follower = place.follow(groups_of(place))
+    count = rows * SCALE
+    place.connection.execute(f"INSERT INTO t SELECT {row.format(count=32)} FROM generate_series(1, {count}) n".encode())
+    found = drained_apart(follower, place.finish())
+    assert found["changes"] == count
+    # It is more than one segment, so more of it would need no more.
+    assert found["segments"] > (1 if "text" in columns or SOAK_SECONDS else 0)
+    assert found["peak"] - found["before"] < 250
+
+
+@pytest.mark.timeout(3600)
+def test_a_large_row_is_decoded_with_a_few_copies_of_it(place: Place) -> None:
+    groups = wide_tables(place)
+    follower = place.follow(groups)
+    mebibytes = 10 * SCALE
+    large = RANDOM.format(count=32_768 * mebibytes).replace("|| n ", "")
+    place.connection.execute(f"INSERT INTO keyed SELECT 1, {large}".encode())
+    place.connection.execute("INSERT INTO bag SELECT v FROM keyed")
+    place.connection.execute(r"UPDATE keyed SET v = E'\t\\' || v || E'\n'")
+    place.connection.execute("DELETE FROM bag")
+    finish = place.finish()
+    found = drained_apart(follower, finish)
+    # A row that leaves a multiset comes whole, too.
+    assert found["changes"] == 4
+    assert found["peak"] - found["before"] < 200 + 7 * mebibytes
+    follower.drained(finish)
+    assert follower.state() == place.lines(groups)
+
+
+def wide_tables(place: Place) -> dict[str, Group]:
+    place.connection.execute("CREATE TABLE keyed (id int PRIMARY KEY, v text); CREATE TABLE bag (v text)")
+    place.connection.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
+    return groups_of(place)
+
+
+def test_rows_of_1600_columns_are_decoded(place: Place) -> None:
+    columns = ", ".join(f"c{number} {'int' if number % 2 else 'text'}" for number in range(1600))
+    place.connection.execute(f"CREATE TABLE wide ({columns}, PRIMARY KEY (c1599, c1))".encode())
+    groups = groups_of(place)
+    follower = place.follow(groups)
+    values = ", ".join("n" if number % 2 else r"nullif(E'\t', repeat(E'\t', n % 3))" for number in range(1600))
+    place.connection.execute(f"INSERT INTO wide SELECT {values} FROM generate_series(1, 500) n".encode())
+    place.connection.execute("UPDATE wide SET c1599 = c1599 + 1000, c0 = NULL WHERE c1599 < 100")
+    place.connection.execute("DELETE FROM wide WHERE c1599 > 400 AND c1599 < 500")
+    follower.drained(place.finish())
+    assert follower.state() == place.lines(groups)
+    assert len(place.lines(groups)["public.wide"]) == 401

@@ -1,0 +1,229 @@
+"""The fingerprint of the catalogs: every DDL that a dump could show changes it, and nothing that is no DDL does.
+
+A database of the shared fleet's first server; the statements are the tests' own, the server is what carries them out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from fleet.config import Node
+from fleet.connections import connect
+from fleet.embedded import EmbeddedFleet
+from snapshots.fingerprint import CATALOGS, read_fingerprint
+from tests.soak import SOAK_SECONDS
+
+DATABASE = "fingerprints"
+READER = "fingerprints_reader"
+OWN = "cutline_0123abcd"
+
+SCHEMA = f"""
+CREATE TABLE t (id int PRIMARY KEY, v text DEFAULT 'x', n int);
+INSERT INTO t SELECT n, repeat('y', 3000), n FROM generate_series(1, 100) n;
+CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10);
+CREATE TABLE loose (id int NOT NULL);
+CREATE TABLE t2 (id int PRIMARY KEY);
+ALTER TABLE t2 CLUSTER ON t2_pkey;
+CREATE SEQUENCE s;
+CREATE VIEW w AS SELECT id FROM t;
+CREATE MATERIALIZED VIEW m AS SELECT id FROM t;
+CREATE TYPE mood AS ENUM ('sad', 'happy');
+CREATE TYPE pair AS (x int, y text);
+CREATE DOMAIN positive AS int CHECK (value > 0);
+CREATE FUNCTION f(int) RETURNS int LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE FUNCTION saw() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';
+CREATE TRIGGER g AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION noted();
+CREATE RULE r AS ON DELETE TO loose DO INSTEAD NOTHING;
+CREATE POLICY p ON t USING (true);
+CREATE STATISTICS st ON id, n FROM t;
+CREATE EVENT TRIGGER fingerprints_event ON ddl_command_end EXECUTE FUNCTION saw();
+CREATE FOREIGN DATA WRAPPER nothing;
+CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing;
+CREATE PUBLICATION theirs FOR TABLE t;
+CREATE PUBLICATION {OWN} FOR TABLE t;
+CREATE TEXT SEARCH DICTIONARY d (TEMPLATE = simple);
+CREATE EXTENSION hstore
+"""
+TABLES = 10_000 if SOAK_SECONDS else 50
+TABLES_AT_ONCE = 500  # a transaction can't hold the locks of many more
+# What a dump shows, and what undoes it: seen both times, and the catalogs' rows are others than before.
+CHANGED_AND_BACK = (
+    ("ALTER TABLE t ADD c int", "ALTER TABLE t DROP c"),
+    ("ALTER TABLE t ALTER v SET DEFAULT 'y'", "ALTER TABLE t ALTER v SET DEFAULT 'x'"),
+    ("ALTER TABLE t RENAME v TO u", "ALTER TABLE t RENAME u TO v"),
+    ("ALTER TABLE t ALTER n SET NOT NULL", "ALTER TABLE t ALTER n DROP NOT NULL"),
+    ("ALTER TABLE t ALTER v TYPE varchar(5000)", "ALTER TABLE t ALTER v TYPE text"),
+    ("ALTER TABLE t ALTER v SET STATISTICS 500", "ALTER TABLE t ALTER v SET STATISTICS -1"),
+    ("ALTER TABLE t ALTER v SET STORAGE external", "ALTER TABLE t ALTER v SET STORAGE extended"),
+    ("ALTER TABLE t RENAME TO q", "ALTER TABLE q RENAME TO t"),
+    ("ALTER TABLE t DISABLE TRIGGER g", "ALTER TABLE t ENABLE TRIGGER g"),
+    ("ALTER TABLE loose DISABLE RULE r", "ALTER TABLE loose ENABLE RULE r"),
+    ("ALTER TABLE t CLUSTER ON t_pkey", "ALTER TABLE t SET WITHOUT CLUSTER"),
+    ("ALTER TABLE t RENAME CONSTRAINT t_pkey TO k", "ALTER TABLE t RENAME CONSTRAINT k TO t_pkey"),
+    (
+        "ALTER TABLE parted DETACH PARTITION part",
+        "ALTER TABLE parted ATTACH PARTITION part FOR VALUES FROM (0) TO (10)",
+    ),
+    ("GRANT SELECT (v) ON t TO fingerprints_reader", "REVOKE SELECT (v) ON t FROM fingerprints_reader"),
+    ("ALTER POLICY p ON t USING (id > 0)", "ALTER POLICY p ON t USING (true)"),
+    ("ALTER STATISTICS st SET STATISTICS 5", "ALTER STATISTICS st SET STATISTICS -1"),
+    ("ALTER SEQUENCE s CACHE 5", "ALTER SEQUENCE s CACHE 1"),
+    ("ALTER SEQUENCE s OWNED BY t.id", "ALTER SEQUENCE s OWNED BY NONE"),
+    ("ALTER SEQUENCE s RESTART WITH 7", "ALTER SEQUENCE s RESTART WITH 1"),
+    ("CREATE OR REPLACE VIEW w AS SELECT id FROM t WHERE id > 1", "CREATE OR REPLACE VIEW w AS SELECT id FROM t"),
+    ("ALTER TYPE mood RENAME VALUE 'sad' TO 'bad'", "ALTER TYPE mood RENAME VALUE 'bad' TO 'sad'"),
+    ("ALTER TYPE pair ADD ATTRIBUTE z int", "ALTER TYPE pair DROP ATTRIBUTE z"),
+    ("ALTER DOMAIN positive SET NOT NULL", "ALTER DOMAIN positive DROP NOT NULL"),
+    ("ALTER FUNCTION f(int) COST 5", "ALTER FUNCTION f(int) COST 100"),
+    ("ALTER EVENT TRIGGER fingerprints_event DISABLE", "ALTER EVENT TRIGGER fingerprints_event ENABLE"),
+    ("ALTER SERVER elsewhere OPTIONS (ADD a 'b')", "ALTER SERVER elsewhere OPTIONS (DROP a)"),
+    (
+        "ALTER PUBLICATION theirs SET (publish = 'insert')",
+        "ALTER PUBLICATION theirs SET (publish = 'insert, update, delete, truncate')",
+    ),
+    ("ALTER TEXT SEARCH DICTIONARY d (Accept = false)", "ALTER TEXT SEARCH DICTIONARY d (Accept = true)"),
+    ("ALTER SCHEMA public RENAME TO p2", "ALTER SCHEMA p2 RENAME TO public"),
+    ("ALTER EXTENSION hstore SET SCHEMA pg_catalog", "ALTER EXTENSION hstore SET SCHEMA public"),
+)
+# Seen while it lasts; what comes and goes again leaves nothing behind.
+MADE_AND_GONE = (
+    ("CREATE TABLE u (id int)", "DROP TABLE u"),
+    ("CREATE INDEX i ON t (n)", "DROP INDEX i"),
+    ("CREATE SEQUENCE s2", "DROP SEQUENCE s2"),
+    ("CREATE VIEW w2 AS SELECT 1", "DROP VIEW w2"),
+    ("CREATE TYPE e AS ENUM ('a')", "DROP TYPE e"),
+    ("CREATE DOMAIN d2 AS int", "DROP DOMAIN d2"),
+    ("CREATE FUNCTION f2() RETURNS int LANGUAGE sql AS 'SELECT 1'", "DROP FUNCTION f2"),
+    ("CREATE AGGREGATE a(int) (SFUNC = int4pl, STYPE = int)", "DROP AGGREGATE a(int)"),
+    ("CREATE OPERATOR @#@ (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl)", "DROP OPERATOR @#@ (int, int)"),
+    ("CREATE OPERATOR FAMILY fam USING btree", "DROP OPERATOR FAMILY fam USING btree"),
+    ("CREATE CAST (mood AS int) WITH INOUT", "DROP CAST (mood AS int)"),
+    ('CREATE COLLATION col FROM "C"', "DROP COLLATION col"),
+    ("CREATE CONVERSION con FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8", "DROP CONVERSION con"),
+    ("CREATE TEXT SEARCH CONFIGURATION c (PARSER = pg_catalog.default)", "DROP TEXT SEARCH CONFIGURATION c"),
+    ("CREATE STATISTICS st2 ON id, n FROM t", "DROP STATISTICS st2"),
+    ("CREATE TRIGGER g2 AFTER INSERT ON t EXECUTE FUNCTION noted()", "DROP TRIGGER g2 ON t"),
+    ("CREATE RULE r2 AS ON INSERT TO loose DO INSTEAD NOTHING", "DROP RULE r2 ON loose"),
+    ("CREATE POLICY p2 ON t USING (false)", "DROP POLICY p2 ON t"),
+    ("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public", "DROP PUBLICATION pub"),
+    ("CREATE USER MAPPING FOR PUBLIC SERVER elsewhere", "DROP USER MAPPING FOR PUBLIC SERVER elsewhere"),
+    ("CREATE FOREIGN TABLE ft (id int) SERVER elsewhere", "DROP FOREIGN TABLE ft"),
+    ("CREATE ACCESS METHOD am TYPE TABLE HANDLER heap_tableam_handler", "DROP ACCESS METHOD am"),
+    ("CREATE EXTENSION citext", "DROP EXTENSION citext"),
+    ("ALTER EXTENSION hstore ADD FUNCTION f(int)", "ALTER EXTENSION hstore DROP FUNCTION f(int)"),
+    ("ALTER FUNCTION f(int) DEPENDS ON EXTENSION hstore", "ALTER FUNCTION f(int) NO DEPENDS ON EXTENSION hstore"),
+    ("COMMENT ON COLUMN t.v IS 'c'", "COMMENT ON COLUMN t.v IS NULL"),
+    (
+        "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC",
+        "ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM PUBLIC",
+    ),
+    ("ALTER TABLE loose ADD CONSTRAINT k CHECK (id > 0)", "ALTER TABLE loose DROP CONSTRAINT k"),
+    ("CREATE SCHEMA sc", "DROP SCHEMA sc"),
+    # Of a relation's own row the contents count.
+    ("ALTER TABLE t ENABLE ROW LEVEL SECURITY", "ALTER TABLE t DISABLE ROW LEVEL SECURITY"),
+    ("ALTER TABLE t FORCE ROW LEVEL SECURITY", "ALTER TABLE t NO FORCE ROW LEVEL SECURITY"),
+    ("ALTER TABLE t SET (fillfactor = 50)", "ALTER TABLE t RESET (fillfactor)"),
+    ("ALTER TABLE t SET (toast.autovacuum_enabled = off)", "ALTER TABLE t RESET (toast.autovacuum_enabled)"),
+    ("ALTER TABLE loose REPLICA IDENTITY FULL", "ALTER TABLE loose REPLICA IDENTITY DEFAULT"),
+    ("REFRESH MATERIALIZED VIEW m WITH NO DATA", "REFRESH MATERIALIZED VIEW m"),
+)
+# No dump says anything of these.
+NOTHING = (
+    "INSERT INTO t VALUES (1000, 'z', 1)", "UPDATE t SET n = n + 1", "DELETE FROM t WHERE id = 1000",
+    "ANALYZE", "VACUUM", "VACUUM (FREEZE, ANALYZE) t", "VACUUM FULL t", "CLUSTER t2", "REINDEX TABLE t",
+    "TRUNCATE loose", "TRUNCATE part", "SELECT nextval('s')", "SELECT setval('s', 9)", "REFRESH MATERIALIZED VIEW m",
+    "CREATE TEMP TABLE tt (id serial PRIMARY KEY, v text DEFAULT 'x', CHECK (id > 0)); CREATE INDEX ON tt (v)",
+    "CREATE TEMP VIEW tv AS SELECT 1; CREATE TEMP SEQUENCE ts; COMMENT ON TABLE tt IS 'c'",
+    "CREATE TYPE pg_temp.te AS ENUM ('a'); CREATE FUNCTION pg_temp.tf() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE TEMP TABLE heir () INHERITS (t)", "DROP TABLE heir", "VACUUM ANALYZE t",
+    f"COMMENT ON PUBLICATION {OWN} IS 'frozen'", f"ALTER PUBLICATION {OWN} ADD TABLE loose",
+    "BEGIN; CREATE TABLE never (id int); ALTER TABLE t ADD x int; ROLLBACK",
+    "CREATE ROLE fingerprints_other; DROP ROLE fingerprints_other",
+    "VACUUM FREEZE pg_class", "VACUUM FREEZE pg_attribute", "VACUUM FULL pg_class", "REINDEX TABLE pg_attribute",
+)  # fmt: skip
+# Values and what belongs to all databases; of pg_class, pg_depend and the roles the query says more.
+NOT_DUMPED = {
+    "pg_statistic", "pg_statistic_ext_data", "pg_largeobject", "pg_largeobject_metadata", "pg_class", "pg_depend",
+}  # fmt: skip
+
+
+@pytest.fixture
+def database(shared_fleet: EmbeddedFleet) -> Iterator[psycopg.Connection[object]]:
+    maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    with connect(maintenance) as server:
+        server.execute(f"CREATE DATABASE {DATABASE}")
+        server.execute(f"CREATE ROLE {READER} LOGIN IN ROLE pg_read_all_data")
+        try:
+            with psycopg.connect(shared_fleet.primaries[0].dsn(DATABASE), autocommit=True) as connection:
+                run(connection, *SCHEMA.split(";\n"))
+                yield connection
+        finally:
+            server.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)")
+            server.execute(f"DROP ROLE {READER}")
+
+
+def run(connection: psycopg.Connection[object], *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement.encode())
+
+
+def test_every_ddl_changes_it_and_nothing_else_does(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as reader:
+        seen = read_fingerprint(reader)
+        assert read_fingerprint(reader) == seen
+        for statement in NOTHING:
+            run(database, statement.replace("CLUSTER t2", "CLUSTER t2"))
+            assert read_fingerprint(reader) == seen, statement
+        for change, back in CHANGED_AND_BACK:
+            run(database, change)
+            changed = read_fingerprint(reader)
+            run(database, back)
+            undone = read_fingerprint(reader)
+            assert len({seen, changed, undone}) == 3, (change, back)
+            seen = undone
+        for change, back in MADE_AND_GONE:
+            run(database, change)
+            changed = read_fingerprint(reader)
+            run(database, back)
+            assert changed != seen, change
+            seen = read_fingerprint(reader)
+            assert changed != seen, back
+
+
+def test_a_role_that_reads_all_data_sees_the_same(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    dsn = shared_fleet.primaries[0].dsn(DATABASE)
+    with connect(Node("s1", dsn)) as owner, connect(Node("s1", dsn), user=READER) as reader:
+        assert read_fingerprint(owner) == read_fingerprint(reader)
+
+
+def test_no_catalog_is_forgotten(database: psycopg.Connection[object]) -> None:
+    found = database.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relkind = 'r'"
+        " AND (NOT relisshared OR relname = 'pg_tablespace')"
+    ).fetchall()
+    names = {str(row[0]) for row in found}  # type: ignore[index]  # a row
+    assert names - {"pg_subscription_rel"} == {catalog.name for catalog in CATALOGS} | NOT_DUMPED
+
+
+def test_it_is_read_in_a_moment(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:
+    """Also with thousands of tables: a plan that compares every row with every other would show."""
+    for start in range(0, TABLES, TABLES_AT_ONCE):
+        database.execute(
+            f"DO $$ BEGIN FOR n IN {start + 1}..{min(start + TABLES_AT_ONCE, TABLES)} LOOP EXECUTE format('"
+            "CREATE TABLE many_%s (id serial PRIMARY KEY, a text, b text NOT NULL, c int DEFAULT 1)', n);"
+            " END LOOP; END $$".encode()
+        )
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as reader:
+        began = time.monotonic()
+        read_fingerprint(reader)
+        assert time.monotonic() - began < 3

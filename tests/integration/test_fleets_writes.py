@@ -1,0 +1,225 @@
+"""Nothing that Cutline publishes makes a statement of the fleet fail that did not fail before.
+
+What PostgreSQL would reject is asked of PostgreSQL: a publication of our own shows it before Cutline is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet, GroupRules
+from fleet.connections import connect
+from fleet.progress import Silent
+from snapshots.initialise import initialise
+from storage.errors import SnapshotError
+from tests.integration.own_database import own_database
+from tests.integration.refusing import create, execute, published_as, refused
+
+if TYPE_CHECKING:
+    from fleet.embedded import EmbeddedFleet
+
+# Every table is called kept.t, or is a part of that: what makes it, and whether it can be followed as it is.
+TABLES = {
+    "key": ("CREATE TABLE kept.t (id int PRIMARY KEY, v text)", True),
+    "key-including": ("CREATE TABLE kept.t (id int, v text, PRIMARY KEY (id) INCLUDE (v))", True),
+    "key-deferrable": ("CREATE TABLE kept.t (id int PRIMARY KEY DEFERRABLE, v text)", False),
+    "key-deferred": ("CREATE TABLE kept.t (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v text)", False),
+    "no-key": ("CREATE TABLE kept.t (id int, v text)", False),
+    "unique-is-no-key": ("CREATE TABLE kept.t (id int NOT NULL UNIQUE, v text)", False),
+    "full": ("CREATE TABLE kept.t (id int, v text); ALTER TABLE kept.t REPLICA IDENTITY FULL", True),
+    "nothing": ("CREATE TABLE kept.t (id int PRIMARY KEY, v text); ALTER TABLE kept.t REPLICA IDENTITY NOTHING", False),
+    "by-index": (
+        "CREATE TABLE kept.t (id int NOT NULL, v text); CREATE UNIQUE INDEX one ON kept.t (id);"
+        " ALTER TABLE kept.t REPLICA IDENTITY USING INDEX one", True,
+    ),
+    "by-index-dropped": (
+        "CREATE TABLE kept.t (id int PRIMARY KEY, v text); CREATE UNIQUE INDEX one ON kept.t (id);"
+        " ALTER TABLE kept.t REPLICA IDENTITY USING INDEX one; DROP INDEX kept.one", False,
+    ),
+    "by-index-and-deferrable-key": (
+        "CREATE TABLE kept.t (id int PRIMARY KEY DEFERRABLE, v text); CREATE UNIQUE INDEX one ON kept.t (id);"
+        " ALTER TABLE kept.t REPLICA IDENTITY USING INDEX one", True,
+    ),
+    "generated": ("CREATE TABLE kept.t (id int PRIMARY KEY, v text, g int GENERATED ALWAYS AS (id * 2) STORED)", True),
+    "generated-key": (
+        "CREATE TABLE kept.t (id int, v text, g int GENERATED ALWAYS AS (id * 2) STORED PRIMARY KEY)", False,
+    ),
+    "generated-full": (
+        "CREATE TABLE kept.t (id int, v text, g int GENERATED ALWAYS AS (id * 2) STORED);"
+        " ALTER TABLE kept.t REPLICA IDENTITY FULL", False,
+    ),
+    "virtual-full": (
+        "CREATE TABLE kept.t (id int, v text, g int GENERATED ALWAYS AS (id * 2) VIRTUAL);"
+        " ALTER TABLE kept.t REPLICA IDENTITY FULL", False,
+    ),
+    "inherited-without-key": (
+        "CREATE TABLE kept.above (id int PRIMARY KEY, v text); CREATE TABLE kept.t () INHERITS (kept.above)", False,
+    ),
+    "inherited-with-key": (
+        "CREATE TABLE kept.above (id int PRIMARY KEY, v text);"
+        " CREATE TABLE kept.t (PRIMARY KEY (id)) INHERITS (kept.above)", True,
+    ),
+    "partition-without-key": (
+        "CREATE TABLE kept.above (id int, v text) PARTITION BY RANGE (id);"
+        "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100);"
+        "CREATE TABLE kept.other PARTITION OF kept.above (PRIMARY KEY (id)) FOR VALUES FROM (100) TO (200)", False,
+    ),
+    "partition-of-full": (
+        "CREATE TABLE kept.above (id int, v text) PARTITION BY RANGE (id);"
+        "ALTER TABLE kept.above REPLICA IDENTITY FULL;"
+        "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100)", False,
+    ),
+}  # fmt: skip
+# They go on after every change of a table, and through what it is a part of.
+WRITES = (
+    "INSERT INTO {} (id, v) VALUES (50, 'x')",
+    "UPDATE {} SET v = 'y' WHERE id = 50",
+    "UPDATE {} SET id = 51 WHERE id = 50",
+    "DELETE FROM {} WHERE id = 51",
+    "INSERT INTO {} (id, v) SELECT n, 'x' FROM generate_series(1, 5) AS n; DELETE FROM {}",
+)
+# What a published table becomes, and which statement of the hint's makes it right.
+LOSSES = {
+    "nothing": ("key", "ALTER TABLE kept.t REPLICA IDENTITY NOTHING"),
+    "key-dropped": ("key", "ALTER TABLE kept.t DROP CONSTRAINT t_pkey"),
+    "index-dropped": ("by-index", "DROP INDEX kept.one"),
+    "key-deferrable": ("key", "ALTER TABLE kept.t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE"),
+    "generated": ("full", "ALTER TABLE kept.t ADD g int GENERATED ALWAYS AS (id * 2) STORED"),
+}
+
+
+@pytest.fixture(scope="module")
+def database(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with own_database(shared_fleet, tmp_path_factory.mktemp("writes"), "writes") as fleet:
+        initialise(fleet, Silent())
+        yield fleet
+
+
+@pytest.fixture
+def fleet(database: Fleet) -> Fleet:
+    execute(database.nodes[0].dsn, "DROP SCHEMA IF EXISTS kept CASCADE", "CREATE SCHEMA kept")
+    return database
+
+
+def rejected(dsn: str, name: str = "kept.t") -> list[str]:
+    """The statements of WRITES that PostgreSQL rejects; all are undone."""
+    found = []
+    for statement in WRITES:
+        with psycopg.connect(dsn) as connection:
+            try:
+                connection.execute(statement.replace("{}", name).encode())
+            except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference):
+                found.append(statement)
+            connection.rollback()
+    return found
+
+
+def with_rules(fleet: Fleet, *, exclude: tuple[str, ...] = (), append_only: tuple[str, ...] = ()) -> Fleet:
+    return replace(fleet, groups=GroupRules(("kept.*",), exclude, append_only))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_admitted_can_be_written_and_what_could_not_is_refused(fleet: Fleet, name: str) -> None:
+    (node,) = fleet.nodes
+    made, is_admissible = TABLES[name]
+    execute(node.dsn, made)
+    assert rejected(node.dsn) == []
+    execute(node.dsn, "CREATE PUBLICATION somebodys FOR TABLE ONLY kept.t")
+    assert bool(rejected(node.dsn)) != is_admissible
+    execute(node.dsn, "DROP PUBLICATION somebodys")
+    # What is beside it has a key, and is nobody's concern here.
+    found = with_rules(fleet, exclude=() if is_admissible else ("kept.above",))
+    if is_admissible:
+        initialise(found, Silent())
+    else:
+        with pytest.raises(SnapshotError) as raised:
+            initialise(found, Silent())
+        assert (raised.value.slug, raised.value.exit_code) == ("table-not-admissible", 3)
+        assert "kept.t on s1" in raised.value.message
+        assert 'ALTER TABLE "kept"."t" ' in raised.value.hint
+        assert rejected(node.dsn) == []
+        initialise(with_rules(fleet, exclude=("kept.above",), append_only=("kept.t",)), Silent())
+    assert rejected(node.dsn) == []
+    if "kept.above" in made:
+        assert rejected(node.dsn, "kept.above") == []
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_table_that_loses_its_identity_is_named_and_init_takes_it_out(fleet: Fleet, name: str) -> None:
+    """Nobody can keep PostgreSQL from rejecting its writes then; it says so at once, and the next create does."""
+    (node,) = fleet.nodes
+    before, loss = LOSSES[name]
+    execute(node.dsn, TABLES[before][0])
+    fleet = with_rules(fleet)
+    initialise(fleet, Silent())
+    assert rejected(node.dsn) == []
+    execute(node.dsn, loss)
+    assert rejected(node.dsn) != []
+    with refused(fleet, "table-not-admissible") as errors:
+        create(fleet, "none")
+    message = errors[0].message
+    assert message.endswith("; PostgreSQL rejects those of kept.t on s1, which had one when Cutline published it")
+    assert errors[0].hint.endswith("then take what is published without one out of the publication: snapshot init")
+    for rules in (with_rules(fleet, exclude=("kept.t",)), with_rules(fleet, append_only=("kept.t",))):
+        initialise(rules, Silent())
+        assert rejected(node.dsn) == []
+
+
+def test_a_new_partition_without_identity_is_written_until_somebody_gives_it_one(fleet: Fleet) -> None:
+    (node,) = fleet.nodes
+    execute(
+        node.dsn,
+        "CREATE TABLE kept.above (id int, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE kept.first PARTITION OF kept.above (PRIMARY KEY (id)) FOR VALUES FROM (100) TO (200)",
+    )
+    fleet = with_rules(fleet)
+    initialise(fleet, Silent())
+    execute(node.dsn, "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100)")
+    assert rejected(node.dsn) + rejected(node.dsn, "kept.above") == []
+    with refused(fleet, "table-not-admissible") as errors:
+        create(fleet, "none")
+    assert errors[0].message == "no replica identity, so updates and deletes can't be followed: kept.t on s1"
+    # A row goes from the one that is published to the one that is not, and back.
+    execute(node.dsn, "INSERT INTO kept.above VALUES (150, 'x')", "UPDATE kept.above SET id = id - 100",
+            "UPDATE kept.above SET id = id + 100", "DELETE FROM kept.above")  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [
+    "FOR ALL TABLES", "FOR ALL TABLES WITH (publish = 'insert')", "FOR TABLES IN SCHEMA kept",
+    "FOR ALL TABLES WITH (publish_via_partition_root)", "FOR TABLE kept.above (id) WITH (publish_via_partition_root)",
+])  # fmt: skip
+def test_publications_of_others_reject_what_they_rejected_and_nothing_more(fleet: Fleet, options: str) -> None:
+    (node,) = fleet.nodes
+    execute(
+        node.dsn,
+        "CREATE TABLE kept.above (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE kept.part PARTITION OF kept.above FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE kept.t (id int, v text)",
+    )
+    fleet = with_rules(fleet, append_only=("kept.t",))
+    execute(node.dsn, f"CREATE PUBLICATION somebodys {options}")
+    try:
+        before = {name: rejected(node.dsn, name) for name in ("kept.t", "kept.part", "kept.above")}
+        initialise(fleet, Silent())
+        assert {name: rejected(node.dsn, name) for name in before} == before
+        with connect(node) as connection:
+            query = "SELECT tablename FROM pg_publication_tables WHERE pubname ^@ %s ORDER BY 1"
+            found = [name for (name,) in connection.execute(query, (published_as(fleet),))]
+        assert found == ["part", "t"]
+    finally:
+        execute(node.dsn, "DROP PUBLICATION somebodys")
+
+
+def test_a_published_table_is_made_unlogged_once_it_is_taken_out(fleet: Fleet) -> None:
+    """Of statements that are no writes this is the one that a publication rejects."""
+    (node,) = fleet.nodes
+    execute(node.dsn, TABLES["key"][0])
+    initialise(with_rules(fleet), Silent())
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="part of a publication"):
+        execute(node.dsn, "ALTER TABLE kept.t SET UNLOGGED")
+    execute(node.dsn, f"ALTER PUBLICATION {published_as(fleet)} DROP TABLE kept.t", "ALTER TABLE kept.t SET UNLOGGED")

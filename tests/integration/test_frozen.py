@@ -1,0 +1,336 @@
+"""A database is made read-only for all who connect, sessions from before are ended, and it is undone to what it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet, Node
+from fleet.connections import connect
+from fleet.freezable import check_freezable
+from fleet.frozen import freeze, is_on, read_frozen, read_record, thaw
+from fleet.label import own_label
+from fleet.lock import FleetBusyError, locked_fleet
+from fleet.other_sessions import end_sessions
+from fleet.preconditions import NodeUnfitError
+from fleet.progress import Silent
+from fleet.publications import ensure_publications
+from fleet.sessions import open_sessions
+from snapshots.read_only import ReadOnlyLeftError, resume_fleet
+from tests.snapshot_runs import described
+from tests.watching import Watching
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleet.embedded import EmbeddedFleet
+
+FLEET_ID = "ab12cd34"
+WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"
+# All that is set in or for the database, the fleet's own comment included.
+STATE = """
+SELECT coalesce(d.datname, ''), coalesce(r.rolname, ''), setting FROM pg_db_role_setting g
+  CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_database d ON d.oid = g.setdatabase
+  LEFT JOIN pg_roles r ON r.oid = g.setrole
+UNION ALL SELECT pubname, 'comment', coalesce(obj_description(oid, 'pg_publication'), '') FROM pg_publication
+ORDER BY 1, 2, 3
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    """A fleet of this module's own: sessions are ended on it."""
+    from fleet.embedded import start_fleet, stop_fleet
+
+    directory = tmp_path_factory.mktemp("frozen") / "fleet"
+    try:
+        yield start_fleet(directory, shards=2, backups=0)
+    finally:
+        stop_fleet(directory, delete=True)
+
+
+@pytest.fixture
+def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
+    found = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    for node in found.primaries:
+        with connect(node) as connection:
+            ensure_publications(connection, FLEET_ID, [])
+    return found
+
+
+@pytest.fixture
+def node(fleet: Fleet) -> Node:
+    return fleet.primaries[0]
+
+
+def state(node: Node) -> list[Any]:
+    with connect(node) as connection:
+        return connection.execute(STATE).fetchall()
+
+
+def execute(node: Node, *statements: str) -> None:
+    with connect(node) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@contextmanager
+def role(node: Node, name: str, *grants: str) -> Iterator[str]:
+    """A role of the node that may do what `grants` say; its connection string."""
+    execute(node, f"CREATE ROLE {name} LOGIN", f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}", *grants)
+    try:
+        yield psycopg.conninfo.make_conninfo(node.dsn, user=name)
+    finally:
+        execute(node, f"REASSIGN OWNED BY {name} TO postgres", f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+def may_write(dsn: str, **options: Any) -> bool:
+    """Whether a session that begins now may write."""
+    with psycopg.connect(dsn, application_name="tests", **options) as connection:
+        try:
+            connection.execute(WRITE)
+        except psycopg.errors.ReadOnlySqlTransaction:
+            return False
+        return True
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        ["ALTER DATABASE bank SET default_transaction_read_only = off"],
+        ["ALTER DATABASE bank SET default_transaction_read_only = true", "ALTER DATABASE bank SET work_mem = '5MB'"],
+        ["ALTER ROLE writer SET default_transaction_read_only = no"],
+        ["ALTER ROLE writer IN DATABASE bank SET default_transaction_read_only = 0"],
+        [
+            "ALTER DATABASE bank SET default_transaction_read_only = on",
+            "ALTER ROLE writer SET default_transaction_read_only = on",
+            "ALTER ROLE writer IN DATABASE bank SET default_transaction_read_only = off",
+            "ALTER ROLE writer IN DATABASE bank SET statement_timeout = 7000",
+        ],
+    ],
+    ids=["nothing", "off", "on", "role", "role-in-database", "all"],
+)
+def test_nobody_may_write_while_it_is_frozen_and_all_is_as_before_after_it(node: Node, before: list[str]) -> None:
+    with role(node, "writer") as dsn, ExitStack() as stack:
+        stack.callback(execute, node, "ALTER DATABASE bank RESET ALL")
+        execute(node, *before)
+        was, could = state(node), [may_write(node.dsn), may_write(dsn)]
+        with connect(node) as connection:
+            frozen = freeze(connection, FLEET_ID, "operation-1", "last")
+            assert read_frozen(connection) == read_record(connection) == frozen
+            assert [may_write(node.dsn), may_write(dsn)] == [False, False]
+            assert thaw(node, connection, Silent(), operation="another") is None
+            assert [may_write(node.dsn), may_write(dsn)] == [False, False]
+            # Our own session writes all the time.
+            connection.execute(WRITE)
+            thawed = thaw(node, connection, Silent(), operation="operation-1")
+            assert thawed
+            assert (thawed.was, thawed.left) == (frozen, ())
+            assert thaw(node, connection, Silent()) is None
+        assert state(node) == was
+        assert [may_write(node.dsn), may_write(dsn)] == could
+
+
+def test_what_was_changed_by_hand_since_stays(node: Node) -> None:
+    with role(node, "writer"), ExitStack() as stack:
+        stack.callback(execute, node, "ALTER DATABASE bank RESET ALL")
+        execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
+        execute(node, "ALTER DATABASE bank SET default_transaction_read_only = off")
+        with connect(node) as connection:
+            freeze(connection, FLEET_ID, "operation-1", "last")
+            execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
+            assert read_frozen(connection) is None
+            # A record without effect keeps no other freeze from knowing what was before.
+            again = freeze(connection, FLEET_ID, "operation-2", "last")
+            assert read_record(connection) == again
+            execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
+            assert thaw(node, connection, Silent())
+            assert read_record(connection) is None
+        settings = [row for row in state(node) if row[1] != "comment"]
+        assert settings == [("", "writer", "default_transaction_read_only=off")]
+
+
+def test_a_role_that_is_gone_keeps_nothing_frozen(node: Node) -> None:
+    was = state(node)
+    with connect(node) as connection:
+        with role(node, "writer"):
+            execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
+            freeze(connection, FLEET_ID, "operation-1", "last")
+        assert thaw(node, connection, Silent())
+    assert state(node) == was
+
+
+def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) -> None:
+    """Clients connect without a pause while it is frozen; whoever is left over after that may not write."""
+    stop = threading.Event()
+    sessions: list[psycopg.Connection[Any]] = []
+
+    def reconnect() -> None:
+        while not stop.is_set():
+            sessions.append(psycopg.connect(node.dsn, autocommit=True, application_name="tests"))
+            if len(sessions) > 60:
+                sessions.pop(0).close()
+
+    threads = [threading.Thread(target=reconnect) for _ in range(3)]
+    with connect(node) as connection, connect(node) as other:
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        freeze(connection, FLEET_ID, "operation-1", "last")
+        ended, left = end_sessions(node, connection, None, 10, Silent())
+        frozen_at = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        try:
+            assert left == []
+            assert ended >= 1
+            with pytest.raises(psycopg.OperationalError):
+                other.execute("SELECT 1")
+            refused = 0
+            for session in sessions:
+                try:
+                    session.execute(WRITE)
+                except psycopg.errors.ReadOnlySqlTransaction:
+                    refused += 1
+                except psycopg.OperationalError:
+                    continue
+                else:
+                    pytest.fail(f"a session wrote after {frozen_at}")
+            assert refused
+            thawed = thaw(node, connection, Silent())
+            # Those that began read-only would stay so.
+            assert thawed
+            assert thawed.ended == refused
+        finally:
+            for session in sessions:
+                session.close()
+
+
+def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
+    with (
+        role(node, "owner", "GRANT pg_signal_backend, pg_monitor TO owner") as dsn,
+        psycopg.connect(dsn, autocommit=True) as connection,
+        psycopg.connect(node.dsn, application_name="admin") as admin,
+    ):
+        ended, left = end_sessions(node, connection, None, 1, Silent())
+        assert [(one.pid, one.application, one.is_superuser) for one in left] == [
+            (admin.info.backend_pid, "admin", True)
+        ]
+        assert ended == 0
+
+
+def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_changed(fleet: Fleet, node: Node) -> None:
+    was = state(node)
+    with (
+        role(node, "owner", "GRANT pg_monitor TO owner") as dsn,
+        role(node, "writer"),
+        closing(psycopg.connect(node.dsn, application_name="admin")) as admin,
+    ):
+        execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
+        execute(node, "CREATE SUBSCRIPTION inbound CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)")
+        execute(node, "ALTER SUBSCRIPTION inbound ENABLE", "GRANT ALL ON DATABASE bank TO owner")
+        try:
+            lesser = replace(fleet, nodes=(replace(node, dsn=dsn),))
+            with open_sessions(lesser, lesser.nodes) as sessions, pytest.raises(NodeUnfitError) as caught:
+                check_freezable(sessions, FLEET_ID)
+        finally:
+            execute(node, "ALTER SUBSCRIPTION inbound DISABLE")
+            execute(node, "ALTER SUBSCRIPTION inbound SET (slot_name = NONE)", "DROP SUBSCRIPTION inbound")
+        for problem in (
+            "does not own database bank", f"does not own publication cutline_{FLEET_ID}", "may not end other roles",
+            f"process {admin.info.backend_pid} (admin", "role writer has default_transaction_read_only = off",
+            "subscription inbound writes",
+        ):  # fmt: skip
+            assert problem in caught.value.message
+        assert 'GRANT pg_signal_backend TO "owner";' in caught.value.hint
+        assert 'ALTER SUBSCRIPTION "inbound" DISABLE;' in caught.value.hint
+    assert state(node) == was
+
+
+def test_a_role_with_just_what_the_refusals_ask_for_can_freeze_and_thaw(fleet: Fleet, node: Node) -> None:
+    grants = ["GRANT pg_monitor, pg_signal_backend TO owner", "ALTER DATABASE bank OWNER TO owner"]
+    grants += [f"ALTER PUBLICATION cutline_{FLEET_ID} OWNER TO owner", "ALTER ROLE owner CREATEROLE"]
+    with role(node, "writer"), role(node, "owner", *grants) as dsn:
+        execute(node, "GRANT writer TO owner WITH ADMIN OPTION")
+        execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
+        was = state(node)
+        with connect(replace(node, dsn=dsn)) as connection:
+            freeze(connection, FLEET_ID, "operation-1", "last")
+            assert not may_write(node.dsn)
+            assert not may_write(psycopg.conninfo.make_conninfo(node.dsn, user="writer"))
+            assert end_sessions(node, connection, None, 5, Silent())[1] == []
+            assert thaw(node, connection, Silent())
+        assert state(node) == was
+        execute(node, "ALTER DATABASE bank OWNER TO postgres")
+
+
+def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
+    was = [state(node) for node in fleet.primaries]
+    for node in fleet.primaries:
+        with connect(node) as connection:
+            freeze(connection, FLEET_ID, f"operation-{node.id}", "last")
+    with ExitStack() as stack:
+        pooled = [stack.enter_context(closing(psycopg.connect(node.dsn))) for node in fleet.primaries]
+        ours = [
+            stack.enter_context(connect(node, application_name=own_label("create", "x"))) for node in fleet.primaries
+        ]
+        report = resume_fleet(fleet, Silent())
+        assert [(one.node, one.was.operation, one.ended) for one in report.thawed] == [
+            (node.id, f"operation-{node.id}", 1) for node in fleet.primaries
+        ]
+        for session in pooled:
+            with pytest.raises(psycopg.OperationalError):
+                session.execute("SELECT 1")
+        # A command that settles what another one has left needs its own.
+        for session in ours:
+            session.execute(WRITE)
+    assert [state(node) for node in fleet.primaries] == was
+    assert resume_fleet(fleet, Silent()).thawed == ()
+
+
+def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node: Node) -> None:
+    with connect(node) as connection:
+        freeze(connection, FLEET_ID, "operation-1", "last")
+    with open_sessions(fleet, fleet.primaries[1:]) as sessions, locked_fleet(sessions, fleet.name):
+        with pytest.raises(FleetBusyError):
+            resume_fleet(fleet, Silent())
+        assert not may_write(node.dsn)
+    resume_fleet(fleet, Silent())
+    assert may_write(node.dsn)
+
+
+def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
+    for node in fleet.primaries:
+        with connect(node) as connection:
+            freeze(connection, FLEET_ID, "operation-1", "last")
+    first, second = fleet.primaries
+    servers.kill_node(servers.primaries[1])
+    watching = Watching()
+    try:
+        with pytest.raises(ReadOnlyLeftError) as caught:
+            resume_fleet(fleet, watching)
+    finally:
+        servers.start_node(servers.primaries[1])
+    assert caught.value.exit_code == 6
+    assert second.id in caught.value.message
+    assert caught.value.details == {"nodes": [second.id], "thawed": [first.id]}
+    assert watching.notes == [f"node {first.id} accepts writes again"]
+    assert [may_write(first.dsn), may_write(second.dsn)] == [True, False]
+    assert [one.node for one in resume_fleet(fleet, Silent()).thawed] == [second.id]
+    assert may_write(second.dsn)
+
+
+@pytest.mark.parametrize("text", ["on", "true", "yes", "1", "ON", "tr", "y", "off", "false", "no", "0", "of", "n"])
+def test_a_setting_is_read_as_the_server_reads_it(node: Node, text: str) -> None:
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        connection.execute(f"SET default_transaction_read_only = '{text}'".encode())
+        assert is_on(text) == (connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",))

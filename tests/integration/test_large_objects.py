@@ -1,0 +1,175 @@
+"""Large objects by option: they come back as they were at the full snapshot, and every output says as of when.
+
+Judged by what PostgreSQL says of each: its bytes, owner, grants and comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cli.check import lines_of as check_lines
+from cli.create import lines_of as create_lines
+from cli.restore import lines_of as restore_lines
+from fleet.lsn import lsn_to_text
+from fleet.progress import Silent
+from restore.large_objects import load_large
+from restore.restore import RestoreRequest, plan_restore, restore_fleet
+from snapshots.create import CreateRequest, create_full
+from snapshots.large_copy import PART_BYTES
+from storage.open import open_store
+from tests.integration.own_database import back, own_database
+from tests.integration.refusing import NoSpark, execute, refused
+from tests.snapshot_runs import Ready, Runs, run_command
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from fleet.embedded import EmbeddedFleet
+
+NAME = "large"
+MANY = 150
+MADE = (
+    "CREATE ROLE large_owner",
+    "CREATE ROLE large_reader",
+    "CREATE ROLE large_other",
+    "CREATE TABLE kept (id int PRIMARY KEY, what oid)",
+    "SELECT lo_create(1001)",
+    f"SELECT lo_from_bytea(1002, convert_to(repeat('a', {PART_BYTES}), 'UTF8'))",
+    f"SELECT lo_from_bytea(1003, convert_to(repeat('b', {PART_BYTES} + 1), 'UTF8'))",
+    "SELECT lo_from_bytea(1004, decode(repeat('5c2e0a00ff09', 500000), 'hex'))",
+    # A hole of 1 MB, then 3 bytes.
+    "SELECT lo_create(1005)", "SELECT lo_put(1005, 1000000, 'end')",
+    f"SELECT lo_from_bytea(n, convert_to('number ' || n, 'UTF8')) FROM generate_series(2001, 2000 + {MANY}) AS n",
+    "SELECT lo_from_bytea(4294967295, 'the last oid')",
+    "ALTER LARGE OBJECT 1002 OWNER TO large_owner",
+    "GRANT SELECT ON LARGE OBJECT 1002 TO large_reader WITH GRANT OPTION",
+    "SET SESSION AUTHORIZATION large_reader; GRANT SELECT ON LARGE OBJECT 1002 TO large_other; "
+    "RESET SESSION AUTHORIZATION",
+    "GRANT ALL ON LARGE OBJECT 1003 TO PUBLIC",
+    "REVOKE ALL ON LARGE OBJECT 1004 FROM CURRENT_USER",
+    "COMMENT ON LARGE OBJECT 1004 IS 'it''s \\ odd'",
+)  # fmt: skip
+COUNT = 6 + MANY
+QUERY = """
+SELECT m.oid::bigint, length(lo_get(m.oid)), md5(lo_get(m.oid)), pg_get_userbyid(m.lomowner),
+       (SELECT array_agg(a::text ORDER BY a::text) FROM unnest(m.lomacl) AS a), obj_description(m.oid, 'pg_largeobject')
+  FROM pg_largeobject_metadata m ORDER BY 1
+"""
+
+
+@pytest.fixture
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Runs]:
+    with own_database(shared_fleet, tmp_path, "large") as fleet:
+        execute(fleet.nodes[0].dsn, *MADE)
+        found = Runs(fleet, Ready(spark))
+        found.init()
+        yield found
+        maintenance = back(fleet).nodes[0].dsn
+    execute(
+        psycopg.conninfo.make_conninfo(maintenance, dbname="postgres"),
+        "DROP ROLE large_owner, large_reader, large_other",
+    )
+
+
+def all_large(dsn: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(QUERY).fetchall()
+
+
+def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = (node.dsn for node in runs.fleet.nodes)
+    then = all_large(source)
+    assert len(then) == COUNT
+    commit = runs.full(NAME, large_objects=True)
+    base = lsn_to_text(commit.full.base["s1"] if commit.full else 0)
+    warning = f"warning: large objects as they were at the full snapshot, increments do not follow them: {COUNT} on s1"
+    assert warning in create_lines(commit)
+    execute(
+        source,
+        "SELECT lo_unlink(1001)",
+        "SELECT lo_put(1002, 0, 'changed')",
+        "SELECT lo_create(1006)",
+        "COMMENT ON LARGE OBJECT 1002 IS 'later'",
+        "INSERT INTO kept VALUES (1, 1006)",
+    )
+    commit = runs.increment(NAME)
+    assert warning in create_lines(commit)
+    (told,) = (one for one in commit.left_out or () if one.kind == "large_objects_of_full")
+    assert (told.count, told.why) == (
+        COUNT,
+        f"as they were at the full snapshot ({base}): increments do not follow them",
+    )
+
+    report = runs.restore(NAME, back(runs.fleet))
+    assert warning in restore_lines(report)
+    (restored,) = (node.dsn for node in back(runs.fleet).nodes)
+    assert all_large(restored) == then
+    with psycopg.connect(restored) as connection:
+        assert connection.execute("SELECT * FROM kept").fetchall() == [(1, 1006)]
+    checked = runs.check_one(NAME)
+    assert (checked.conflicts, checked.large_objects) == ([], COUNT)
+    lines = check_lines(runs.check(NAME))
+    assert f"  read back whole, and compared with nothing: {COUNT} large objects" in lines
+    assert f"  {warning}" in lines
+    for command in (("list",), ("show", NAME)):
+        _, document = run_command(runs.fleet, *command)
+        entry = document["snapshots"][0] if command == ("list",) else document
+        assert [(one["kind"], one["count"]) for one in entry["warned"]] == [("large_objects_of_full", COUNT)]
+
+    request = RestoreRequest(NAME, groups=("public.kept",), replace=True)
+    report = restore_fleet(plan_restore(runs.fleet, back(runs.fleet), request), runs.spark, Silent())
+    assert f"{COUNT} large objects on s1" in report.left_out
+    assert all_large(restored) == []
+    assert_a_repeated_task_loads_nothing_twice(runs, monkeypatch)
+    assert_damage_is_found(runs)
+
+
+def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may run any task again, also one that has done all its work."""
+    import restore.large_objects
+
+    def twice(task: restore.large_objects.LargeLoadTask) -> object:
+        assert load_large(task).problem is None
+        return load_large(task)
+
+    monkeypatch.setattr(restore.large_objects, "load_large", twice)
+    runs.restore(NAME, back(runs.fleet), 0)
+    assert len(all_large(back(runs.fleet).nodes[0].dsn)) == COUNT
+
+
+def assert_damage_is_found(runs: Runs) -> None:
+    store = open_store(runs.fleet.store_url, {})
+    (key,) = [key for key in store.list("snapshots") if "part-large" in key and "-000000-000000-" in key]
+    path = Path(runs.fleet.store_url.removeprefix("file://")) / key
+    body = path.read_bytes()
+    path.write_bytes(body[:100] + bytes([body[100] ^ 1]) + body[101:])
+    report = runs.check_one(NAME)
+    assert [(one.kind, one.object) for one in report.conflicts] == [("digest", key)]
+    assert report.compared.rows > 0 or report.compared.changes > 0
+
+
+def test_a_role_that_may_not_read_them_is_refused_by_name(runs: Runs) -> None:
+    (node,) = runs.fleet.nodes
+    execute(
+        node.dsn,
+        "CREATE ROLE large_backup LOGIN REPLICATION IN ROLE pg_read_all_data, pg_monitor",
+        "GRANT CREATE ON DATABASE large TO large_backup",
+        "GRANT SELECT ON LARGE OBJECT 1001 TO large_backup",
+    )
+    as_role = replace(
+        runs.fleet, nodes=(replace(node, dsn=psycopg.conninfo.make_conninfo(node.dsn, user="large_backup")),)
+    )
+    try:
+        with refused(as_role, "large-objects-unreadable") as errors:
+            create_full(as_role, CreateRequest("no", large_objects=True), NoSpark(), Silent())
+        assert errors[0].message == (
+            f"node s1: role large_backup may not read large objects 1002, 1004, 1005 and {MANY + 1} more"
+        )
+    finally:
+        execute(node.dsn, "DROP OWNED BY large_backup", "DROP ROLE large_backup")

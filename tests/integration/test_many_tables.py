@@ -1,0 +1,93 @@
+"""What must not grow with the number of tables: objects, row groups, statements; and a transaction of many segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.scale_databases import change_tables, make_tables
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from snapshots.commit_file import commit_to_json
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
+from wal.drain import SEGMENT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = 300
+NAME, DATABASE = "many", "many_tables"
+VALUE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
+    """One shard: a database of its own on a server of the shared fleet."""
+    whole = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    execute(whole.primaries[0].dsn, f"CREATE DATABASE {DATABASE}")
+    alone = replace(whole, nodes=(with_database(whole.primaries[0], DATABASE),))
+    make_tables(alone.nodes[0].dsn, TABLES)
+    with chains_dropped(alone):
+        yield alone
+    execute(whole.primaries[0].dsn, f"DROP DATABASE {DATABASE} WITH (FORCE)", "DROP DATABASE back WITH (FORCE)")
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The statements that this process executes, as they come."""
+    executed: list[object] = []
+    execute = psycopg.Cursor.execute
+
+    def noted(cursor: Any, query: Any, *arguments: Any, **more: Any) -> Any:
+        executed.append(query)
+        return execute(cursor, query, *arguments, **more)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    return executed
+
+
+def execute(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_many_tables_cost_what_their_rows_do(
+    fleet: Fleet, statements: list[object], spark: SparkSession, tmp_path: Path
+) -> None:
+    (source,) = (node.dsn for node in fleet.nodes)
+    runs = Runs(fleet, Ready(spark))
+    runs.init()
+    statements.clear()
+    full = runs.full(NAME)
+    assert full.full is not None
+    copies = [one for one in full.full.objects if one.kind == "base"]
+    assert [pq.ParquetFile(tmp_path / "store" / one.key).num_row_groups for one in copies] == [1]
+    # Every fourth table is empty.
+    assert len(copies[0].rows) == TABLES * 3 // 4
+
+    change_tables(source, 20, TABLES)
+    execute(
+        source,
+        f"INSERT INTO s000.t000003 SELECT n, repeat('x', {VALUE_BYTES})"
+        f" FROM generate_series(100, {100 + SEGMENT_BYTES_MAX * 5 // 4 // VALUE_BYTES}) AS n",
+    )
+    increment = runs.increment(NAME)
+    assert len(increment.segments["s1"]) > 1
+    # Nothing has happened to it.
+    assert "t000007" not in json.dumps(commit_to_json(increment))
+    assert len(statements) < TABLES / 2
+
+    target = replace(fleet, nodes=(with_database(fleet.nodes[0], "back"),))
+    statements.clear()
+    runs.restore(NAME, target)
+    assert len(statements) < TABLES / 2
+    assert sorted_copies(target.nodes[0].dsn) == sorted_copies(source)

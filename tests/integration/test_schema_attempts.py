@@ -1,0 +1,187 @@
+"""Schema changes that meet a create: while it is under way, and between an attempt that failed and the next one.
+
+What is restored is compared with what PostgreSQL prints of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from fleet.progress import Noting, Silent
+from snapshots.create import CreateRequest, create_full
+from snapshots.increment import create_increment
+from snapshots.manifest import Commit, SchemaPart
+from snapshots.points import Point
+from storage.errors import SnapshotError
+from tests.integration.refusing import execute
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESTORED = "tried_back"
+GROUPS = '[groups]\ninclude = ["tried.*"]\n'
+SCHEMA = (
+    "CREATE SCHEMA tried",
+    "CREATE TABLE tried.t (id int PRIMARY KEY, a text)",
+    "INSERT INTO tried.t SELECT n, 'a' || n FROM generate_series(1, 20) AS n",
+    "CREATE TABLE tried.bag (a text, n int)",
+    "ALTER TABLE tried.bag REPLICA IDENTITY FULL",
+    "INSERT INTO tried.bag SELECT 'b' || n % 3, n % 2 FROM generate_series(1, 20) AS n",
+)
+
+
+class GivenUpError(SnapshotError):
+    """The attempt ends here."""
+
+
+@dataclass(slots=True)
+class Interrupted(Silent):
+    """At a point, once, something is done."""
+
+    point: Point
+    then: Callable[[], None]
+    is_over: bool = False
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        if point == self.point and not self.is_over:
+            self.is_over = True
+            self.then()
+
+
+@dataclass(slots=True)
+class Tried:
+    """A chain of one shard with its standby."""
+
+    runs: Runs
+    name: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.runs.fleet
+
+    def run(self, *statements: str) -> None:
+        execute(self.fleet.primaries[0].dsn, *statements)
+
+    def create(self, point: Point, then: Callable[[], None], *, full: bool = False) -> Commit:
+        noting = Noting(Interrupted(point, then))
+        try:
+            work = create_full if full else create_increment
+            return work(self.fleet, CreateRequest(self.name), self.runs.spark, noting)
+        finally:
+            self.notes = noting.notes
+
+    def fail(self, point: Point = Point.RESOLVED) -> None:
+        """An increment that ends at the point; what it archived stays."""
+
+        def give_up() -> None:
+            raise GivenUpError("it ends here")
+
+        with pytest.raises(GivenUpError):
+            self.create(point, give_up)
+
+    def increment(self) -> SchemaPart:
+        """The next increment, restored and compared; what it says of definitions."""
+        commit = self.runs.increment(self.name)
+        self.check(commit.increment)
+        assert commit.schema
+        return commit.schema
+
+    def check(self, increment: int) -> None:
+        (primary,) = self.fleet.primaries
+        target = replace(self.fleet, nodes=(with_database(primary, RESTORED),))
+        self.runs.restore(self.name, target, increment)
+        found, expected = (
+            {name: text for name, text in sorted_copies(node.dsn).items() if name.startswith("tried.")}
+            for node in (target.primaries[0], primary)
+        )
+        assert found == expected
+
+
+@pytest.fixture
+def tried(
+    shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
+) -> Iterator[Tried]:
+    directory = tmp_path_factory.mktemp("tried")
+    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
+    fleet = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.shard == "s1"))
+    with chains_dropped(fleet):
+        try:
+            execute(fleet.primaries[0].dsn, *SCHEMA)
+            made = Tried(Runs(fleet, Ready(spark)), "tried")
+            made.runs.init()
+            yield made
+        finally:
+            execute(fleet.primaries[0].dsn, "DROP SCHEMA IF EXISTS tried CASCADE")
+            with psycopg.connect(with_database(fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
+                server.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
+
+
+@pytest.mark.timeout(600)
+def test_what_an_attempt_that_failed_has_archived_is_read_as_it_was_meant(tried: Tried) -> None:
+    tried.runs.full(tried.name)
+    tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
+    tried.run("ALTER TABLE tried.bag ADD c int DEFAULT 7", "DELETE FROM tried.bag WHERE a = 'b1'")
+    tried.fail()
+    # As it was: what was archived under the definitions of the attempt goes on under their numbers.
+    tried.run("UPDATE tried.t SET c = 'newer' WHERE id = 7", "INSERT INTO tried.bag VALUES ('b1', 0, 7)")
+    assert len(tried.increment().successions["s1"]) == 2
+    # Changed once more: what the attempt made of the changes is not what the next one would.
+    tried.run("ALTER TABLE tried.t ADD d int", "UPDATE tried.t SET d = id WHERE id < 9")
+    tried.fail()
+    tried.run("ALTER TABLE tried.t DROP d", "UPDATE tried.t SET c = NULL WHERE id = 3")
+    schema = tried.increment()
+    assert schema.successions == {}
+    assert [group.table for group in schema.groups["s1"]] == ["t"]
+    # A table that the attempt copied, and one that it had archived changes of and that is gone.
+    tried.run("CREATE TABLE tried.came (id int PRIMARY KEY)", "INSERT INTO tried.came VALUES (1), (2)")
+    tried.fail()
+    tried.run("UPDATE tried.came SET id = 3 WHERE id = 1", "DELETE FROM tried.bag", "DROP TABLE tried.bag")
+    schema = tried.increment()
+    assert [group.table for group in schema.groups["s1"]] == ["came"]
+    assert tried.runs.check(tried.name).exit_code == 0
+
+
+@pytest.mark.timeout(600)
+def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> None:
+    def while_copied() -> None:
+        tried.run(
+            "ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5",
+            "CREATE TABLE tried.came (id int PRIMARY KEY)", "INSERT INTO tried.came VALUES (1)",
+            "ALTER TABLE tried.bag ALTER n TYPE text USING 'n' || n",
+        )  # fmt: skip
+
+    commit = tried.create(Point.BASE_COPIED, while_copied, full=True)
+    assert commit.schema
+    assert {group.table for group in commit.schema.groups["s1"]} == {"t", "came", "bag"}
+    tried.check(0)
+
+    def while_cut() -> None:
+        tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
+
+    tried.create(Point.STARTS_WRITTEN, while_cut)
+    assert any("met a change of the schema" in note for note in tried.notes), tried.notes
+    tried.check(1)
+
+    def undone() -> None:
+        # The table is as it was when the cut is over, and what was written meanwhile had another name.
+        tried.run(
+            "ALTER TABLE tried.t RENAME d TO e", "UPDATE tried.t SET e = 'in between' WHERE id = 12",
+            "ALTER TABLE tried.t RENAME e TO d",
+        )  # fmt: skip
+
+    tried.create(Point.FINISHES_WRITTEN, undone)
+    tried.check(2)
+    tried.run("UPDATE tried.t SET d = 'later' WHERE id = 13")
+    assert tried.runs.increment(tried.name).schema is None
+    tried.check(3)
+    assert tried.runs.check(tried.name).exit_code == 0

@@ -1,0 +1,133 @@
+"""What a dump of the DDL waits for and leaves out, and sequences that somebody sets while the cut is made.
+
+A database of the shared fleet's first server; what is expected is what the tests' own statements did there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import snapshots.schema as schema
+import snapshots.taking as taking
+from fleet.config import Node
+from fleet.connections import connect, with_database
+from fleet.embedded import EmbeddedFleet
+from fleet.publications import publication_names
+from fleet.watch import watched
+from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SchemaDumpError, dump_sections
+from snapshots.sequences import read_sequences
+from tests.integration.refusing import execute
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DATABASE = "dumped"
+(OWN, _) = publication_names("0123abcd")
+SEQUENCES_MANY = 450  # more than are read at once
+SCHEMA = (
+    "CREATE TABLE t (id int PRIMARY KEY)",
+    f"CREATE PUBLICATION {OWN} FOR TABLE t",
+    f"COMMENT ON PUBLICATION {OWN} IS 'how the node was before it was made read-only'",
+    "CREATE PUBLICATION theirs FOR TABLE t",
+    "COMMENT ON PUBLICATION theirs IS 'a comment'",
+    "CREATE MATERIALIZED VIEW b AS SELECT 1 AS n",
+    "CREATE MATERIALIZED VIEW a AS SELECT n FROM b",
+    "CREATE MATERIALIZED VIEW unfilled AS SELECT 1 AS n WITH NO DATA",
+    "CREATE FUNCTION saw() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    "CREATE EVENT TRIGGER dumped_event ON ddl_command_end EXECUTE FUNCTION saw()",
+    "COMMENT ON EVENT TRIGGER dumped_event IS 'a comment'",
+)
+
+
+@pytest.fixture
+def node(shared_fleet: EmbeddedFleet) -> Iterator[Node]:
+    maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    execute(maintenance.dsn, f"CREATE DATABASE {DATABASE}")
+    try:
+        yield with_database(maintenance, DATABASE)
+    finally:
+        execute(maintenance.dsn, f"DROP DATABASE {DATABASE} WITH (FORCE)")
+
+
+def test_sections_hold_what_belongs_into_them(node: Node) -> None:
+    execute(node.dsn, *SCHEMA)
+    with watched([node]) as watch:
+        found = dump_sections(node, None, watch)
+    assert set(found) == {PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS}
+    statements = {
+        section: [line for line in text.splitlines() if line[:1].isupper()] for section, text in found.items()
+    }
+    refreshed = [line for line in statements[REFRESH] if line.startswith("REFRESH")]
+    assert refreshed == [f'REFRESH MATERIALIZED VIEW "public"."{view}";' for view in ("b", "a")]
+    for section in (PRE_DATA, POST_DATA, REFRESH):
+        assert "EVENT TRIGGER" not in found[section]
+    assert 'CREATE EVENT TRIGGER "dumped_event"' in found[EVENT_TRIGGERS]
+    assert 'COMMENT ON EVENT TRIGGER "dumped_event"' in found[EVENT_TRIGGERS]
+    assert f'CREATE PUBLICATION "{OWN}"' in found[POST_DATA]
+    assert 'ADD TABLE ONLY "public"."t"' in found[POST_DATA]
+    # What says that a node is read-only would make one of the restored database.
+    assert "read-only" not in "".join(found.values())
+    assert "COMMENT ON PUBLICATION \"theirs\" IS 'a comment'" in found[POST_DATA]
+    assert not any("\\restrict" in text for text in found.values())
+
+
+def test_a_table_that_stays_locked_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(node.dsn, "CREATE TABLE held (id int PRIMARY KEY)")
+    monkeypatch.setattr(schema, "LOCK_SECONDS_MAX", 1)
+    with psycopg.connect(node.dsn) as holder, watched([node]) as watch:
+        holder.execute("LOCK TABLE held IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(SchemaDumpError) as raised:
+            dump_sections(node, None, watch)
+        assert f"public.held (session {holder.info.backend_pid} of {holder.info.user})" in raised.value.message
+        assert (raised.value.exit_code, raised.value.details["node"]) == (3, "s1")
+        holder.rollback()
+        assert "held" in dump_sections(node, None, watch)[PRE_DATA]
+
+
+def test_many_sequences_are_read_as_they_stand(node: Node) -> None:
+    execute(node.dsn, *(f"CREATE SEQUENCE s{n} START {n + 1}" for n in range(SEQUENCES_MANY)))
+    execute(
+        node.dsn, "CREATE UNLOGGED SEQUENCE unlogged", "SELECT nextval('s7'), nextval('s7'), setval('s8', 99, false)"
+    )
+    with connect(node) as connection:
+        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(connection)}
+    expected = {f"s{n}": (n + 1, False) for n in range(SEQUENCES_MANY)} | {"s7": (9, True), "s8": (99, False)}
+    assert found == expected
+
+
+def test_a_sequence_that_is_set_back_after_the_cut_is_not_behind_it(
+    node: Node, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set back it stays where it stood before; begun anew the cut is made again, and it is where it was begun anew."""
+    execute(
+        node.dsn, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE SEQUENCE set_back", "CREATE SEQUENCE restarted",
+        "SELECT setval('set_back', 70), setval('restarted', 80)",
+    )  # fmt: skip
+    fleet = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    runs = Runs(replace(fleet, nodes=(node,)), Ready(spark))
+    cuts: list[str] = []
+
+    def make_cut(*arguments: Any) -> Any:
+        made = original(*arguments)
+        if not cuts:
+            execute(node.dsn, "ALTER SEQUENCE restarted RESTART WITH 5")
+        execute(node.dsn, "SELECT setval('set_back', 3)" if len(cuts) == 1 else "SELECT nextval('set_back')")
+        cuts.append(made.record.id)
+        return made
+
+    original = taking.make_cut
+    monkeypatch.setattr(taking, "make_cut", make_cut)
+    with chains_dropped(runs.fleet):
+        runs.init()
+        commit = runs.full("sequences")
+    assert len(cuts) == 2
+    assert {one.name: (one.last_value, one.is_called) for one in commit.sequences["s1"]} == {
+        "set_back": (71, True), "restarted": (5, False),
+    }  # fmt: skip

@@ -1,0 +1,56 @@
+"""The policies of docs/storage.md, as servers enforce them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "storage.md"
+ROLES = ("create", "read", "retention")
+# Which permission a request needs; source: Amazon S3 User Guide, "Required permissions for Amazon S3 API operations".
+NEEDED = {
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListParts": "s3:ListMultipartUploadParts",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "ListObjectVersions": "s3:ListBucketVersions",
+    "DeleteObject": "s3:DeleteObject",
+}
+
+
+def documented(role: str) -> dict[str, Any]:
+    """The policy that the document has for a role."""
+    (text,) = re.findall(rf"(?ms)^```json {role}\n(.*?)^```", DOCUMENT.read_text())
+    policy: dict[str, Any] = json.loads(text)
+    return policy
+
+
+def allowed(role: str) -> set[str]:
+    """The permissions that a role has."""
+    found: set[str] = set()
+    for statement in documented(role)["Statement"]:
+        actions = statement["Action"]
+        found.update([actions] if isinstance(actions, str) else actions)
+    return found
+
+
+def forbidden_operations(role: str) -> frozenset[str]:
+    """The requests that a role may not make."""
+    return frozenset(operation for operation, needed in NEEDED.items() if needed not in allowed(role))
+
+
+def bucket_policy(bucket: str, folder: str, users: dict[str, str]) -> str:
+    """One policy for a bucket that gives each role, for its folder, to the user that `users` has for it."""
+    statements = []
+    for role, user in users.items():
+        text = json.dumps(documented(role)["Statement"]).replace("BUCKET", bucket).replace("FOLDER", folder)
+        statements += [statement | {"Principal": {"AWS": [user]}} for statement in json.loads(text)]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})

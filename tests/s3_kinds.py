@@ -1,0 +1,95 @@
+"""The S3 servers that the same tests run on: moto's, versitygw, and any that a user names.
+
+    SNAPSHOT_TEST_S3=http://127.0.0.1:9000/bucket/folder    a server of one's own (https as well)
+    SNAPSHOT_TEST_S3=s3://bucket/folder                     AWS, or what AWS_ENDPOINT_URL names
+    SNAPSHOT_TEST_S3_OPTIONS='{"key": "…", "secret": "…"}'  store_options besides; else AWS_ACCESS_KEY_ID, …
+
+The bucket must exist; what the tests store lies in a folder of their own below, and is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from storage.errors import SnapshotError
+from storage.open import open_store
+
+NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")
+NAMED_OPTIONS = os.environ.get("SNAPSHOT_TEST_S3_OPTIONS", "{}")
+# Each is the name of a fixture of tests/integration. Only the last is a server whose keeper is not the test.
+REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
+KINDS = ["s3", *REAL_KINDS]
+
+
+class S3Place(Protocol):
+    """Where the tests may keep objects: `options` are the store_options, `endpoint_url` is "" for AWS."""
+
+    @property
+    def endpoint_url(self) -> str: ...
+
+    @property
+    def options(self) -> dict[str, object]: ...
+
+    def bucket(self, name: str) -> str:
+        """Make room for a test and return its URL for open_store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedS3:
+    """A server that the user keeps; a bucket of a test is a folder of its own there."""
+
+    url: str
+    options: dict[str, object]
+    folder: str = field(default_factory=lambda: f"cutline-test-{uuid.uuid4().hex}")
+
+    @property
+    def endpoint_url(self) -> str:
+        from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        return str(self.options.get("endpoint_url", from_environment))
+
+    def bucket(self, name: str) -> str:
+        return f"{self.url}/{self.folder}/{name}"
+
+    def clean(self) -> list[str]:
+        """Delete what the tests stored; what could not be deleted, and why."""
+        store = open_store(f"{self.url}/{self.folder}", self.options)
+        left: list[str] = []
+        for key in store.list(""):
+            try:
+                store.delete(key)
+            except SnapshotError as error:
+                left.append(error.message)
+        return left
+
+
+@contextlib.contextmanager
+def named_s3() -> Iterator[NamedS3]:
+    """The server that the environment names; what could not be deleted at the end is an error."""
+    server = named(NAMED_URL, NAMED_OPTIONS)
+    try:
+        yield server
+    finally:
+        left = server.clean()
+        assert not left, f"left below {server.bucket('')}: {left}"
+
+
+def named(url: str, options_json: str) -> NamedS3:
+    """What the two variables say; raises ValueError."""
+    options = json.loads(options_json)
+    if not isinstance(options, dict):
+        raise ValueError("SNAPSHOT_TEST_S3_OPTIONS is not a JSON object")
+    address = urlsplit(url)
+    if address.scheme in ("http", "https"):
+        options = {"endpoint_url": f"{address.scheme}://{address.netloc}"} | options
+        url = f"s3:/{address.path}"
+    if not url.removeprefix("s3://").strip("/") or not url.startswith("s3://"):
+        raise ValueError("SNAPSHOT_TEST_S3 names no bucket: s3://bucket/folder or http://host:port/bucket/folder")
+    return NamedS3(url.rstrip("/"), options)

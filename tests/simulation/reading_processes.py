@@ -1,0 +1,73 @@
+"""Simulated readers: `list`, and `restore` as far as the store is concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from snapshots.catalog import Entry, _entry
+from snapshots.commits import read_chain, snapshot_names
+from snapshots.leases import leased
+from snapshots.manifest import Chain
+from snapshots.open_operations import read_open_operations
+from snapshots.operations import new_operation
+from snapshots.store_identity import StoreIdentity
+from tests.simulation.repository_model import NODES
+from tests.simulation.repository_promises import (
+    check_listing,
+    check_newest,
+    check_open,
+    check_restored,
+    may_be_gone,
+)
+from tests.simulation.store_processes import Process
+from wal.damage import ObjectDamagedError, read_listed
+
+IDENTITY = StoreIdentity("f", "simulated")
+
+
+def list_store(process: Process) -> list[Entry]:
+    """`snapshot list`: what it shows is checked."""
+    entries = [_entry(process.store, IDENTITY, name) for name in snapshot_names(process.store)]
+    shown = (f"{one.name} up to {one.chain.last.increment}" if one.chain else one.name for one in entries)
+    process.tell(f"shows {', '.join(shown) or 'nothing'}")
+    check_listing(process.world, process, entries)
+    check_open(process.world, read_open_operations(process.store))
+    return entries
+
+
+def restore(process: Process, name: str, increment: int | None = None) -> None:
+    """`snapshot restore NAME`: what it yields is checked; it may fail where its reads do, or somebody deletes."""
+    chain = read_chain(process.store, name, increment)
+    chain.check_archive()
+    operation = new_operation("restore", name, chain.last.increment, NODES)
+    with excusing_damage(process, chain), leased(process.store, operation, process):
+        state = {node: restored(process, chain, node) for node in NODES}
+    check_restored(process.world, process, chain, state)
+    if increment is None:
+        check_newest(process.world, process, chain)
+
+
+@contextmanager
+def excusing_damage(process: Process, chain: Chain) -> Iterator[None]:
+    """Assert that an object is found damaged only where somebody takes the snapshot or its increments away."""
+    try:
+        yield
+    except ObjectDamagedError as error:
+        if may_be_gone(process.world, (chain.name, chain.last.increment)):
+            raise
+        raise AssertionError(f"restores: {error.message}") from error
+
+
+def restored(process: Process, chain: Chain, node: str) -> list[int]:
+    """The numbers that a node's copy has at the chain's last cut."""
+    stored = [one for one in chain.part.objects if one.node == node]
+    bodies = [
+        read_listed(process.store, node, one.key, (one.size, one.digest)) for one in (*stored, *chain.segments(node))
+    ]
+    numbers: list[int] = []
+    for body in bodies:
+        # Read as leniently as can be: only digests are to tell that a body was cut short.
+        after, through = (int(word or 0) for word in [*body.decode().split(" "), "", "", "", ""][2:4])
+        numbers += range(after + 1, through + 1)
+    return [number for number in numbers if number <= chain.position(node)]

@@ -1,0 +1,110 @@
+"""The product's code on the model's clock, chance and nodes: what is put in the place of what, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, tzinfo
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from snapshots import (
+    collecting,
+    commits,
+    deciding,
+    deletion,
+    documents,
+    garbage,
+    leases,
+    old_records,
+    operations,
+    pruning,
+    publishing,
+    removal,
+    settle,
+)
+from storage import ids, storing
+from tests.simulation.repository_model import RepositoryWorld
+from tests.simulation.store_processes import Process
+
+_verified: dict[bytes, dict[str, Any]] = {}
+VERIFIED_MAX = 2000
+
+
+class InlineExecutor:
+    """A ThreadPoolExecutor of no threads, so that a process makes its calls in one order."""
+
+    def __init__(self, _threads: int) -> None: ...
+
+    def __enter__(self) -> InlineExecutor:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        """See Executor."""
+
+    def map(self, ask: Callable[[Any], Any], *items: Iterable[Any]) -> Iterator[Any]:
+        """See Executor."""
+        return map(ask, *items)
+
+
+def verified_once(key: str, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
+    """See documents: bytes that were found to be as they were sealed are not verified again, which takes most time."""
+    if body not in _verified:
+        if len(_verified) > VERIFIED_MAX:
+            _verified.clear()
+        _verified[body] = _AS_SEALED(key, body, document)
+    return document
+
+
+_AS_SEALED = documents._as_sealed
+
+
+@contextmanager
+def not_renewed(*_lease: object, is_held: bool) -> Iterator[None]:
+    """See leases: renewals come from a thread, and a restore of the model takes no time in which one could run out."""
+    yield
+
+
+@contextmanager
+def simulated(world: RepositoryWorld) -> Iterator[None]:
+    """Run the product's code in this world."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return world.clock().astimezone(tz)
+
+    def sleep(seconds: float) -> None:
+        world.skip(seconds)
+        world.schedule.step()
+
+    def drop_slots(_nodes: object, slot: str) -> list[str]:
+        assert isinstance(world.running, Process)
+        return world.running.drop_slots(slot)
+
+    with ExitStack() as stack:
+        for module, name, value in (
+            (operations, "datetime", Clock),
+            (leases, "datetime", Clock),
+            (garbage, "datetime", Clock),
+            (collecting, "datetime", Clock),
+            (deletion, "datetime", Clock),
+            (pruning, "datetime", Clock),
+            (removal, "ThreadPoolExecutor", InlineExecutor),
+            (collecting, "ThreadPoolExecutor", InlineExecutor),
+            (old_records, "ThreadPoolExecutor", InlineExecutor),
+            (leases, "_renewing", not_renewed),
+            (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
+            (ids, "secrets", SimpleNamespace(token_hex=world.token)),
+            (publishing, "time", SimpleNamespace(sleep=sleep)),
+            (deciding, "time", SimpleNamespace(sleep=sleep)),
+            (storing, "time", SimpleNamespace(sleep=sleep)),
+            (commits, "ThreadPoolExecutor", InlineExecutor),
+            (settle, "drop_slots", drop_slots),
+            (documents, "_as_sealed", verified_once),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield

@@ -1,0 +1,57 @@
+"""The simulation catches what it is there to catch: every deliberately broken protocol, by a promise that it breaks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+
+import pytest
+
+from tests.simulation.repository_history import run_repository
+from tests.simulation.repository_mutants import MUTANTS, Mutant
+from tests.simulation.runs import PROCESSES_MAX, PromiseBrokenError
+from tests.soak import SEED
+
+# The rarest mutant shows in one history of three hundred.
+HISTORIES_MAX = 6000
+
+
+def catching_seed(mutant: Mutant, first: int) -> int | None:
+    """The first seed whose history shows the mutant, None if HISTORIES_MAX don't.
+
+    Raises PromiseBrokenError if that history breaks a promise without the mutant, too.
+    """
+    promise = re.compile(rf"CUTLINE_SEED=\d+: ({MUTANTS[mutant]}):")
+    for seed in range(first, first + HISTORIES_MAX):
+        try:
+            with mutant():
+                run_repository(seed)
+        except PromiseBrokenError as error:
+            if promise.match(str(error)):
+                run_repository(seed)
+                return seed
+    return None
+
+
+@pytest.fixture(scope="module")
+def caught() -> Iterator[Mapping[Mutant, Future[int | None]]]:
+    """The search for each mutant, several at a time: a mutant changes the code of its whole process."""
+    processes = ProcessPoolExecutor(
+        min(os.cpu_count() or 1, PROCESSES_MAX), mp_context=multiprocessing.get_context("spawn")
+    )
+    try:
+        yield {mutant: processes.submit(catching_seed, mutant, SEED) for mutant in MUTANTS}
+    finally:
+        processes.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.__name__ for mutant in MUTANTS])
+def test_a_broken_protocol_is_caught(caught: Mapping[Mutant, Future[int | None]], mutant: Mutant) -> None:
+    """And the seed that catches it keeps every promise under the protocol itself."""
+    assert caught[mutant].result() is not None, (
+        f"CUTLINE_SEED={SEED}: {HISTORIES_MAX} histories don't show that it breaks {MUTANTS[mutant]!r}"
+    )

@@ -1,0 +1,90 @@
+"""Whole chains with the objects that they list, and nodes that have their slots; what deletions are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fleet.config import Fleet, GroupRules, Node
+from fleet.progress import Silent
+from snapshots.commits import read_chain
+from snapshots.deletion import Deleting
+from snapshots.manifest import Previous, StoredObject
+from snapshots.publishing import publish
+from snapshots.schema import SECTIONS
+from storage.store import ObjectStore
+from tests.unit.made_commits import commit
+from wal.slots import slot_name
+
+FLEET = Fleet(
+    Path("fleet.toml"), "shop", "memory://unused", {}, (Node("a", "dbname=a"), Node("b", "dbname=b", "a")), "exact",
+    GroupRules(), "local[*]", {},
+)  # fmt: skip
+
+
+def take(store: ObjectStore, name: str, *taken_at: str) -> str:
+    """A full snapshot and increments, taken at these times (RFC 3339), all their objects stored; its chain's id."""
+    chain = f"op-{name}-0"
+    previous: Previous | None = None
+    for number, at in enumerate(taken_at):
+        made = commit(number, chain)
+        segments = {
+            node: tuple(replace(s, key=f"snapshots/{name}/wal/{node}/{chain}/{s.number:020d}.parquet") for s in found)
+            for node, found in made.segments.items()
+        }
+        part = made.full
+        if part is not None:
+            base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
+            ddl = [(f"snapshots/{name}/schema/a/{chain}/{one}.sql.zst", one, "a") for one in SECTIONS]
+            part = replace(part, objects=tuple(StoredObject(*one, 5, "d") for one in (*base, *ddl)))
+        made = replace(
+            made, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, full=part,
+            previous=previous,
+        )  # fmt: skip
+        for key, size in made.object_sizes.items():
+            store.create(key, bytes(size))
+        publish(store, made)
+        last = read_chain(store, name).last
+        previous = Previous(last.operation, last.digest)
+    return chain
+
+
+@dataclass(slots=True)
+class HeldNodes:
+    """OnNodes without servers: which slots there are, which nodes answer, whether publications are there."""
+
+    slots: set[tuple[str, str]] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
+    publications: set[str] = field(default_factory=lambda: {"a"})
+
+    def check_held(self) -> None:
+        """The lock is always held."""
+
+    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+        """See OnNodes."""
+        left: list[str] = []
+        for node in nodes:
+            if node in self.away:
+                left.append(node)
+            else:
+                self.slots.discard((slot, node))
+        return left, []
+
+    def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+        """See OnNodes."""
+        if any(is_ours(slot) for slot, _ in self.slots):
+            return [], []
+        dropped = sorted(self.publications)
+        self.publications.clear()
+        return dropped, []
+
+
+def nodes_of(*chains: str) -> HeldNodes:
+    """Nodes that have the slots of these chains."""
+    return HeldNodes({(slot_name(chain), node) for chain in chains for node in ("a", "b")})
+
+
+def deleting(store: ObjectStore, nodes: HeldNodes, *, force: bool = False) -> Deleting:
+    """A deletion that holds the fleet."""
+    return Deleting(FLEET, store, nodes, Silent(), force)

@@ -1,0 +1,173 @@
+"""A store with whole and failed snapshots in it, made by the code that makes them, but for nodes and Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from fleet.progress import Silent
+from snapshots.base_plan import base_prefix
+from snapshots.collecting import GcReport, find_garbage, remove_garbage
+from snapshots.commits import free_turn, read_chain
+from snapshots.documents import sealed
+from snapshots.garbage import Why
+from snapshots.lost import Lost, mark_lost
+from snapshots.manifest import Chain, Commit, Previous, SchemaPart, StoredObject
+from snapshots.operations import Operation, begin, close, commit_operation, new_operation
+from snapshots.schema import schema_prefix
+from snapshots.tombstones import only_full_key, tombstone_key
+from storage.digest import digest
+from storage.local import LocalStore
+from storage.store import ObjectStore
+from tests.unit.made_commits import commit as made_commit
+from tests.unit.made_commits import memory
+from wal.archive import Segment, SegmentRange, archive_prefix, segment_key
+
+NODES = ("a", "b")
+
+
+@dataclass
+class MadeStore:
+    """What creates would store; `operations` are all that began."""
+
+    store: Any = field(default_factory=memory)
+    operations: list[Operation] = field(default_factory=list)
+
+    def begin(self, name: str, increment: int = 0) -> Operation:
+        """An intent, as under the fleet's lock."""
+        operation = new_operation("create", name, increment, NODES)
+        operation.turn = free_turn(self.store, name, increment)
+        begin(self.store, operation)
+        self.operations.append(operation)
+        return operation
+
+    def base(self, operation: Operation, parts: int = 2) -> list[str]:
+        """Base objects and the DDL of an attempt."""
+        keys = [
+            f"{base_prefix(operation.snapshot, node, operation.id)}/part-{part:06d}-000-ab.parquet"
+            for node in NODES
+            for part in range(parts)
+        ]
+        keys += [
+            f"{schema_prefix(operation.snapshot, 'a', operation.id)}/{part}-data-0123abcd.sql.zst"
+            for part in ("pre", "post")
+        ]
+        for key in keys:
+            self.store.create(key, key.encode())
+        return keys
+
+    def segments(self, name: str, chain: str, numbers: Iterable[int]) -> list[str]:
+        """Segments of a chain."""
+        keys = [segment_key(archive_prefix(name, node, chain), number) for number in numbers for node in NODES]
+        for key in keys:
+            self.store.create(key, key.encode())
+        return keys
+
+    def commit(self, operation: Operation, objects: Iterable[str] = (), chain: Chain | None = None) -> Commit:
+        """The operation's commit, of these base objects and of all segments after those of the chain; not published."""
+        last = {node: chain.segments(node)[-1].number if chain and chain.segments(node) else 0 for node in NODES}
+        owner = chain.full.operation if chain else operation.id
+        segments = {node: self._found(operation.snapshot, node, owner, last[node]) for node in NODES}
+        made = made_commit(operation.increment, owner)
+        stored = tuple(self._stored(key) for key in objects)
+        full = made.full and replace(made.full, objects=stored)
+        previous = Previous(chain.last.operation, chain.last.digest) if chain else None
+        return replace(
+            made,
+            snapshot=operation.snapshot,
+            operation=operation.id,
+            segments=segments,
+            full=full,
+            schema=SchemaPart(objects=stored) if chain and stored else None,
+            previous=previous,
+        )
+
+    def full(self, name: str) -> Chain:
+        """A committed snapshot with two segments of each node."""
+        operation = self.begin(name)
+        objects = self.base(operation)
+        self.segments(name, operation.id, (1, 2))
+        commit_operation(self.store, operation, self.commit(operation, objects))
+        close(self.store, operation, "done")
+        return read_chain(self.store, name)
+
+    def increment(self, name: str, *, copies: bool = False) -> Chain:
+        """The next increment of a snapshot, of one new segment of each node and those that are left over.
+
+        With `copies` of tables, as after schema changes.
+        """
+        chain = read_chain(self.store, name)
+        operation = self.begin(name, chain.last.increment + 1)
+        objects = self.base(operation) if copies else []
+        self.segments(name, chain.full.operation, [self.next_number(chain)])
+        commit_operation(self.store, operation, self.commit(operation, objects, chain=chain))
+        close(self.store, operation, "done")
+        return read_chain(self.store, name)
+
+    def next_number(self, chain: Chain) -> int:
+        """The number of the next segment in the archive."""
+        return len(self.store.list(archive_prefix(chain.name, "a", chain.full.operation))) + 1
+
+    def lose(self, chain: Chain) -> None:
+        mark_lost(self.store, Lost(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20"))
+
+    def tombstone(self, name: str) -> None:
+        self.store.create(tombstone_key(name), sealed({"at": "2026-11-20T11:00:00Z"}))
+
+    def only_full(self, name: str) -> None:
+        self.store.create(only_full_key(name), sealed({}))
+
+    def _found(self, name: str, node: str, chain: str, after: int) -> tuple[Segment, ...]:
+        prefix = archive_prefix(name, node, chain)
+        numbers = range(after + 1, len(self.store.list(prefix)) + 1)
+        return tuple(self._segment(segment_key(prefix, number), node, number) for number in numbers)
+
+    def _segment(self, key: str, node: str, number: int) -> Segment:
+        body = self.store.read(key)
+        held = SegmentRange(node, "op", number - 1, number)
+        return Segment(key, number, held, len(body), digest(body), 0, 0, 0, 0)
+
+    def _stored(self, key: str) -> StoredObject:
+        body = self.store.read(key)
+        return StoredObject(key, "base", key.split("/")[3], len(body), digest(body))
+
+
+def age(store: Any, days: float, prefix: str = "") -> None:
+    """Make everything below `prefix` older."""
+    for one in store.inventory(prefix):
+        then = one.created_at - timedelta(days=days)
+        if isinstance(store, LocalStore):
+            os.utime(store.root / one.key, (then.timestamp(), then.timestamp()))
+        else:
+            store._created_at[one.key] = then
+
+
+def found(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
+    return find_garbage(store, grace_seconds, Silent())
+
+
+def garbage_of(store: ObjectStore, grace_seconds: float = 0.0) -> dict[str, str]:
+    """What gc would remove, and why."""
+    return {listed.key: str(one.why) for one in found(store, grace_seconds).garbage for listed in one.objects} | {
+        one.leftover.id: str(one.why) for one in found(store, grace_seconds).garbage if one.leftover
+    }
+
+
+def collected(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
+    """What gc did."""
+    report = found(store, grace_seconds)
+    remove_garbage(store, report, Silent())
+    return report
+
+
+def needed_by(chain: Chain) -> set[str]:
+    """Every object that the chain lists."""
+    return {key for commit in chain.commits for key in commit.object_sizes}
+
+
+def kept(report: GcReport, why: Why) -> int:
+    """How many objects are kept for the reason."""
+    return sum(total.objects for (_, reason, _), total in report.kept.items() if reason is why)

@@ -1,0 +1,59 @@
+"""What PostgreSQL's counters tell of an append-only table between two readings, and what they can't."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.append_only import AppendOnlyChangedError, Counters, check_counters, untold
+
+FIRST, LATER, NOTHING = "since the start", "since a crash", ""
+
+
+def counters(updated: int, deleted: int, since: str = FIRST) -> dict[str, Counters]:
+    return {"t.log": Counters(updated, deleted, since), "t.quiet": Counters(7, 7, since)}
+
+
+@pytest.mark.parametrize(("was", "now", "counted"), [
+    (counters(0, 0), counters(3, 0), "3 rows updated, 0 deleted"),
+    (counters(5, 1), counters(5, 3), "0 rows updated, 2 deleted"),
+    # Lost, and counted again since: what is counted now came after the last reading.
+    (counters(0, 0), counters(1, 0, LATER), "1 rows updated, 0 deleted"),
+    (counters(5, 1), counters(2, 0, LATER), "2 rows updated, 0 deleted"),
+    # Another table's were reset: these go on.
+    (counters(5, 1), counters(6, 1, LATER), "1 rows updated, 0 deleted"),
+    (counters(0, 0), counters(1, 0, NOTHING), "1 rows updated, 0 deleted"),
+])  # fmt: skip
+def test_what_was_counted_since_refuses(was: dict[str, Counters], now: dict[str, Counters], counted: str) -> None:
+    with pytest.raises(AppendOnlyChangedError) as raised:
+        check_counters("s1", "increment 3", was, now)
+    assert f"since increment 3, perhaps by what was rolled back, and which rows is not known: t.log ({counted})" in (
+        raised.value.message
+    )
+    assert "t.quiet" not in raised.value.message
+    assert "increment 3 itself may lack the earliest" in raised.value.message
+    assert raised.value.details == {"node": "s1", "tables": ["t.log"]}
+
+
+@pytest.mark.parametrize(("was", "now", "named"), [
+    (counters(0, 0), counters(0, 0), []),
+    (counters(5, 1), counters(5, 1), []),
+    (counters(0, 0), counters(0, 0, LATER), ["t.log", "t.quiet"]),
+    (counters(5, 1), counters(0, 0, LATER), ["t.log", "t.quiet"]),
+    (counters(5, 1), counters(0, 0), ["t.log"]),
+    (counters(0, 0), counters(0, 0, NOTHING), ["t.log", "t.quiet"]),
+    (counters(0, 0, NOTHING), counters(0, 0), ["t.log", "t.quiet"]),
+    (counters(0, 0, NOTHING), counters(0, 0, NOTHING), ["t.log", "t.quiet"]),
+])  # fmt: skip
+def test_where_nothing_tells_it_is_a_warning(
+    was: dict[str, Counters], now: dict[str, Counters], named: list[str]
+) -> None:
+    check_counters("s1", "increment 3", was, now)
+    found = untold("s1", was, now)
+    assert [one.name for one in found] == named
+    assert {(one.node, one.kind) for one in found} <= {("s1", "uncounted_table")}
+
+
+def test_a_table_of_one_reading_alone_is_nobodys_business() -> None:
+    check_counters("s1", "the full snapshot", {}, counters(3, 3))
+    check_counters("s1", "the full snapshot", counters(3, 3), {})
+    assert untold("s1", {}, counters(0, 0, LATER)) == []

@@ -1,0 +1,109 @@
+"""What `delete` and `prune` tell a person and a script, and how they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cli.delete import code_of, document_of, lines_of, plan_document, plan_lines
+from cli.prune import document_of as prune_document
+from cli.prune import lines_of as prune_result_lines
+from cli.prune import plan_lines as prune_plan_lines
+from fleet.config import Retention
+from snapshots.deletion import Deletion, delete_held, plan_deletion
+from snapshots.pruning import plan_prune, prune_held
+from storage.memory import InMemoryStore
+from tests.unit.made_chains import FLEET, HeldNodes, deleting, nodes_of, take
+from tests.unit.made_commits import memory
+from wal.slots import slot_name
+
+SLOT = slot_name("op-old-0")
+
+
+def two_chains() -> tuple[InMemoryStore, HeldNodes]:
+    store = memory()
+    chains = [
+        take(store, "old", "2020-01-01T10:00:00Z", "2020-01-02T10:00:00Z"),
+        take(store, "new", "2020-02-01T10:00:00Z"),
+    ]
+    return store, nodes_of(*chains)
+
+
+def test_a_deletion_tells_first_what_is_lost_what_is_freed_and_what_stays() -> None:
+    store, _ = two_chains()
+    fleet = replace(FLEET, nodes=FLEET.nodes[:1])
+    plan = plan_deletion(store, fleet, "old", force=False)
+    size = sum(len(store.read(key)) for key in store.list("snapshots/old"))
+    lines = plan_lines(plan)
+    assert lines[0].startswith(
+        f"old is deleted with all its restore points: {len(store.list('snapshots/old'))} objects"
+    )
+    assert lines[1:] == [
+        "lost: full snapshot of 2020-01-01 10:00:00 UTC",
+        "lost: increment 1 of 2020-01-02 10:00:00 UTC",
+        f"slot {SLOT} is dropped on a, b",
+        "kept: new",
+        "kept: the name old, which is never used again, and the records of operations",
+    ]
+    document = plan_document(plan)
+    assert (document["schema"], document["state"], document["bytes"]) == ("cutline/delete/1", "planned", size)
+    assert document["nodes_unknown"] == ["b"]
+    assert document["kept"] == ["new"]
+    assert not document["drops_publications"]
+
+
+def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
+    store, nodes = two_chains()
+    nodes.away = {"b"}
+    deletion = delete_held(deleting(store, nodes), "old", lambda _plan: None)
+    assert deletion.removed is not None
+    assert code_of(deletion.removed) == 6
+    assert document_of(deletion)["state"] == "unfinished"
+    assert lines_of(deletion)[1:] == [
+        f"warning: could not be asked to drop its slot: {SLOT} on b",
+        "not all of it is gone; repeat: snapshot delete old",
+    ]
+    refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
+    assert code_of(refused) == 3
+    told = Deletion(deletion.mark, refused)
+    assert "warning: the store keeps snapshots/old/x: object lock" in lines_of(told)
+    assert document_of(told)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
+    again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
+    assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
+    assert lines_of(Deletion(deletion.mark, None))[0].endswith("nothing is left of it")
+
+
+def test_the_last_deletion_says_that_the_publications_go_and_what_the_next_snapshot_needs() -> None:
+    store, nodes = two_chains()
+    delete_held(deleting(store, nodes), "old", lambda _plan: None)
+    seen: list[str] = []
+    deletion = delete_held(deleting(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan)))
+    assert "it is the last snapshot: the publications are dropped too" in seen
+    lines = lines_of(deletion)
+    assert "publication dropped: a" in lines
+    assert any("snapshot init" in line for line in lines)
+    assert deletion.removed is not None
+    assert code_of(deletion.removed) == 0
+
+
+def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
+    store, nodes = two_chains()
+    store.delete("snapshots/new/base/a/op-new-0/part-0.parquet")
+    take(store, "newer", "2020-03-01T10:00:00Z")
+    rules = Retention(keep_full=1)
+    plan = plan_prune(store, FLEET, rules, force=False)
+    lines = prune_plan_lines(plan)
+    assert lines[0] == "newer: kept: keep_full 1: it is number 1"
+    assert lines[1].startswith("new: kept: it is damaged")
+    assert "part-0.parquet is gone from the store" in lines[1]
+    assert lines[2:5] == [
+        "old: deleted: no rule keeps it",
+        "  lost: full snapshot of 2020-01-01 10:00:00 UTC",
+        "  lost: increment 1 of 2020-01-02 10:00:00 UTC",
+    ]
+    pruned = prune_held(deleting(store, nodes), rules, lambda _plan: None)
+    document = prune_document(pruned)
+    assert document["schema"] == "cutline/prune/1"
+    assert document["rules"] == {"keep_full": 1, "keep_days": None, "keep_increments": None}
+    assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
+    assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
+    assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "there is nothing to prune"

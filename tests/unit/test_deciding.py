@@ -1,0 +1,157 @@
+"""Deciding whether an operation has committed: either its commit is in the store or a void is, and that for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+import snapshots.deciding as module
+from snapshots.commit_file import commit_to_json
+from snapshots.commits import (
+    SnapshotExistsError,
+    SnapshotMissingError,
+    commit_key,
+    find_place,
+    free_turn,
+    increment_numbers,
+    read_chain,
+    snapshot_names,
+)
+from snapshots.deciding import UndecidedError, decide, has_committed
+from snapshots.documents import ManifestError, sealed
+from snapshots.manifest import Previous
+from snapshots.operations import Operation
+from snapshots.publishing import OperationSettledError, publish
+from snapshots.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from storage.memory import InMemoryStore
+from storage.store import AnswerLostError
+from tests.unit.made_commits import commit, memory, own_url
+
+
+def operation(increment: int = 0, turn: int = 1, name: str = "") -> Operation:
+    made = commit(increment)
+    return Operation(name or made.operation, "create", made.snapshot, increment, "2026-11-20T11:00:00Z", turn=turn)
+
+
+def test_what_was_voided_can_not_commit_any_more_however_late() -> None:
+    store = memory()
+    assert not decide(store, operation())
+    with pytest.raises(OperationSettledError):
+        publish(store, commit(0))
+    assert snapshot_names(store) == []
+    assert not decide(store, operation())
+
+
+def test_what_was_committed_can_not_be_voided() -> None:
+    store = memory()
+    publish(store, commit(0))
+    assert decide(store, operation())
+    assert not decide(store, operation(name="another"))
+    assert read_chain(store, "daily").full == commit(0)
+
+
+def test_looking_changes_nothing() -> None:
+    store = memory()
+    assert not has_committed(store, operation())
+    publish(store, commit(0))
+    assert has_committed(store, operation())
+
+
+@pytest.mark.parametrize("voids", [1, 2, 11])
+def test_the_next_try_takes_the_next_turn(voids: int) -> None:
+    store = memory()
+    publish(store, commit(0))
+    for turn in range(1, voids + 1):
+        assert free_turn(store, "daily", 1) == turn
+        assert not decide(store, operation(1, turn))
+        assert increment_numbers(store, "daily") == []
+        assert read_chain(store, "daily").increments == ()
+    publish(store, commit(1), voids + 1)
+    assert read_chain(store, "daily").increments == (commit(1),)
+    assert increment_numbers(store, "daily") == [1]
+    with pytest.raises(SnapshotExistsError, match="increment 1 of daily exists"):
+        free_turn(store, "daily", 1)
+    publish(store, commit(2))
+    assert [one.increment for one in read_chain(store, "daily").commits] == [0, 1, 2]
+
+
+def test_a_full_snapshot_of_a_later_turn_is_listed() -> None:
+    store = memory()
+    decide(store, operation())
+    publish(store, commit(0), free_turn(store, "daily", 0))
+    assert snapshot_names(store) == ["daily"]
+    assert find_place(store, "daily", 0).key == commit_key("daily", 0, 2) == "snapshots/daily/snapshot.2.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Losing(InMemoryStore):
+    """A store that loses the answer to every create of a void."""
+
+    arrives: bool = True
+
+    def create(self, key: str, body: bytes) -> None:
+        if b"cutline/void/1" not in body:
+            InMemoryStore.create(self, key, body)
+            return
+        if self.arrives:
+            InMemoryStore.create(self, key, body)
+        raise AnswerLostError(url=self.url, key=key, reason="the connection was lost")
+
+
+def test_a_lost_answer_to_a_void_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    assert not decide(Losing(own_url()), operation())
+    store = Losing(own_url(), arrives=False)
+    with pytest.raises(UndecidedError) as error:
+        decide(store, operation())
+    assert error.value.exit_code == 5
+    # Nothing was decided: the operation may still commit.
+    publish(store, commit(0))
+    assert decide(store, operation())
+
+
+def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> None:
+    store = memory()
+    publish(store, commit(0))
+    full = read_chain(store, "daily").full
+    wrong = replace(commit(1), previous=Previous(full.operation, "0" * 64))
+    with pytest.raises(ManifestError, match="snapshot daily is not the one"):
+        publish(store, wrong)
+    publish(store, replace(commit(1), previous=Previous(full.operation, full.digest)))
+    assert read_chain(store, "daily").last.previous == Previous(full.operation, full.digest)
+    forged = memory()
+    publish(forged, replace(commit(0), comment="the same operation, another file"))
+    forged.create(commit_key("daily", 1), sealed(commit_to_json(wrong)))
+    with pytest.raises(ManifestError, match="belongs to another chain"):
+        read_chain(forged, "daily")
+
+
+def test_nothing_comes_back_under_a_deleted_name() -> None:
+    store = memory()
+    publish(store, commit(0))
+    store.create(tombstone_key("daily"), sealed({"at": "2026-11-20T11:00:00Z"}))
+    assert snapshot_names(store) == []
+    for ask in (lambda: read_chain(store, "daily"), lambda: publish(store, commit(1))):
+        with pytest.raises(SnapshotDeletedError, match="deleted at 2026-11-20T11:00:00Z"):
+            ask()
+    # An operation of before the deletion is over, and leaves no void behind.
+    before = store.list("")
+    assert not decide(store, operation(1))
+    assert store.list("") == before
+
+
+def test_pruned_increments_are_not_read_nor_continued() -> None:
+    store = memory()
+    publish(store, commit(0))
+    full = read_chain(store, "daily").full
+    publish(store, replace(commit(1), previous=Previous(full.operation, full.digest)))
+    first = read_chain(store, "daily").last
+    store.create(only_full_key("daily"), sealed({}))
+    assert read_chain(store, "daily").increments == ()
+    for ask in (
+        lambda: read_chain(store, "daily", 1),
+        lambda: publish(store, replace(commit(2), previous=Previous(first.operation, first.digest))),
+    ):
+        with pytest.raises(SnapshotMissingError, match="increments of snapshot daily were pruned"):
+            ask()

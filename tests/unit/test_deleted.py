@@ -1,0 +1,189 @@
+"""What is there after a deletion or a pruning, and who may still read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from check.structure import check_listing, check_structure
+from snapshots.commits import (
+    SnapshotMissingError,
+    check_not_pruned,
+    commit_key,
+    snapshot_names,
+)
+from snapshots.deletion import (
+    is_finished,
+    unfinished_deletions,
+)
+from snapshots.leases import SnapshotInUseError
+from snapshots.names import used_names
+from snapshots.operations import begin, close, new_operation, operation_key, pending
+from snapshots.publishing import publish
+from snapshots.retained import _kept
+from snapshots.tombstones import (
+    SnapshotDeletedError,
+    tombstone_key,
+)
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+from tests.unit.made_chains import HeldNodes, nodes_of
+from tests.unit.made_commits import commit, memory, own_url
+from tests.unit.made_deletions import (
+    OLD,
+    contents,
+    delete,
+    prune,
+    two_chains,
+)
+from wal.retained import Answers, Retained
+from wal.slots import chain_of_slot, slot_name
+
+
+def test_a_tombstone_that_can_not_be_read_is_one_all_the_same() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    begin(store, replace(new_operation("create", "old", 0, ("a", "b")), id="op-old-0"))
+    store.create(tombstone_key("old"), b"not what was written")
+    assert snapshot_names(store) == ["new"]
+    removed = delete(store, nodes).removed
+    assert removed is not None
+    assert removed.is_done
+    assert store.list("snapshots/old") == []
+    assert nodes.slots == nodes_of("op-new-0").slots
+
+
+def test_a_deleted_name_is_never_used_again() -> None:
+    store = memory()
+    delete(store, two_chains(store))
+    assert "old" in used_names(store)
+    with pytest.raises(SnapshotDeletedError):
+        publish(store, replace(commit(0), snapshot="old"))
+    # A put that was under way arrives: it is garbage, and a repeat takes it away.
+    store.create(commit_key("old", 0), b"late")
+    assert snapshot_names(store) == ["new"]
+    assert not is_finished(store, "old")
+    delete(store, HeldNodes())
+    assert is_finished(store, "old")
+
+
+def test_nobody_deletes_what_never_was() -> None:
+    store = memory()
+    with pytest.raises(SnapshotMissingError):
+        delete(store, two_chains(store), "another")
+    assert pending(store) == []
+
+
+def lease(store: ObjectStore, minutes: int, name: str = "old") -> str:
+    operation = new_operation("restore", name, 0, ("a",))
+    until = datetime.now(UTC) + timedelta(minutes=minutes)
+    operation.details = {"expires_at": until.isoformat(), "by": "cutline restore old ops@db7:1"}
+    begin(store, operation)
+    return operation.id
+
+
+def test_what_is_being_restored_is_neither_deleted_nor_pruned() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    before = contents(store, "old"), set(nodes.slots)
+    operation = lease(store, minutes=5)
+    for run in (
+        lambda: delete(store, nodes, force=True),
+        lambda: prune(store, nodes, keep_full=1, force=True),
+        lambda: prune(store, nodes, keep_increments=0, force=True),
+    ):
+        with pytest.raises(SnapshotInUseError) as error:
+            run()
+        assert error.value.details["operation"] == operation
+    assert (contents(store, "old"), nodes.slots) == before
+    assert snapshot_names(store) == ["new", "old"]
+    assert pending(store)[0].id == operation
+
+
+def test_a_lease_that_ran_out_holds_nobody() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    lease(store, minutes=-1)
+    assert delete(store, nodes).removed is not None
+    assert pending(store) == []
+
+
+def test_a_restore_that_comes_right_before_the_tombstone_keeps_its_objects() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Meeting(InMemoryStore):
+        def create(self, key: str, body: bytes) -> None:
+            if key == tombstone_key("old"):
+                lease(self, minutes=5)
+            InMemoryStore.create(self, key, body)
+
+    store = Meeting(own_url())
+    nodes = two_chains(store)
+    before = contents(store, "old"), set(nodes.slots)
+    with pytest.raises(SnapshotInUseError):
+        delete(store, nodes)
+    assert (contents(store, "old"), nodes.slots) == before
+    # It is deleted for everybody else, and a repeat goes on once the restore has ended.
+    assert snapshot_names(store) == ["new"]
+    assert unfinished_deletions(store) == ["old"]
+
+
+def test_a_pruned_chain_is_whole_and_gets_no_more_increments() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    prune(store, nodes, keep_increments=1)
+    chain, report = check_structure(store, "fleet", "old", None, {"op-old-1": 1, "op-old-2": 2})
+    assert chain is not None
+    check_listing(store, chain, report)
+    assert report.conflicts == []
+    for ask in (
+        lambda: check_not_pruned(store, "old"),
+        lambda: check_structure(store, "fleet", "old", 1, {"op-old-1": 1}),
+    ):
+        with pytest.raises(SnapshotMissingError, match="increments of snapshot old were pruned"):
+            ask()
+    check_not_pruned(store, "new")
+
+
+def test_a_pruned_chain_can_be_deleted() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    prune(store, nodes, keep_increments=1)
+    removed = delete(store, nodes).removed
+    assert removed is not None
+    assert removed.mark.points == ((0, OLD[0]),)
+    assert store.list("snapshots/old") == []
+
+
+def test_publications_stay_while_a_chain_of_the_store_has_slots_though_no_listing_shows_it() -> None:
+    store = memory()
+    chain = new_operation("create", "old", 0, ("a", "b"))
+    begin(store, chain)
+    nodes = two_chains(store)
+    delete(store, nodes)
+    nodes.slots |= {(slot_name(chain.id), "a")}
+    removed = delete(store, nodes, "new", force=True).removed
+    assert removed is not None
+    assert (removed.publications, nodes.publications) == ([], {"a"})
+    # Those of another store's chains keep nothing of ours.
+    nodes.slots = {(slot_name(new_operation("create", "other", 0, ()).id), "a")}
+    assert nodes.drop_publications(lambda slot: store.exists(operation_key(chain_of_slot(slot), "intent")))[0] == ["a"]
+
+
+def test_the_slots_of_what_is_gone_are_known_for_what_they_are() -> None:
+    store = memory()
+    nodes = two_chains(store)
+    for name in ("old", "new"):
+        begin(store, replace(new_operation("create", name, 0, ("a", "b")), id=f"op-{name}-0"))
+        close(store, replace(new_operation("create", name, 0, ("a", "b")), id=f"op-{name}-0"), "done")
+
+    def gone(name: str) -> str:
+        slot = slot_name(f"op-{name}-0")
+        return _kept(store, slot, Answers((Retained("b", slot, 1, 100),), {}), f"op-{name}-0").gone
+
+    assert (gone("old"), gone("new")) == ("", "")
+    prune(store, nodes, keep_increments=1)
+    assert gone("old") == "the increments of snapshot old are pruned"
+    delete(store, nodes)
+    assert (gone("old"), gone("new")) == ("snapshot old is deleted", "")

@@ -1,0 +1,348 @@
+"""Every kind of JSON document in a store: whatever is wrong with one, its reader says so and names the object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.config import Fleet, GroupRules, Node
+from fleet.left_out import LeftOut, LeftOutKind
+from snapshots.baselines import claim_majority, recorded_baseline
+from snapshots.commits import commit_key, find_place, read_chain, read_commit
+from snapshots.deciding import decide
+from snapshots.documents import ManifestError, sealed
+from snapshots.leases import open_leases
+from snapshots.lost import Lost, lost_key, mark_lost, read_lost
+from snapshots.manifest import Chain, Previous, Sequence
+from snapshots.operations import Operation, begin, pending, read_intent, recorded, recorded_commits, write
+from snapshots.publishing import publish
+from snapshots.store_identity import FLEET_KEY, ForeignSnapshotError, check_of_fleet, ensure_identity, read_identity
+from snapshots.tombstones import (
+    DELETED_SCHEMA,
+    ONLY_FULL_SCHEMA,
+    Mark,
+    only_full_key,
+    put_mark,
+    read_mark,
+    tombstone_key,
+)
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+from tests.unit.made_commits import commit, identity, memory
+
+NODES = (Node("a", "postgresql:///shop"),)
+FLEET = Fleet(Path("fleet.toml"), "shop", "memory://x", {}, NODES, "exact", GroupRules(), "local[1]", {})
+OPERATION = Operation("20261120T000000Z-0000000001", "create", "weekly", 0, "2026-11-20T00:00:00Z", ("a",), "slot")
+INTENT, OUTCOME = (f"operations/{OPERATION.id}/{name}.json" for name in ("intent", "outcome"))
+FULL = replace(
+    commit(0), comment="ärger", sequences={"a": (Sequence("s", "n", 1, is_called=True, increment=1, cycles=False),)},
+    left_out=(LeftOut("a", LeftOutKind.UNLOGGED_TABLE, "s.t", "why"),),
+)  # fmt: skip
+RESTORE = replace(OPERATION, id="20261120T000000Z-0000000009", kind="restore")
+LEASE = f"operations/{RESTORE.id}/lease-1.json"
+MARK = Mark("daily", "op-9", "2026-11-20T00:00:00Z", "", "op-0", ("slot",), ("a",), ((0, "2026-11-20"),), 1, 2)
+LOST = Lost("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
+
+
+def increment_of(store: ObjectStore) -> None:
+    publish(store, FULL)
+    publish(store, replace(commit(1), previous=Previous("op-0", read_commit(store, "daily", 0).digest)))
+
+
+def outcome_of(store: ObjectStore) -> None:
+    with recorded(store, OPERATION):
+        pass
+
+
+def lease_of(store: ObjectStore) -> None:
+    begin(store, RESTORE)
+    write(store, RESTORE.id, "lease-1", {"expires_at": "2026-11-20T01:00:00Z"})
+
+
+# What writes a document of each kind, its key, and what reads it.
+Kind = tuple[Callable[[ObjectStore], object], str, Callable[[ObjectStore], object]]
+KINDS: dict[str, Kind] = {
+    "full": (lambda store: publish(store, FULL), commit_key("daily", 0), lambda store: read_chain(store, "daily")),
+    "increment": (increment_of, commit_key("daily", 1), lambda store: read_chain(store, "daily")),
+    "void": (
+        lambda store: decide(store, replace(OPERATION, snapshot="daily")),
+        commit_key("daily", 0),
+        lambda store: find_place(store, "daily", 0),
+    ),
+    "lost": (
+        lambda store: mark_lost(store, LOST),
+        lost_key("daily", "op-0"),
+        lambda store: read_lost(store, "daily", "op-0"),
+    ),
+    "tombstone": (
+        lambda store: put_mark(store, tombstone_key("daily"), DELETED_SCHEMA, MARK),
+        tombstone_key("daily"),
+        lambda store: read_mark(store, tombstone_key("daily")),
+    ),
+    "only-full": (
+        lambda store: put_mark(store, only_full_key("daily"), ONLY_FULL_SCHEMA, MARK),
+        only_full_key("daily"),
+        lambda store: read_mark(store, only_full_key("daily")),
+    ),
+    "fleet": (lambda store: ensure_identity(store, FLEET), FLEET_KEY, lambda store: read_identity(store, FLEET)),
+    "baseline": (
+        lambda store: claim_majority(store, {"a": identity("a")}),
+        "baselines/0000000000000001.json",
+        recorded_baseline,
+    ),
+    "intent": (outcome_of, INTENT, lambda store: read_intent(store, OPERATION.id)),
+    "lease": (lease_of, LEASE, lambda store: open_leases(store)),
+    "outcome": (outcome_of, OUTCOME, recorded_commits),
+}
+# What a kind has that its reader does not need, and what may be absent since earlier versions lacked it.
+UNREAD = {
+    "void": {"voids"},
+    "baseline": {"forgotten", "system_identifier"},
+    "intent": set[str](),
+    "outcome": {"reason", "ended_at"},
+}
+OPTIONAL = {
+    "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
+    "increment": {"previous", "causes"},
+    "fleet": {"format"},
+    "intent": {"turn"},
+    # Without a kind it is an outcome of before, and the intent says it.
+    "outcome": {"kind", "snapshot", "increment"},
+}
+DEFAULTED = {"count", "rows", "include", "exclude", "append_only"}
+OF_THEIR_TYPE = (("seconds", 1.5), ("in_recovery", True), ("is_called", True), ("cycles", True))
+CASES = [pytest.param(name, *case, id=name) for name, case in KINDS.items()]
+
+
+def written(kind: str) -> tuple[bytes, str]:
+    """The bytes of a document of that kind, and its key."""
+    write, key, _ = KINDS[kind]
+    store = memory()
+    write(store)
+    return store.read(key), key
+
+
+def damaged(kind: str, body: bytes) -> InMemoryStore:
+    """A store that has `body` in the document's place, and the others as they were."""
+    write, key, _ = KINDS[kind]
+    store = memory()
+    write(store)
+    store.delete(key)
+    store.create(key, body)
+    return store
+
+
+def refusal(kind: str, body: bytes) -> ManifestError:
+    """The error of the reader; it must name the object and say what to do."""
+    _, key, read = KINDS[kind]
+    with pytest.raises(ManifestError) as error:
+        read(damaged(kind, body))
+    assert f"object {key}" in error.value.message, error.value.message
+    assert error.value.details["object"] == key
+    assert error.value.hint
+    assert error.value.exit_code == 3
+    return error.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_as_it_was_written_is_read(kind: str) -> None:
+    body, _ = written(kind)
+    assert KINDS[kind][2](damaged(kind, body))
+    assert sealed(json.loads(body)) == body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [
+    b"", b"\x00", b"PAR1", b"\xff\xfe", b'{"schema": "\xc3', b"{}", b"[]", b"7", b"null", b'"text"', b"NaN", b"{",
+    b"[" * 200_000, b'{"a":' * 200_000, b'{"a":' * 700 + b"1" + b"}" * 700, b'{"a": ' + b"9" * 10_000 + b"}",
+    b'{"schema": NaN}', b'{"schema": 1e999}', b'{"digest": [1]}', b'{"digest": null}', '{"ä": "ü"}'.encode(),
+    '{"ä": "ü"}'.encode("utf-16"), b'{"schema": "\\ud800"}',
+], ids=lambda body: repr(body[:12]))  # fmt: skip
+def test_what_is_no_such_document_is_refused(kind: str, bad: bytes) -> None:
+    refusal(kind, bad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_document_is_refused(kind: str) -> None:
+    body, _ = written(kind)
+    for length in {0, 1, len(body) // 2, len(body) - 70, len(body) - 2, len(body) - 1}:
+        refusal(kind, body[:length])
+    for more in (b"\n", b" ", b"}", body):
+        refusal(kind, body + more)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_any_byte_that_changed_is_found(kind: str, data: st.DataObject) -> None:
+    body, _ = written(kind)
+    place = data.draw(st.integers(0, len(body) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda one: one != body[place]))
+    refusal(kind, body[:place] + bytes([byte]) + body[place + 1 :])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_is_there_twice_is_found(kind: str) -> None:
+    body, _ = written(kind)
+    first = body.split(b"\n")[1]
+    refusal(kind, body.replace(b"{\n", b"{\n" + first + b"\n", 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_digest_must_be_that_of_the_document(kind: str) -> None:
+    body, _ = written(kind)
+    document = json.loads(body)
+    for digest in ("0" * 64, "", None, 7, [document["digest"]]):
+        refusal(kind, json.dumps(document | {"digest": digest}, indent=1).encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_newer_or_unknown_version_is_said_to_be_one(kind: str) -> None:
+    body, _ = written(kind)
+    document = json.loads(body)
+    name = document["schema"].rpartition("/")[0]
+    if kind != "void":  # of another version a void is no void, and so no commit
+        for schema in (f"{name}/3", f"{name}/999999999", f"{name}/", "else", "", 1, None, [name]):
+            assert "newer version" in refusal(kind, sealed(document | {"schema": schema})).hint
+    # Whose fixed form may be another, too.
+    newer = json.dumps(document | {"schema": f"{name}/3"}).encode()
+    assert f"a newer version of Cutline may have written it: its schema is {name}/3" in refusal(kind, newer).hint
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a document, as the way to it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        yield (*path, name)
+        yield from places_in(one, (*path, name))
+
+
+def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> bytes:
+    """The document, sealed, with `change` made to what is at the place: called with what holds it, and its name."""
+    copy = json.loads(json.dumps(document))
+    holder = copy
+    for name in path[:-1]:
+        holder = holder[name]
+    change(holder, path[-1])
+    return sealed(copy)
+
+
+def needed(kind: str, document: Any) -> list[tuple[Any, ...]]:
+    unread = UNREAD.get(kind, set()) | {"digest"}
+    return [path for path in places_in(document) if path[-1] not in unread]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_a_wrong_type_is_refused_wherever_it_is(kind: str) -> None:
+    body, _ = written(kind)
+    document = json.loads(body)
+    for path in needed(kind, document):
+        for wrong in ({"x": []}, [[]], True, 1.5, 10**30, float("nan"), "\ud800"):
+
+            def put(holder: Any, name: Any, wrong: Any = wrong) -> None:
+                wrong = wrong if not isinstance(wrong, dict) or not isinstance(holder[name], dict) else []
+                holder[name] = wrong
+
+            # What is of its type, and what makes of a void none.
+            if (path[-1], wrong) in OF_THEIR_TYPE or (kind, path[-1]) == ("void", "schema"):
+                continue
+            refusal(kind, changed(document, path, put))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_is_missing_is_refused(kind: str) -> None:
+    body, _ = written(kind)
+    document = json.loads(body)
+    absent = OPTIONAL.get(kind, set()) | DEFAULTED
+    for path in needed(kind, document):
+        if isinstance(path[-1], str) and path[-1] not in absent and (kind, path[-1]) != ("void", "schema"):
+            refusal(kind, changed(document, path, lambda holder, name: holder.pop(name)))
+
+
+def put_together(*found: tuple[str, bytes]) -> InMemoryStore:
+    store = memory()
+    for key, body in found:
+        store.create(key, body)
+    return store
+
+
+def test_what_was_copied_from_elsewhere_is_refused() -> None:
+    store = memory()
+    increment_of(store)
+    full, increment = store.read(commit_key("daily", 0)), store.read(commit_key("daily", 1))
+    of_another = sealed(json.loads(full) | {"operation": "op-x"})
+    of_another_chain = sealed(json.loads(increment) | {"chain": "op-x"})
+    of_other_nodes = sealed(json.loads(increment) | {"sequences": {"c": []}})
+    first, second = commit_key("daily", 0), commit_key("daily", 1)
+    for copied, key in (
+        # Another snapshot's, another increment's, and an increment that was made for another full snapshot.
+        (put_together((commit_key("weekly", 0), full)), commit_key("weekly", 0)),
+        (put_together((first, increment)), first),
+        (put_together((first, full), (second, full)), second),
+        (put_together((first, of_another), (second, increment)), second),
+        (put_together((first, full), (second, of_another_chain)), second),
+        (put_together((first, full), (second, of_other_nodes)), second),
+    ):
+        name = next(iter(copied.list_children("snapshots")))
+        with pytest.raises(ManifestError, match=key):
+            read_chain(copied, name)
+
+
+def test_a_document_in_anothers_place_is_refused() -> None:
+    for kind, elsewhere, read in (
+        ("void", commit_key("weekly", 0), lambda store: find_place(store, "weekly", 0)),
+        ("void", commit_key("daily", 1), lambda store: find_place(store, "daily", 1)),
+        ("lost", lost_key("daily", "op-1"), lambda store: read_lost(store, "daily", "op-1")),
+        ("lost", lost_key("weekly", "op-0"), lambda store: read_lost(store, "weekly", "op-0")),
+        ("intent", "operations/op-x/intent.json", lambda store: read_intent(store, "op-x")),
+        ("outcome", "operations/op-x/outcome.json", recorded_commits),
+        ("tombstone", tombstone_key("weekly"), lambda store: read_mark(store, tombstone_key("weekly"))),
+        ("only-full", tombstone_key("daily"), lambda store: read_mark(store, tombstone_key("daily"))),
+        ("full", FLEET_KEY, lambda store: read_identity(store, FLEET)),
+        ("fleet", commit_key("daily", 0), lambda store: read_chain(store, "daily")),
+        ("intent", "baselines/0000000000000001.json", recorded_baseline),
+    ):
+        with pytest.raises(ManifestError, match=f"object {elsewhere}"):
+            read(put_together((elsewhere, written(kind)[0])))
+
+
+def test_a_snapshot_of_another_fleet_is_refused_and_both_fleets_are_named() -> None:
+    store = memory()
+    own, is_new = ensure_identity(store, FLEET)
+    assert is_new
+    chain = Chain(FULL)
+    with pytest.raises(ForeignSnapshotError) as error:
+        check_of_fleet(chain, own)
+    assert commit_key("daily", 0) in error.value.message
+    assert chain.part.fleet_id in error.value.message
+    assert own.fleet_id in error.value.message
+    check_of_fleet(chain, replace(own, fleet_id=chain.part.fleet_id))
+
+
+def test_documents_of_before_they_had_digests_are_read() -> None:
+    fleet = {"schema": "cutline/fleet/1", "fleet": "0a1b2c3d", "name": "shop", "format": 1}
+    intent = {"schema": "cutline/operation/1", "operation": OPERATION.id, "kind": "create", "snapshot": "weekly",
+              "increment": 2, "began_at": OPERATION.began_at, "nodes": ["a"], "slot": None}  # fmt: skip
+    outcome = {"schema": "cutline/operation/1", "operation": OPERATION.id, "state": "done", "reason": ""}
+    documents = ((FLEET_KEY, fleet), (INTENT, intent), (OUTCOME, outcome))
+    store = put_together(*((key, json.dumps(one, indent=1).encode()) for key, one in documents))
+    assert read_identity(store, FLEET).fleet_id == "0a1b2c3d"
+    assert recorded_commits(store) == {"weekly": {OPERATION.id: 2}}
+    store.delete(OUTCOME)
+    assert [one.increment for one in pending(store)] == [2]
+
+
+def test_what_a_check_can_not_read_does_not_hide_the_rest() -> None:
+    store = memory()
+    outcome_of(store)
+    store.create("operations/20261121T000000Z-0000000002/outcome.json", b"{")
+    store.create("operations/nothing", b"")
+    unread: list[ManifestError] = []
+    assert recorded_commits(store, unread=unread) == {"weekly": {OPERATION.id: 0}}
+    assert [one.details["object"] for one in unread] == ["operations/20261121T000000Z-0000000002/outcome.json"]
+    assert pending(store) == []

@@ -1,0 +1,51 @@
+"""What a cut makes of the problems that its drains report."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.lsn import lsn_to_text
+from snapshots.cutting import _AttemptFailedError, _raise_problems
+from storage.errors import ReportedError, SnapshotError, UnreachableError, report_of
+from tests.unit.made_changes import FULL, KEYED
+from wal.drain import DrainReport
+from wal.slots import SlotLostError
+from wal.versions import Described, SchemaMovedError
+
+AWAY = UnreachableError("node a: away", details={"node": "a"})
+LOST = SlotLostError(f"node b: slot s is at {lsn_to_text(5)}", details={"node": "b"})
+
+
+def moved(node: str, *names: str) -> SchemaMovedError:
+    return SchemaMovedError(
+        node=node, moved=[Described(number, name, None, 0) for number, name in enumerate(names, start=7)]
+    )
+
+
+def reports(*problems: SnapshotError | None) -> list[DrainReport]:
+    return [DrainReport(f"n{number}", problem=one and report_of(one)) for number, one in enumerate(problems)]
+
+
+def test_tables_that_moved_are_named_together_and_end_the_attempts() -> None:
+    problems = reports(None, moved("a", "public.x"), AWAY, moved("c", "public.x", "public.y"))
+    with pytest.raises(ReportedError, match=r"node a: table public\.x") as raised:
+        _raise_problems(problems)
+    assert raised.value.slug == "schema-moved"
+    assert raised.value.details["moved"] == [
+        {"node": "a", "group": "public.x", "oid": 7},
+        {"node": "c", "group": "public.x", "oid": 7},
+        {"node": "c", "group": "public.y", "oid": 8},
+    ]
+
+
+def test_what_planning_anew_would_not_mend_comes_first() -> None:
+    with pytest.raises(ReportedError) as raised:
+        _raise_problems(reports(moved("a", KEYED.name), LOST, moved("c", FULL.name)))
+    assert raised.value.slug == "slot-lost"
+    assert raised.value.details["others"] == [moved("a", KEYED.name).message, moved("c", FULL.name).message]
+
+
+def test_nodes_that_went_away_alone_make_an_attempt_void() -> None:
+    _raise_problems(reports(None, None))
+    with pytest.raises(_AttemptFailedError, match="node a: away"):
+        _raise_problems(reports(None, AWAY))

@@ -1,0 +1,80 @@
+"""Bytes of servers as text and back: rows and DDL exactly, names as the server has them in its catalogs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tests.pgoutput_messages as made
+from fleet.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
+from fleet.groups import Column, Group, copy_line, copy_text
+from wal.bytes_column import from_list
+from wal.decoding import Decoder
+from wal.pgoutput import DecodingError
+from wal.versions import Version
+
+LATIN1_NAME = "größe"
+GROUP = Group(1, "public", LATIN1_NAME, "default", 1, (Column("é", "text", 25, -1, 0, 1),))
+
+
+@given(st.binary())
+def test_any_bytes_are_raw_text_and_the_same_bytes_again(body: bytes) -> None:
+    text = raw_text(body)
+    assert raw_bytes(text) == body
+    # As commits keep it, and as a reader of UTF-8 sees it.
+    assert raw_bytes(json.loads(json.dumps(text))) == body
+    assert raw_text("é\n𝄞".encode()) == "é\n𝄞"
+
+
+@given(st.binary())
+def test_a_value_of_older_rows_is_text_in_a_commit_and_copys_own_bytes_in_a_line(value: bytes) -> None:
+    text = copy_text(value)
+    assert text is not None
+    # No surrogate: a document of the store has none.
+    assert text.encode().decode() == text
+    escaped = value
+    for plain, written in ((b"\\", b"\\\\"), (b"\b", b"\\b"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\v", b"\\v"),
+                           (b"\f", b"\\f"), (b"\r", b"\\r")):  # fmt: skip
+        escaped = escaped.replace(plain, written)
+    assert copy_line(text) == escaped
+
+
+def test_what_is_no_utf8_is_escaped_where_a_server_has_no_encoding() -> None:
+    assert texts_of_raw(["é".encode(), b"caf\xe9", b"\xed\xa0\x80"]) == ["é", r"caf\xe9", r"\xed\xa0\x80"]
+
+
+def test_a_name_of_another_database_never_ends_a_session() -> None:
+    loader = ADAPTERS.get_loader(19, 0)
+    assert loader is not None
+    assert loader(19).load(b"caf\xe9") == r"caf\xe9"
+    assert loader(19).load("café".encode()) == "café"
+
+
+def latin1(values: Sequence[bytes]) -> list[str]:
+    return [value.decode("latin-1") for value in values]
+
+
+def messages() -> list[bytes]:
+    """A prepared transaction of LATIN1's bytes; some of them would be UTF-8 too."""
+    columns = [(True, "é", 25, -1)]
+    relation = made.relation(7, "public", LATIN1_NAME, "d", columns)
+    relation = relation.replace(LATIN1_NAME.encode(), LATIN1_NAME.encode("latin-1")).replace("é".encode(), b"\xe9")
+    gid = b"glob-\xc3\xa9"
+    begin, end = made.begin_prepare(50, 90, 5, "GID"), made.prepare(50, 90, 5, "GID")
+    return [begin.replace(b"GID", gid), relation, made.insert(7, [b"\xff"]), end.replace(b"GID", gid)]
+
+
+def test_names_and_gids_are_text_by_the_servers_encoding_and_values_its_bytes() -> None:
+    decoded = Decoder("n1", (Version(7, GROUP),), "exact", convert=latin1).feed(from_list(messages()))
+    assert decoded.changes["row"].to_pylist() == [b"\xff\n"]
+    assert decoded.changes["global_id"].to_pylist() == ["glob-Ã©"]
+    assert decoded.events["global_id"].to_pylist() == ["glob-Ã©"]
+
+
+def test_without_an_encoding_names_must_be_utf8() -> None:
+    with pytest.raises(DecodingError, match="a decoded name is no text"):
+        Decoder("n1", (Version(7, GROUP),), "exact").feed(from_list(messages()))

@@ -1,0 +1,156 @@
+"""`snapshot gc` as a process, on a store in a folder; no node answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.config import Fleet, load_fleet
+from snapshots.collecting import Garbage, GcReport, Refused, Total
+from snapshots.garbage import Kind, Verdict, Why
+from snapshots.operations import close
+from snapshots.store_identity import ensure_identity
+from storage.local import LocalStore
+from tests.snapshot_runs import command_line, run_command
+from tests.unit.made_garbage import MadeStore, needed_by
+
+SECONDS_MAX = 60
+MANY = 6000
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f'name = "shop"\nstore = "file://{tmp_path}/store"\n[retention]\ngc_grace = "7d"\n'
+        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+    )
+    return load_fleet(path)
+
+
+@pytest.fixture
+def made(fleet: Fleet, tmp_path: Path) -> MadeStore:
+    store = LocalStore(tmp_path / "store")
+    ensure_identity(store, fleet)
+    return MadeStore(store)
+
+
+def count(folder: Path) -> int:
+    return sum(1 for _ in folder.iterdir())
+
+
+def gc(fleet: Fleet, *words: str) -> dict[str, Any]:
+    code, document = run_command(fleet, "gc", *words)
+    assert code == 0, document
+    assert document["schema"] == "cutline/gc/1"
+    return document
+
+
+def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, made: MadeStore) -> None:
+    chain = made.full("daily")
+    failed = made.begin("other")
+    left = made.base(failed)
+    close(made.store, failed, "failed")
+    before = made.store.list("")
+    foreseen = gc(fleet, "--grace", "0", "--dry-run")
+    assert made.store.list("") == before
+    assert {one["object"]: one["bytes"] for one in foreseen["garbage"]} == {key: len(key) for key in left}
+    assert {(one["snapshot"], one["kind"]): one["objects"] for one in foreseen["by_kind"]} == {
+        ("other", "base"): 4,
+        ("other", "schema"): 2,
+    }
+    assert {one["operation"] for one in foreseen["garbage"]} == {failed.id}
+    done = gc(fleet, "--grace", "0")
+    totals = {"objects": len(left), "bytes": sum(map(len, left))}
+    for document in (foreseen, done):
+        assert {name: document[name] for name in totals} == totals
+        assert (document["refused"], document["unknown"], document["open_operations"]) == ([], [], [])
+    assert made.store.list("") == sorted(set(before) - set(left))
+    assert gc(fleet, "--grace", "0")["objects"] == 0
+    assert needed_by(chain) < set(before)
+
+
+def test_the_grace_period_is_that_of_the_fleet_unless_one_is_given(fleet: Fleet, made: MadeStore) -> None:
+    failed = made.begin("other")
+    left = made.base(failed)
+    close(made.store, failed, "failed")
+    document = gc(fleet)
+    assert (document["grace_seconds"], document["objects"]) == (7 * 86400, 0)
+    assert sum(one["objects"] for one in document["kept"] if one["why"] == "young") == len(left)
+    code, wrong = run_command(fleet, "gc", "--grace", "a while")
+    assert (code, wrong["error"]) == (2, "usage")
+
+
+def test_what_is_open_stays_where_no_node_can_be_reached_and_that_is_said(fleet: Fleet, made: MadeStore) -> None:
+    running = made.begin("other")
+    made.base(running)
+    before = made.store.list("")
+    # A dry run doesn't even ask.
+    assert gc(fleet, "--grace", "0", "--dry-run")["unsettled"] is None
+    document = gc(fleet, "--grace", "0")
+    assert (document["objects"], document["settled"]) == (0, False)
+    assert "node a" in document["unsettled"]
+    assert [one["operation"] for one in document["open_operations"]] == [running.id]
+    assert made.store.list("") == before
+    done = subprocess.run(
+        command_line(fleet, "gc", "--grace", "0"), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    assert done.returncode == 0
+    assert "removed 0 objects, 0 B" in done.stdout
+    assert "6 objects" in done.stdout
+    assert f"operation {running.id} (create other" in done.stdout
+    assert "earlier operations were not settled: node a" in done.stdout
+
+
+def test_interrupted_it_ends_soon_and_a_repeat_finishes(fleet: Fleet, made: MadeStore) -> None:
+    chain = made.full("daily")
+    failed = made.begin("other")
+    close(made.store, failed, "failed")
+    folder = made.store.root / f"snapshots/other/base/a/{failed.id}"
+    folder.mkdir(parents=True)
+    for number in range(MANY):
+        (folder / f"part-{number:06d}-000-ab.parquet").write_bytes(b"x")
+    with subprocess.Popen(
+        command_line(fleet, "gc", "--grace", "0", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + SECONDS_MAX
+        while count(folder) == MANY:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130
+    assert json.loads(out)["error"] == "interrupted"
+    left = count(folder)
+    assert 0 < left < MANY
+    assert gc(fleet, "--grace", "0")["objects"] == left
+    assert not folder.exists()
+    assert all(made.store.exists(key) for key in needed_by(chain))
+
+
+def test_what_the_store_refuses_is_listed_and_the_exit_code_says_so(
+    fleet: Fleet, made: MadeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import cli.gc
+    import cli.main
+
+    assert made.store
+    report = GcReport(0.0, garbage=[Garbage(Kind.BASE, Why.FAILED, (), "other")], removed=Total(2, 20))
+    report.refused = [Refused("snapshots/other/x", "locked until tomorrow")]
+    report.keep("daily", Verdict(Why.UNCLEAR, "its commit is gone"), 7)
+    monkeypatch.setattr(cli.gc, "collect_garbage", lambda *_, **__: report)
+    assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
+    text = capsys.readouterr().out
+    assert "removed 2 objects, 20 B" in text
+    assert "locked until tomorrow" in text
+    assert "warning: snapshot daily: its commit is gone" in text
+    assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["refused"] == [{"object": "snapshots/other/x", "reason": "locked until tomorrow"}]
+    assert document["objects"] == 2

@@ -1,0 +1,81 @@
+"""Prepared transactions that make a copy void."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from snapshots.late_writers import late_writers
+from storage.memory import InMemoryStore
+from wal.archive import SegmentRange
+from wal.segment_schema import SEGMENT_SCHEMA
+from wal.segments import create_segment
+
+NAMES = count()
+COPIED, OTHER = 5, 6
+COPY = 200
+HELD = SegmentRange("n1", "op", 0, 1000)
+
+# A row of a segment: op, lsn, end of its record, number of the transaction, group.
+Row = tuple[str, int, int, int, int]
+
+
+def row(row: Row) -> dict[str, object]:
+    op, lsn, end, xid, group = row
+    return {
+        "lsn": lsn, "end_lsn": end, "seq": 0, "xid": xid, "global_id": f"g{xid}", "op": ord(op), "group": group,
+        "partition": 0, "key": b"1", "row": b"1\n",
+    }  # fmt: skip
+
+
+def found(changes: Sequence[Row], events: Sequence[Row], split: int = 0) -> list[str]:
+    """The late writers of an archive; the events from `split` on are in a second segment."""
+    store = InMemoryStore(f"memory://late-{next(NAMES)}")
+    parts = [(changes, events[:split]), ((), events[split:])] if split else [(changes, events)]
+    segments = [
+        create_segment(
+            store, "wal", number, HELD,
+            tuple(pa.Table.from_pylist([row(one) for one in rows], schema=SEGMENT_SCHEMA) for rows in part),  # type: ignore[arg-type]
+        )
+        for number, part in enumerate(parts, start=1)
+    ]  # fmt: skip
+    return late_writers(store, segments, COPY, {COPIED})
+
+
+CHANGE: Row = ("U", 100, 100, 7, COPIED)
+PREPARE: Row = ("P", 100, 110, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([PREPARE], ["g7"]),
+        ([PREPARE, ("K", 250, 260, 7, 0)], ["g7"]),
+        # A rollback is known by its own end, and by the end of the PREPARE.
+        ([PREPARE, ("R", 110, 260, 7, 0)], ["g7"]),
+        ([PREPARE, ("K", 150, COPY, 7, 0)], []),
+        ([PREPARE, ("R", 110, 160, 7, 0)], []),
+        ([PREPARE, ("K", 150, 160, 8, 0)], ["g7"]),
+        ([("P", 220, 230, 7, 0)], []),
+        ([("C", 100, 110, 7, 0)], []),
+        ([], []),
+    ],
+)
+def test_who_prepared_before_the_copy_and_is_decided_after_it_is_late(events: list[Row], expected: list[str]) -> None:
+    assert found([CHANGE], events) == expected
+
+
+def test_only_who_changed_what_is_copied_counts() -> None:
+    events: list[Row] = [PREPARE, ("P", 120, 130, 8, 0)]
+    assert found([("U", 100, 100, 7, OTHER)], events) == []
+    assert found([("U", 100, 100, 7, OTHER), ("I", 120, 120, 8, COPIED)], events) == ["g8"]
+    # The change of another transaction at another position.
+    assert found([("U", 90, 90, 9, COPIED)], events) == []
+
+
+def test_a_decision_in_a_later_segment_counts() -> None:
+    assert found([CHANGE], [PREPARE, ("K", 150, 160, 7, 0)], split=1) == []
+    assert found([CHANGE], [PREPARE, ("K", 250, 260, 7, 0)], split=1) == ["g7"]

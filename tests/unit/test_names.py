@@ -1,0 +1,131 @@
+"""Templates: what they make, which names they could have made, and what is no template."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+import snapshots.names as module
+from fleet.config import load_fleet
+from snapshots.commit_file import commit_to_json
+from snapshots.commits import SnapshotMissingError, commit_key
+from snapshots.documents import sealed
+from snapshots.names import new_name, newest_name, next_number, read_template, used_names
+from snapshots.operations import new_operation, write
+from storage.errors import UsageError
+from storage.memory import InMemoryStore
+from tests.unit.made_commits import commit, memory
+
+NOON = datetime(2026, 11, 20, 14, 33, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nightly-{date}", "nightly-2026-11-20"),
+        ("{date}_{time}", "2026-11-20_143307"),
+        ("v{n}", "v7"),
+        ("{n}.{date}.{n}", "7.2026-11-20.7"),
+    ],
+)
+def test_a_template_makes_a_name(text: str, name: str) -> None:
+    assert read_template(text).rendered(NOON, 7) == name
+
+
+def test_times_are_utc() -> None:
+    tokyo = datetime(2026, 11, 21, 1, 0, 5, tzinfo=timezone(timedelta(hours=9)))
+    assert read_template("{date}-{time}").rendered(tokyo, 0) == "2026-11-20-160005"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nightly-{day}", "unknown field {day}"),
+        ("nightly-{}", "unknown field {}"),
+        ("nightly-{0}", "unknown field {0}"),
+        ("nightly-{Date}", "unknown field {Date}"),
+        ("nightly-{n:03}", "unknown field {n:03}"),
+        ("nightly-{n!r}", "unknown field {n!r}"),
+        ("nightly-{date.year}", "unknown field {date.year}"),
+        ("nightly-{date", "stray brace"),
+        ("nightly-date}", "stray brace"),
+        ("nightly-{{date}}", "stray brace"),
+        ("nightly {date}", "makes 'nightly 20"),
+        ("-{date}", "can't be called"),
+        ("x" * 60 + "{date}", "can't be called"),
+    ],
+)
+def test_what_is_no_template_is_refused_by_name(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read_template(text)
+
+
+def test_a_name_is_known_as_the_templates_own() -> None:
+    template = read_template("nightly.{date}-{n}")
+    assert template.values_in("nightly.2026-11-20-12") == ("2026-11-20", "", 12)
+    for other in (
+        "nightly.2026-11-20", "nightly.2026-11-20-", "nightly.2026-11-20-012", "nightly.2026-11-20-x",
+        "nightlyx2026-11-20-1", "nightly.2026-11-20-1-2", "Nightly.2026-11-20-1", "nightly.2026-11-20-\u0661",
+    ):  # fmt: skip
+        assert template.values_in(other) is None, other
+    assert read_template("{n}-{n}").values_in("3-3") == ("", "", 3)
+    assert read_template("{n}-{n}").values_in("3-4") is None
+
+
+def test_the_next_number_is_one_that_no_name_of_the_template_ever_had() -> None:
+    template = read_template("v{n}")
+    assert next_number(template, []) == 1
+    assert next_number(template, ["v2", "v10", "v9", "w99", "v7x"]) == 11
+
+
+def test_deleted_names_and_those_that_operations_want_are_used() -> None:
+    store = InMemoryStore("memory://names")
+    store.create("snapshots/v1/snapshot.json", b"{}")
+    store.create("snapshots/v2/base/a/x/part-0.parquet", b"")
+    store.create("deleted/v3.json", b"{}")
+    pending = new_operation("create", "v4", 0, ("a",))
+    intent = {"kind": "create", "snapshot": "v4", "increment": 0, "began_at": "", "nodes": ["a"], "slot": None}
+    write(store, pending.id, "intent", intent)
+    store.create(f"operations/{new_operation('create', '', 0, ()).id}/intent.json", b"{}")
+    assert used_names(store) == {"v1", "v2", "v3", "v4"}
+    assert next_number(read_template("v{n}"), used_names(store)) == 5
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """A fleet whose store is in memory: three committed snapshots, and one that is only begun."""
+    file = tmp_path / "fleet.toml"
+    file.write_text('name = "x"\nstore = "memory://x"\n[[node]]\nid = "a"\ndsn = "host=/nowhere"\n')
+    store = memory()
+    store.create("fleet.json", json.dumps({"schema": "cutline/fleet/1", "fleet": "ab", "name": "x"}).encode())
+    for name in ("nightly-2026-11-09", "nightly-2026-11-10", "nightly-2026-10-31"):
+        one = commit_to_json(commit(0)) | {"snapshot": name}
+        store.create(commit_key(name, 0), sealed(one))
+    store.create("snapshots/nightly-2026-11-11/base/a/x/part-0.parquet", b"")
+    monkeypatch.setattr(module, "_store", lambda _: store)
+    return load_fleet(file)
+
+
+def test_the_newest_committed_name_of_a_template_is_found(fleet) -> None:  # type: ignore[no-untyped-def]
+    assert newest_name(fleet, "nightly-{date}") == "nightly-2026-11-10"
+    with pytest.raises(SnapshotMissingError, match=re.escape("hourly-{date}")):
+        newest_name(fleet, "hourly-{date}")
+
+
+def test_a_plain_name_is_itself_and_asks_no_store(fleet, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(module, "_store", None)
+    assert new_name(fleet, "weekly") == newest_name(fleet, "weekly") == "weekly"
+    with pytest.raises(UsageError, match="can't be called 'a b'"):
+        new_name(fleet, "a b")
+
+
+def test_a_new_name_is_of_now(fleet) -> None:  # type: ignore[no-untyped-def]
+    before = datetime.now(UTC)
+    name = new_name(fleet, "{date}-{time}")
+    made = datetime.strptime(name, "%Y-%m-%d-%H%M%S").replace(tzinfo=UTC)
+    assert before.replace(microsecond=0) <= made <= datetime.now(UTC)
+    assert new_name(fleet, "nightly-2026-11-{n}") == "nightly-2026-11-12"

@@ -1,0 +1,88 @@
+"""What the reading commands say of operations without an outcome, and that saying it changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from snapshots.commits import SnapshotMissingError, read_chain
+from snapshots.open_operations import read_open_operations, told_where_missing
+from snapshots.operations import Operation, close, operation_key, recorded
+from snapshots.publishing import publish
+from storage.errors import IndeterminateError
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+from tests.unit.made_commits import commit, memory
+
+
+def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Operation:
+    """An operation whose process died."""
+    operation = Operation(f"op-{name}-{increment}-{kind}", kind, name, increment, "2026-11-20T11:00:00.000Z", ("a",))
+    with pytest.raises(IndeterminateError), recorded(store, operation):
+        raise IndeterminateError("it died")
+    return operation
+
+
+def test_one_that_has_not_committed_is_named_without_alarm() -> None:
+    store = memory()
+    one = opened(store, increment=3)
+    before = store.list("")
+    (found,) = read_open_operations(store)
+    assert found.text == (
+        f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) has no outcome yet: increment 3 of daily is"
+        " not committed by it; it is running, or the next create settles it"
+    )
+    assert found.to_json() == {
+        "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,
+        "began_at": "2026-11-20T11:00:00.000Z", "terminal": False, "committed": False, "problem": None,
+    }  # fmt: skip
+    assert store.list("") == before
+
+
+def test_one_whose_commit_is_there_exists() -> None:
+    store = memory()
+    one = opened(store)
+    publish(store, replace(commit(0), operation=one.id))
+    (found,) = read_open_operations(store, "daily")
+    assert found.committed
+    assert found.text.endswith("has no outcome yet: its commit is in the store, so snapshot daily exists")
+
+
+def test_restores_and_what_is_closed_are_not_named_and_others_are_not_of_this_snapshot() -> None:
+    store = memory()
+    opened(store, "restore")
+    close(store, opened(store), "failed")
+    other = opened(store, name="weekly")
+    assert read_open_operations(store, "daily") == ()
+    assert [one.id for one in read_open_operations(store)] == [other.id]
+
+
+def test_one_that_can_not_be_read_may_be_of_any_snapshot() -> None:
+    store = memory()
+    store.create(operation_key("op-7", "intent"), b"{}")
+    (found,) = read_open_operations(store, "daily")
+    assert operation_key("op-7", "intent") in found.text
+    assert found.to_json()["committed"] is None
+
+
+def test_whoever_looks_for_a_snapshot_that_is_missing_is_told_who_was_to_make_it() -> None:
+    store = memory()
+    one = opened(store)
+    with pytest.raises(SnapshotMissingError) as raised, told_where_missing(read_open_operations(store, "daily")):
+        read_chain(store, "daily")
+    assert one.id in raised.value.hint
+    assert "see: snapshot list" in raised.value.hint
+    assert [entry["operation"] for entry in raised.value.details["open_operations"]] == [one.id]
+
+
+def test_closed_operations_cost_nothing_but_their_place_in_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
+    for number in range(20):
+        close(store, opened(store, increment=number), "failed")
+    asked: list[str] = []
+    for name in ("list", "read", "exists", "size"):
+        method = getattr(InMemoryStore, name)
+        monkeypatch.setattr(InMemoryStore, name, lambda self, key, m=method: asked.append(key) or m(self, key))
+    assert read_open_operations(store) == ()
+    assert asked == ["operations"]

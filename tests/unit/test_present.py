@@ -1,0 +1,265 @@
+"""Rows of older definitions read under a later one: against a reading of one row after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.groups import Column, Group
+from snapshots import present as module
+from snapshots.base_copy import BASE_SCHEMA
+from snapshots.conversions import conversion
+from snapshots.present import Present, in_present_terms, present_of
+from wal.bytes_column import from_list, partition_of
+from wal.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
+
+# COPY's text: `\\\\u` is a value that is a backslash and a u, and no mark; so `\\\\N` is no NULL.
+VALUES = st.sampled_from([b"", b"a", b"\\N", b"\\\\N", b"\\\\u", b"x\\ty", b"longer value", "é".encode()])
+MISSING = st.sampled_from([None, "", "7", "\\\\N", "a long default", "é", r"valid nowhere \xff"])
+STRANGER = 99
+PARTITIONS = 4
+
+
+def column(number: int, missing: str | None = None) -> Column:
+    return Column(
+        name=f"c{number}", type="text", type_oid=25, type_modifier=-1, position=0, number=number, missing=missing
+    )
+
+
+def group(number: int, columns: list[Column], key_width: int) -> Group:
+    identity = "default" if key_width else "full"
+    return Group(number, "s", "t", identity, key_width, tuple(columns), PARTITIONS if key_width == 0 else 1)
+
+
+@dataclass
+class History:
+    """What became of a table: its definitions by number, which of them carried on which, where copies began."""
+
+    definitions: dict[int, Group] = field(default_factory=dict)
+    successions: dict[int, int] = field(default_factory=dict)
+    began: dict[int, int] = field(default_factory=dict)
+
+    def path(self, number: int) -> list[int] | None:
+        """The numbers from this one to the newest; None if rows of it are no more."""
+        newest, path = max(self.definitions), [number]
+        while path[-1] != newest:
+            later = [new for new, old in self.successions.items() if old == path[-1]]
+            if not later:
+                return None
+            path += later
+        return path
+
+    def line(self, number: int, values: list[bytes]) -> bytes:
+        """What these values of a row of definition `number` are now, step by step."""
+        row = {one.number: value for one, value in zip(self.definitions[number].columns, values, strict=True)}
+        for later in (self.path(number) or [])[1:]:
+            missing = {one.number: one.missing for one in self.definitions[later].columns}
+            row = {
+                n: row.get(n, b"\\N" if text is None else text.encode().replace(rb"\xff", b"\xff"))
+                for n, text in missing.items()
+            }
+        return b"\t".join(row.values()) + b"\n"
+
+    def since(self, number: int) -> int:
+        while number in self.successions:
+            number = self.successions[number]
+        return self.began.get(number, 0)
+
+    @property
+    def present(self) -> Present:
+        return present_of([self.definitions[max(self.definitions)]], self.definitions, self.successions, self.began)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """Columns added and dropped, in several steps; now and then the table is copied anew."""
+    history = History()
+    key_width = draw(st.integers(0, 2))
+    columns = [column(number + 1) for number in range(key_width + draw(st.integers(0, 3)))]
+    last = len(columns)
+    for number in range(1, draw(st.integers(1, 4)) + 1):
+        if number > 1:
+            stay = [one for place, one in enumerate(columns) if place < key_width or draw(st.booleans())]
+            added = [column(last + 1 + more, draw(MISSING)) for more in range(draw(st.integers(0, 3)))]
+            last += len(added)
+            # A rewrite makes PostgreSQL forget what old rows lacked: it is in them from then on.
+            stay = [column(one.number) if draw(st.booleans()) else one for one in stay]
+            columns = stay + added
+            if draw(st.booleans()):
+                history.successions[number] = number - 1
+            else:
+                history.began[number] = draw(st.integers(0, 20))
+        history.definitions[number] = group(number, columns, key_width)
+    return history
+
+
+def key_of(definition: Group, values: list[bytes]) -> bytes:
+    return b"\t".join(values[: definition.key_width])
+
+
+def lines_of(definition: Group, *, partial: bool) -> st.SearchStrategy[list[bytes]]:
+    wanted = VALUES | st.just(b"\\u") if partial else VALUES
+    keys = [VALUES.filter(lambda value: value != b"\\N")] * definition.key_width
+    return st.tuples(*keys, *[wanted] * (len(definition.columns) - definition.key_width)).map(list)
+
+
+def partition(definition: Group, key: bytes, line: bytes) -> int:
+    return int(partition_of(from_list([line if definition.is_multiset else key]), definition.partitions)[0])
+
+
+@st.composite
+def base_rows(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Rows as they are stored, and each as it reads now, if it does."""
+    found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+    for number in draw(st.lists(st.sampled_from([*history.definitions, STRANGER]), max_size=8)):
+        definition = history.definitions.get(number, history.definitions[1])
+        values = draw(lines_of(definition, partial=False))
+        line, key = b"\t".join(values) + b"\n", key_of(definition, values)
+        stored = {"group": number, "partition": partition(definition, key, line), "key": key, "row": line}
+        path = history.path(number) if number != STRANGER else None
+        now = None
+        if path:
+            row = history.line(number, values)
+            now = {"group": path[-1], "partition": partition(definition, key, row), "key": key, "row": row}
+        found.append((stored, now))
+    return found
+
+
+@st.composite
+def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """The same of changes of every kind, and of events."""
+    found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+    fixed = {"end_lsn": 1, "xid": 1, "global_id": None}
+    for seq in range(draw(st.integers(0, 10))):
+        lsn = draw(st.integers(0, 20))
+        place = fixed | {"lsn": lsn, "seq": seq}
+        if draw(st.integers(0, 5)) == 0:
+            event = place | {"op": COMMIT, "group": 0, "partition": 0, "key": b"", "row": b""}
+            found.append((event, event))
+            continue
+        number = draw(st.sampled_from([*history.definitions, STRANGER]))
+        definition = history.definitions.get(number, history.definitions[1])
+        op = draw(
+            st.sampled_from(
+                [INSERT, DELETE, TRUNCATE] if definition.is_multiset else [UPSERT, PARTIAL, DELETE, TRUNCATE]
+            )
+        )
+        values = draw(lines_of(definition, partial=op == PARTIAL))
+        line, key = b"\t".join(values) + b"\n", key_of(definition, values)
+        row, is_line = line, True
+        if op == TRUNCATE:
+            key, row, is_line = b"", b"", False
+        elif op == DELETE and not definition.is_multiset:
+            # The key that the row moved to, where values were left unchanged.
+            row, is_line = draw(st.sampled_from([b"", b"another key", key])), False
+        part = -1 if op == TRUNCATE else partition(definition, key, row)
+        stored = place | {"op": op, "group": number, "partition": part, "key": key, "row": row}
+        path = history.path(number) if number != STRANGER else None
+        now = None
+        if path and lsn >= history.since(number):
+            row = history.line(number, values) if is_line else row
+            part = partition(definition, key, row) if is_line else part
+            now = stored | {"group": path[-1], "row": row, "partition": part}
+        found.append((stored, now))
+    return found
+
+
+def read(rows: list[dict[str, Any]], schema: pa.Schema, present: Present, chunks: int) -> list[dict[str, Any]]:
+    """The rows as they read now, from a table in several chunks."""
+    parts = [pa.Table.from_pylist(rows[start::chunks], schema) for start in range(chunks)]
+    tables = list(in_present_terms(pa.concat_tables(parts), present))
+    assert all(table.schema == schema for table in tables)
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[Any]:
+    return sorted((sorted(row.items()) for row in rows), key=repr)
+
+
+@given(st.data(), histories(), st.integers(1, 3))
+def test_base_rows_read_as_they_would_one_by_one(data: st.DataObject, history: History, chunks: int) -> None:
+    rows = data.draw(base_rows(history))
+    expected = [now for _, now in rows if now is not None]
+    assert in_order(read([row for row, _ in rows], BASE_SCHEMA, history.present, chunks)) == in_order(expected)
+
+
+@given(st.data(), histories(), st.integers(1, 3), st.sampled_from([1, 64, 1 << 20]))
+def test_changes_read_as_they_would_one_by_one(data: st.DataObject, history: History, chunks: int, block: int) -> None:
+    rows = data.draw(changes(history))
+    expected = [now for _, now in rows if now is not None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_BYTES", block)
+        found = read([row for row, _ in rows], SEGMENT_SCHEMA, history.present, chunks)
+    assert in_order(found) == in_order(expected)
+
+
+@given(histories())
+def test_what_concerns_some_numbers_alone_says_the_same_of_them(history: History) -> None:
+    some = list(history.definitions)[:2]
+    present = history.present
+    assert [present.of(some).number_of(number) for number in some] == [present.number_of(number) for number in some]
+    assert present.of(some).number_of(STRANGER) is None
+
+
+def test_the_value_of_older_rows_is_that_of_the_definition_that_added_the_column() -> None:
+    # The table was rewritten in between: by then the column's value stands in every row, and PostgreSQL forgets it.
+    definitions = {
+        1: group(1, [column(1)], 1),
+        2: group(2, [column(1), column(2, "added")], 1),
+        3: group(3, [column(1), column(2), column(3)], 1),
+    }
+    present = present_of([definitions[3]], definitions, {2: 1, 3: 2}, {})
+    row = {"group": 1, "partition": 0, "key": b"k", "row": b"k\n"}
+    assert [one["row"] for one in read([row], BASE_SCHEMA, present, 1)] == [b"k\tadded\t\\N\n"]
+
+
+@pytest.mark.parametrize(("before", "after", "line", "expected"), [
+    ([], [column(1, "x")], b"\n", b"x\n"),
+    ([], [column(1), column(2)], b"\n", b"\\N\t\\N\n"),
+    ([column(1)], [], b"value\n", b"\n"),
+    ([column(1), column(2)], [column(3, "")], b"\t\n", b"\n"),
+    ([column(1), column(2)], [column(2), column(1)], b"a\tb\n", b"b\ta\n"),
+        ([column(1), column(2)], [column(1), column(3, "x"), column(2)], b"a\tb\n", b"a\tx\tb\n"),
+])  # fmt: skip
+def test_columns_that_come_go_and_change_places_or_are_none_at_all(
+    before: list[Column], after: list[Column], line: bytes, expected: bytes
+) -> None:
+    definitions = {1: group(1, before, 0), 2: group(2, after, 0)}
+    present = present_of([definitions[2]], definitions, {2: 1}, {})
+    row = {"group": 1, "partition": 3, "key": b"", "row": line}
+    (found,) = read([row], BASE_SCHEMA, present, 1)
+    assert found["row"] == expected
+    assert found["partition"] == partition_of(from_list([expected]), PARTITIONS)[0]
+
+
+def test_fields_that_stay_side_by_side_are_one_piece() -> None:
+    before = group(1, [column(number) for number in range(1, 6)], 1)
+    added = conversion(before, group(2, [*before.columns, column(6, "x")], 1))
+    assert added.pieces == [(0, 4), b"\tx\n"]
+    dropped = conversion(before, group(2, [one for one in before.columns if one.number != 3], 1))
+    assert dropped.pieces == [(0, 1), b"\t", (3, 4), b"\n"]
+    assert not added.keeps_lines
+    assert conversion(before, before).keeps_lines
+
+
+def test_a_block_is_bounded_by_what_conversion_adds() -> None:
+    definitions: Mapping[int, Group] = {
+        1: group(1, [column(1)], 1),
+        2: group(2, [column(1), column(2, "x" * (module.BLOCK_BYTES // 2))], 1),
+    }
+    present = present_of([definitions[2]], definitions, {2: 1}, {})
+    rows = [{"group": 1, "partition": 0, "key": b"%d" % one, "row": b"%d\n" % one} for one in range(4)]
+    tables = list(in_present_terms(pa.Table.from_pylist(rows, BASE_SCHEMA), present))
+    assert [len(table) for table in tables] == [1, 1, 1, 1]
+
+
+def test_a_chain_without_changes_of_definitions_is_read_as_it_is_stored() -> None:
+    table = pa.Table.from_pylist([{"group": STRANGER, "partition": 0, "key": b"", "row": b"\n"}], BASE_SCHEMA)
+    (found,) = in_present_terms(table, None)
+    assert found is table

@@ -1,0 +1,140 @@
+"""What the rules of retention keep, held against a computation that goes snapshot by snapshot and knows no order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.config import Retention
+from snapshots.retention import Fate, Held, NoRetentionError, check_rules, judge
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def held(name: str, *ages: float, is_whole: bool = True) -> Held:
+    """A snapshot whose points are so many days old, the full one first."""
+    return Held(name, tuple(NOW - age * DAY for age in ages), is_whole)
+
+
+def fates(*found: Held, takes_last: bool = False, **rules: int) -> dict[str, str]:
+    return {one.name: one.fate.value for one in judge(found, Retention(**rules), NOW, takes_last=takes_last)}
+
+
+def test_keep_full_keeps_the_newest() -> None:
+    found = fates(held("a", 3, 0.1), held("b", 2), held("c", 1), keep_full=2)
+    assert found == {"c": "keep", "b": "keep", "a": "delete"}
+
+
+def test_a_chain_is_only_as_old_as_its_newest_restore_point() -> None:
+    found = fates(held("a", 30, 20, 6.9), held("b", 20, 7), held("c", 1), keep_days=7)
+    assert found == {"c": "keep", "b": "delete", "a": "keep"}
+
+
+def test_what_any_rule_keeps_stays() -> None:
+    found = fates(held("a", 9, 0.5), held("b", 8), held("c", 7), held("d", 6), keep_full=2, keep_days=1)
+    assert found == {"d": "keep", "c": "keep", "b": "delete", "a": "keep"}
+
+
+def test_increments_go_where_no_rule_keeps_them() -> None:
+    found = fates(held("a", 9, 8), held("b", 7, 6), held("c", 5, 4), held("d", 3), keep_increments=2)
+    assert found == {"d": "keep", "c": "keep", "b": "only-full", "a": "only-full"}
+    # What has a young restore point keeps it.
+    found = fates(held("a", 9, 0.5), held("b", 7, 6), held("c", 5, 4), keep_increments=1, keep_days=1, keep_full=3)
+    assert found == {"c": "keep", "b": "only-full", "a": "keep"}
+
+
+def test_the_newest_chain_keeps_its_increments_whatever_the_rules_say() -> None:
+    assert fates(held("a", 9, 8), held("b", 7, 6), keep_increments=0) == {"b": "keep", "a": "only-full"}
+
+
+def test_the_last_one_that_can_be_restored_stays_unless_it_is_asked_for() -> None:
+    found = (held("a", 9), held("b", 8), held("c", 7, is_whole=False))
+    assert fates(*found, keep_days=1) == {"c": "keep", "b": "keep", "a": "delete"}
+    assert fates(*found, keep_days=1, takes_last=True) == {"c": "keep", "b": "delete", "a": "delete"}
+
+
+def test_damaged_ones_neither_go_nor_count() -> None:
+    found = fates(held("a", 4), held("b", 3), held("c", 2, is_whole=False), Held("d", (), is_whole=False), keep_full=1)
+    assert found == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
+
+
+def test_times_are_compared_whatever_their_zone() -> None:
+    zone = timezone(timedelta(hours=14))
+    young = Held("a", (datetime(2026, 11, 20, 2, 0, 1, tzinfo=zone),))
+    old = Held("b", (datetime(2026, 11, 20, 2, 0, 0, tzinfo=zone),))
+    found = judge([young, old], Retention(keep_days=1), datetime(2026, 11, 20, 12, tzinfo=UTC))
+    assert {one.name: one.fate.value for one in found} == {"a": "keep", "b": "delete"}
+
+
+def test_a_clock_that_was_ahead_makes_nothing_older() -> None:
+    assert fates(held("a", -3), held("b", 5), keep_days=1) == {"a": "keep", "b": "delete"}
+
+
+def test_nothing_configured_is_a_mistake() -> None:
+    with pytest.raises(NoRetentionError) as error:
+        check_rules(Retention())
+    assert error.value.exit_code == 2
+    check_rules(Retention(keep_increments=0))
+
+
+def test_every_verdict_says_why() -> None:
+    found = judge([held("a", 3, 2), held("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW)
+    assert found[0].why == (
+        "keep_full 2: it is number 1",
+        "keep_days 1: its newest restore point is of 2026-11-20 00:00",
+        "increments by keep_increments 1: it is number 1",
+    )
+    assert found[1].why == ("keep_full 2: it is number 2", "increments by no rule: keep_increments 1")
+
+
+COUNTS = st.none() | st.integers(0, 6)
+POINTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> list[Held]:
+    # No two full snapshots are of the same moment: the fleet takes one at a time.
+    firsts = draw(st.lists(st.integers(0, 400), max_size=8, unique=True))
+    made: list[Held] = []
+    for number, first in enumerate(firsts):
+        steps = sorted(draw(POINTS))[1:]
+        moments = tuple(NOW - timedelta(hours=10 * first) + timedelta(hours=step) for step in [0, *steps])
+        made.append(Held(f"s{number}", moments, draw(st.booleans())))
+    return made
+
+
+@given(stores(), COUNTS, COUNTS, COUNTS, st.booleans())
+def test_any_store_is_judged_as_each_rule_says_by_itself(
+    found: list[Held],
+    full: int | None,
+    days: int | None,
+    increments: int | None,
+    takes_last: bool,  # noqa: FBT001  # hypothesis gives it by position
+) -> None:
+    rules = Retention(keep_full=full, keep_days=days, keep_increments=increments)
+    verdicts = {one.name: one for one in judge(found, rules, NOW, takes_last=takes_last)}
+    assert verdicts.keys() == {one.name for one in found}
+    kept: set[str] = set()
+    for one in found:
+        newer = sum(1 for other in found if other.is_whole and other.points[0] > one.points[0])
+        is_young = days is not None and any((NOW - point).total_seconds() < days * 86400 for point in one.points)
+        by_rule = is_young or (full is not None and newer < full) or (full is None and days is None)
+        keeps_increments = increments is None or newer < increments or newer == 0 or is_young
+        expected = Fate.KEEP
+        if one.is_whole and not by_rule:
+            expected = Fate.DELETE
+        elif one.is_whole and not keeps_increments and len(one.points) > 1:
+            expected = Fate.ONLY_FULL
+        verdict = verdicts[one.name]
+        assert verdict.why
+        if verdict.fate is not expected:
+            # Only ever the last that can be restored, and the newest of them.
+            assert (verdict.fate, expected, newer, takes_last) == (Fate.KEEP, Fate.DELETE, 0, False)
+        if one.is_whole and verdict.fate is not Fate.DELETE:
+            kept.add(one.name)
+    whole = {one.name for one in found if one.is_whole}
+    assert kept or not whole or takes_last

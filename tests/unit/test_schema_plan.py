@@ -1,0 +1,221 @@
+"""What becomes of a table between two commits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.groups import Column, Group, Table
+from fleet.publications import PublicationChangedError
+from fleet.table_state import TableState
+from snapshots.schema_plan import Before, Changed, ShardPlan, plan_shard
+
+INT, TEXT, VARCHAR = 23, 25, 1043
+
+
+def column(name: str, number: int, type_oid: int = INT, modifier: int = -1, missing: str | None = None) -> Column:
+    return Column(name, str(type_oid), type_oid, modifier, number - 1, number, missing)
+
+
+ID, A, B = column("id", 1), column("a", 2, TEXT), column("b", 3)
+OLD = Group(7, "public", "t", "default", 1, (ID, A, B), 4)
+OID = 1000
+# All shards together, so that a number is a multiset's on all of them or on none.
+HIGHEST = 40
+
+
+def state(group: Group, attributes: int = 3, **changes: object) -> TableState:
+    stamps = " ".join(f"{one.number}.700" for one in sorted(group.columns, key=lambda one: one.number))
+    found = TableState(group.name, OID, "1.600", "2.600", 5000, attributes, stamps, ())
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def plan(
+    new: Group | None,
+    after: TableState | None = None,
+    *,
+    old: Group = OLD,
+    before: TableState | None = None,
+    archived: tuple[Before, ...] = (),
+    moved: tuple[int, ...] = (),
+    oid: int = OID,
+) -> ShardPlan:
+    tables = (
+        []
+        if new is None
+        else [Table(oid, replace(new, number=0, partitions=2), 0, 0, readable=True, key_is_immediate=True)]
+    )
+    states = {} if new is None else {new.name: after or state(new)}
+    return plan_shard("n", [Before(OID, old, before or state(old))], archived, (tables, states), HIGHEST, moved)
+
+
+def only(found: ShardPlan) -> Changed:
+    (one,) = found.changed
+    return one
+
+
+def is_carried(found: ShardPlan) -> bool:
+    one = only(found)
+    assert found.gone == (7,)
+    if one.after is None:
+        assert one.reason
+        return False
+    assert (one.after, one.table.group.partitions) == (7, 4)
+    return True
+
+
+def with_columns(*columns: Column, width: int = 1) -> Group:
+    return replace(OLD, columns=tuple(columns), key_width=width)
+
+
+def test_a_table_that_is_as_it_was_keeps_its_definition() -> None:
+    # A rewrite without any altered column, as by VACUUM FULL, changes no row.
+    for after in (state(OLD), state(OLD, file=5001), state(OLD, columns="1.700 2.701 3.700")):
+        found = plan(OLD, after)
+        assert found == ShardPlan((OLD,), (), (), {"public.t": after})
+
+
+def test_what_rows_older_than_a_column_have_there_makes_no_other_definition() -> None:
+    with_missing = with_columns(ID, A, replace(B, missing="7"))
+    assert plan(OLD, state(OLD), old=with_missing).unchanged == (with_missing,)
+
+
+C = column("c", 4, 1700, missing="1")
+
+
+@pytest.mark.parametrize(
+    ("new", "attributes"),
+    [
+        pytest.param(with_columns(ID, A, B, C), 4, id="column added"),
+        pytest.param(with_columns(ID, replace(B, position=1)), 3, id="column dropped"),
+        pytest.param(with_columns(ID, replace(A, name="x"), B), 3, id="column renamed"),
+        pytest.param(with_columns(replace(ID, name="x"), A, B), 3, id="key column renamed"),
+        pytest.param(with_columns(ID, replace(A, type_oid=VARCHAR, type_modifier=14), B), 3, id="text to varchar"),
+        pytest.param(with_columns(ID, A, replace(B, type_modifier=9)), 3, id="another modifier"),
+        pytest.param(replace(OLD, table="u"), 3, id="table renamed"),
+        pytest.param(replace(OLD, schema="s"), 3, id="schema changed"),
+        pytest.param(replace(OLD, identity="index"), 3, id="the same key by an index"),
+    ],
+)
+def test_what_can_be_brought_to_a_new_definition_is_carried_on(new: Group, attributes: int) -> None:
+    found = plan(new, state(new, attributes))
+    assert is_carried(found)
+    assert found.successions == {41: 7}
+    assert found.groups == (replace(new, number=41, partitions=4),)
+
+
+@pytest.mark.parametrize(
+    ("new", "attributes"),
+    [
+        pytest.param(with_columns(ID, A, replace(B, type_oid=20)), 3, id="another type"),
+        pytest.param(with_columns(ID, replace(A, type_oid=17), B), 3, id="text to what is none"),
+        pytest.param(with_columns(A, ID, B), 3, id="another key"),
+        pytest.param(with_columns(ID, A, B, width=2), 3, id="a longer key"),
+        pytest.param(replace(with_columns(ID, A, B, width=0), identity="full"), 3, id="no key"),
+        pytest.param(with_columns(ID, A, B, C), 5, id="another column added and dropped again"),
+        pytest.param(OLD, 4, id="a column added and dropped again"),
+        pytest.param(with_columns(ID, B, column("a", 4, TEXT)), 4, id="one dropped and one of its type added"),
+        pytest.param(
+            with_columns(ID, replace(B, position=1), replace(C, position=2)), 4, id="one dropped, another added"
+        ),
+        pytest.param(with_columns(ID, A, column("b", 4)), 4, id="dropped and added again"),
+    ],
+)
+def test_what_can_not_be_told_for_sure_is_copied_anew(new: Group, attributes: int) -> None:
+    found = plan(new, state(new, attributes))
+    assert not is_carried(found)
+    assert [table.group for table in found.copied] == [replace(new, number=41, partitions=2)]
+    assert found.successions == {}
+
+
+def test_an_attribute_that_is_there_but_not_stored_was_not_dropped() -> None:
+    new = with_columns(ID, A, B, C)
+    # A generated column has number 5.
+    assert is_carried(plan(new, state(new, 5, columns="1.700 2.700 3.700 4.800 5.800")))
+
+
+def test_a_generated_column_that_became_ordinary_was_not_stored_before() -> None:
+    new = with_columns(ID, A, B, C)
+    generated = state(OLD, 4, columns="1.700 2.700 3.700 4.700")
+    assert not is_carried(plan(new, state(new, 4), before=generated))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"file": 5001, "columns": "1.700 2.701 3.700"},
+        {"membership": "3.800"},
+        {"types": ("enum 1 2 new.3",)},
+        {"types": ()},
+    ],
+)
+def test_what_the_wal_does_not_show_is_copied_anew(changes: dict[str, object]) -> None:
+    before = state(OLD, types=("enum 1 2 old.2",))
+    assert not is_carried(plan(OLD, replace(before, **changes), before=before))  # type: ignore[arg-type]
+
+
+def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
+    before, after = (state(OLD, types=labels) for labels in (("enum 1 2 a.2",), ("enum 1 2 a.2", "enum 1 3 b.9")))
+    assert plan(OLD, after, before=before).unchanged == (OLD,)
+
+
+def test_a_multiset_stays_one_of_its_kind() -> None:
+    full = replace(with_columns(ID, A, B, width=0), identity="full")
+    more = replace(full, columns=(*full.columns, C))
+    assert is_carried(plan(more, state(more, 4), old=full))
+    assert not is_carried(plan(replace(full, identity="append_only"), state(full), old=full))
+
+
+def test_another_table_of_the_name_is_new_and_the_old_one_gone() -> None:
+    found = plan(OLD, state(OLD), oid=OID + 1)
+    assert only(found).reason == "it is new"
+    assert found.gone == (7,)
+    assert plan(None).gone == (7,)
+    assert plan(None).changed == ()
+
+
+def test_a_table_changed_under_a_definition_that_nobody_knows_is_copied_anew() -> None:
+    assert not is_carried(plan(OLD, state(OLD), moved=(OID,)))
+
+
+NEW = with_columns(ID, A, B, C)
+TRIED = Before(OID, replace(NEW, number=30))
+
+
+def test_a_definition_that_was_archived_under_already_keeps_its_number() -> None:
+    found = plan(NEW, state(NEW, 4), archived=(TRIED, Before(OID + 1, replace(OLD, number=33))))
+    assert is_carried(found)
+    assert found.successions == {30: 7}
+
+
+@pytest.mark.parametrize("tried", [replace(TRIED, is_copied=True), Before(OID, replace(OLD, number=30, table="x"))])
+def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_number_of_its_own(tried: Before) -> None:
+    found = plan(NEW, state(NEW, 4), archived=(tried,))
+    assert not is_carried(found)
+    assert only(found).table.group.number == 41
+    # Also one that is as it was at the commit before: the attempt may have passed over changes.
+    assert not is_carried(plan(OLD, state(OLD), archived=(tried,)))
+
+
+def test_a_table_that_is_as_it_was_but_was_tried_as_it_is_now_is_carried_on() -> None:
+    again = Before(OID, replace(OLD, number=30))
+    assert plan(OLD, state(OLD), archived=(again,)).successions == {30: 7}
+
+
+def test_a_table_that_no_publication_has_any_more_is_copied_anew() -> None:
+    assert not is_carried(plan(OLD, state(OLD, publication="", membership="")))
+
+
+def test_a_publication_that_was_altered_as_a_whole_is_refused() -> None:
+    with pytest.raises(PublicationChangedError, match=r"node n: table public\.t .* altered"):
+        plan(OLD, state(OLD, publication="1.900"))
+
+
+def test_a_table_that_goes_to_the_other_publication_by_its_identity_is_copied_anew() -> None:
+    """Nobody altered the one that it was in."""
+    append_only = replace(with_columns(ID, A, B, width=0), identity="append_only")
+    full = replace(append_only, identity="full")
+    there = state(append_only, publication="3.650", membership="4.650")
+    assert only(plan(full, state(full), old=append_only, before=there)).after is None
+    assert only(plan(append_only, there, old=full)).after is None

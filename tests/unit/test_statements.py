@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, statement_ends
+
+# Statements as pg_dump writes them, each with semicolons where none ends it.
+WHOLE = [
+    "SELECT pg_catalog.set_config('search_path', '', false);",
+    """CREATE TABLE "public"."a;b" ("c""; d" integer DEFAULT ';'::"text" NOT NULL);""",
+    "COMMENT ON TABLE \"public\".\"t\" IS 'it''s; -- no comment /* nor this';",
+    r"CREATE VIEW v AS SELECT E'it\'s; \\' AS x, e'\\';",
+    "/* a; /* nested; */ still; */ SELECT 1;",
+    "-- Name: x; Type: TABLE; it's\nCREATE SCHEMA s;",
+    "CREATE FUNCTION f() RETURNS integer LANGUAGE plpgsql AS $$ begin; return 1; end $$;",
+    "CREATE FUNCTION f$a() RETURNS text LANGUAGE sql AS $_$ SELECT $$;$$ || '$' ; $_$;",
+    "CREATE FUNCTION g(a integer) RETURNS integer LANGUAGE sql\n"
+    "    BEGIN ATOMIC\n SELECT CASE WHEN (a > 1) THEN 1 ELSE 2 END AS b;\n SELECT 2;\nEND;",
+    "CREATE OR REPLACE PROCEDURE p() LANGUAGE sql BEGIN ATOMIC INSERT INTO t VALUES (1); END;",
+    "CREATE RULE r AS ON INSERT TO t DO ALSO (INSERT INTO u VALUES (1); DELETE FROM w;);",
+    'CREATE TABLE "begin" (a integer CHECK (CASE WHEN a > 0 THEN true END));',
+    "CREATE TABLE begin_ (éa$1$ integer, b text DEFAULT '$1$');",
+    "ALTER TABLE t ADD CONSTRAINT c CHECK (b <> $é$;$é$);",
+]
+
+
+@given(st.lists(st.sampled_from(WHOLE), max_size=12))
+def test_a_script_is_divided_where_its_statements_end(chosen: list[str]) -> None:
+    script = "\n\n\n".join(chosen) + "\n"
+    ends = list(statement_ends(script))
+    assert [script[begin:end].strip() for begin, end in zip([0, *ends], ends, strict=False)] == chosen
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "' ;", "E'\\' ;", "$$ ;", "/* ;", '" ;', "(;", "CREATE FUNCTION f() BEGIN ATOMIC ;"]
+)
+def test_what_never_ends_is_no_statement(rest: str) -> None:
+    assert list(statement_ends(f"SELECT 1;{rest}")) == [len("SELECT 1;")]
+
+
+def test_batches_are_the_whole_script_in_bounded_pieces() -> None:
+    script = "".join(f"CREATE TABLE t{number} (a text DEFAULT ';');\n" for number in range(2 * STATEMENTS_MAX + 1))
+    pieces = list(batches(script + "-- the end\n"))
+    assert "".join(pieces) == script + "-- the end\n"
+    assert [piece.count("CREATE") for piece in pieces] == [STATEMENTS_MAX, STATEMENTS_MAX, 1]
+    long = f"COMMENT ON TABLE t IS '{'x' * TEXT_MAX}';"
+    assert list(batches(long + long)) == [long, long]
+    assert list(batches("\n")) == []
+
+
+def test_a_script_in_which_backslashes_escape_is_left_whole() -> None:
+    script = "SET standard_conforming_strings = off;\nSELECT 'a\\';';\n" * STATEMENTS_MAX
+    assert list(batches(script)) == [script]

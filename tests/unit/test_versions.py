@@ -1,0 +1,163 @@
+"""Under which definition of its table a change is decoded, and when it is under none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.groups import Column, Group, SchemaChangedError
+from storage.errors import ReportedError, report_of
+from tests import pgoutput_messages as made
+from tests.unit.made_changes import FULL, FULL_OID, KEYED, changes
+from wal.bytes_column import from_list
+from wal.decoding import Decoded, Decoder
+from wal.versions import SchemaMovedError, Version, version_from_json
+
+OID = 16_500
+ID, NAME, AGE = Column("id", "int", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("age", "int", 23, -1, 1)
+OLD = Group(1, "public", "person", "default", 1, (ID, NAME))
+NEW = Group(2, "public", "person", "default", 1, (ID, NAME, replace(AGE, position=2)))
+OLD_TABLE = made.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+NEW_TABLE = made.relation(
+    OID, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1), (False, "age", 23, -1)]
+)
+MIDDLE_TABLE = made.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "age", 23, -1)])
+OLD_ROW, NEW_ROW = made.insert(OID, [b"1", b"a"]), made.insert(OID, [b"2", b"b", b"3"])
+
+
+def transaction(lsn: int, *messages: bytes) -> list[bytes]:
+    return [made.begin(lsn, 7), *messages, made.commit(lsn, lsn + 10)]
+
+
+def decoded(versions: list[Version], *messages: bytes) -> Decoded:
+    return Decoder("n1", tuple(versions), "exact").feed(from_list(list(messages)))
+
+
+def lines(found: Decoded) -> list[tuple[Any, ...]]:
+    rows = sorted(found.changes.to_pylist(), key=lambda row: (row["lsn"], row["seq"]))
+    return [(row["lsn"], chr(row["op"]), row["group"], row["row"]) for row in rows]
+
+
+def test_rows_have_the_definition_that_was_described_last_before_them() -> None:
+    messages = [
+        *transaction(100, OLD_TABLE, OLD_ROW),
+        *transaction(200, OLD_ROW, NEW_TABLE, NEW_ROW, made.truncate(OID), NEW_ROW),
+        *transaction(300, OLD_TABLE, made.truncate(OID), OLD_ROW),
+    ]
+    old, new = b"1\ta\n", b"2\tb\t3\n"
+    expected = [
+        (100, "U", 1, old), (200, "U", 1, old), (200, "U", 2, new), (200, "T", 2, b""), (200, "U", 2, new),
+        (300, "T", 1, b""), (300, "U", 1, old),
+    ]  # fmt: skip
+    versions = [Version(OID, OLD), Version(OID, NEW)]
+    assert lines(decoded(versions, *messages)) == expected
+    # Wherever a batch begins.
+    for cut in range(1, len(messages)):
+        one = Decoder("n1", tuple(versions), "exact")
+        parts = [one.feed(from_list(part)) for part in (messages[:cut], messages[cut:])]
+        assert [row for part in parts for row in lines(part)] == expected
+
+
+def test_the_newer_of_two_equal_definitions_has_the_rows() -> None:
+    again = replace(OLD, number=9)
+    found = decoded([Version(OID, OLD), Version(OID, again, copied_from=500)], *transaction(100, OLD_TABLE, OLD_ROW))
+    assert [row[2] for row in lines(found)] == [9]
+
+
+def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
+    other = made.relation(OID + 1, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+    found = decoded([Version(OID, OLD)], *transaction(100, other, made.insert(OID + 1, [b"1", b"a"])))
+    assert (lines(found), found.ignored) == ([], 1)
+    renamed = made.relation(OID, "public", "people", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+    with pytest.raises(SchemaMovedError, match=r"public\.person"):
+        decoded([Version(OID, OLD)], *transaction(100, renamed, OLD_ROW))
+    found = decoded([Version(OID, OLD), Version(OID, replace(OLD, number=4, table="people"))],
+                    *transaction(100, renamed, OLD_ROW))  # fmt: skip
+    assert [row[2] for row in lines(found)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("changed", "matches"),
+    [
+        ({}, True),
+        ({"identity": "index"}, True),  # the same key, however it is chosen
+        ({"key_width": 2}, False),
+        ({"identity": "full", "key_width": 0}, False),
+        ({"identity": "append_only", "key_width": 0}, False),
+        ({"schema": "other"}, False),
+        ({"columns": (ID, replace(NAME, name="nom"))}, False),
+        ({"columns": (ID, replace(NAME, type_oid=1043))}, False),
+        ({"columns": (ID, replace(NAME, type_modifier=14))}, False),
+        ({"columns": (replace(ID, position=1), replace(NAME, position=0))}, False),
+        ({"columns": (ID,)}, False),
+        ({"partitions": 8}, True),
+    ],
+)
+def test_all_that_a_description_says_counts(changed: dict[str, Any], *, matches: bool) -> None:
+    versions = [Version(OID, replace(OLD, **changed))]
+    messages = transaction(100, OLD_TABLE, OLD_ROW)
+    if matches:
+        assert len(lines(decoded(versions, *messages))) == 1
+    else:
+        with pytest.raises(SchemaMovedError):
+            decoded(versions, *messages)
+
+
+def test_an_identity_of_all_columns_is_the_same_whatever_flags_say() -> None:
+    for flags in ((True, True), (False, False)):
+        columns = [(flag, name, 25, -1) for flag, name in zip(flags, "xy", strict=True)]
+        table = made.relation(FULL_OID, "s", "full", "f", columns)
+        found = decoded([Version(FULL_OID, FULL)], *transaction(100, table, made.insert(FULL_OID, [b"1", b"2"])))
+        assert changes(found) == [(0, "I", 5, b"", b"1\t2\n")]
+
+
+def test_what_was_changed_before_a_table_was_copied_anew_is_dropped_if_no_definition_has_it() -> None:
+    versions = [Version(OID, OLD), Version(OID, NEW, copied_from=200)]
+    messages = [
+        *transaction(100, MIDDLE_TABLE, OLD_ROW, made.truncate(OID)),
+        *transaction(199, OLD_ROW),
+        *transaction(200, NEW_TABLE, NEW_ROW),
+    ]
+    found = decoded(versions, *messages)
+    assert ([row[:3] for row in lines(found)], found.ignored) == ([(200, "U", 2)], 3)
+    with pytest.raises(SchemaMovedError) as raised:
+        decoded(versions, *transaction(199, MIDDLE_TABLE, OLD_ROW), *transaction(200, OLD_ROW))
+    assert raised.value.details == {
+        "node": "n1", "group": "public.person", "oid": OID,
+        "moved": [{"node": "n1", "group": "public.person", "oid": OID}],
+    }  # fmt: skip
+
+
+def test_what_was_changed_in_a_table_that_is_gone_is_dropped_if_no_definition_has_it() -> None:
+    messages = [*transaction(100, OLD_TABLE, OLD_ROW), *transaction(200, MIDDLE_TABLE, OLD_ROW)]
+    found = decoded([Version(OID, OLD, is_gone=True)], *messages)
+    assert ([row[:3] for row in lines(found)], found.ignored) == ([(100, "U", 1)], 1)
+
+
+def test_a_description_alone_moves_nothing() -> None:
+    found = decoded([Version(OID, OLD)], *transaction(100, MIDDLE_TABLE, OLD_TABLE, OLD_ROW, NEW_TABLE))
+    assert len(lines(found)) == 1
+
+
+def test_all_tables_that_moved_are_named_at_once_and_the_error_survives_a_report() -> None:
+    full = made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1)])
+    rows = transaction(100, MIDDLE_TABLE, OLD_ROW, full, made.insert(FULL_OID, [b"1"]), OLD_ROW)
+    with pytest.raises(SchemaChangedError) as raised:
+        decoded([Version(OID, OLD), Version(FULL_OID, FULL)], *rows)
+    error = ReportedError(json.loads(json.dumps(report_of(raised.value))))
+    assert (error.slug, error.exit_code) == ("schema-moved", 3)
+    assert error.details["moved"] == [
+        {"node": "n1", "group": "s.full", "oid": FULL_OID}, {"node": "n1", "group": "public.person", "oid": OID},
+    ]  # fmt: skip
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([KEYED, FULL, OLD, NEW]), st.none() | st.integers(0, 2**63 - 1),
+       st.booleans())  # fmt: skip
+def test_a_version_comes_back_from_its_json(oid: int, group: Group, copied_from: int | None, is_gone: bool) -> None:  # noqa: FBT001
+    version = Version(oid, group, copied_from, is_gone)
+    assert version_from_json(json.loads(json.dumps(version.to_json()))) == version

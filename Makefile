@@ -3,6 +3,8 @@
 PYTHON ?= python3
 TESTS ?=
 ROWS ?=
+TABLES ?=
+PART ?=
 JSON ?=
 SECONDS ?= 3600
 
@@ -12,7 +14,7 @@ SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench writers clean
+.PHONY: help install demo test soak fuzz lint format bench writers scale clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,15 +24,31 @@ install: $(INSTALLED)  ## make .venv and install everything into it
 demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
-test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them
+# The simulations need nothing but processors: they take what the others leave, and are told of at the end.
+test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
+ifneq ($(TESTS),)
 	@$(BIN)/python -m pytest $(TESTS)
+else
+	@told=$$(mktemp); nice -n 19 $(BIN)/python -m pytest -o timeout=1800 tests/simulation >"$$told" 2>&1 & beside=$$!; \
+	  trap 'kill $$beside 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
+	  $(BIN)/python -m pytest --ignore=tests/simulation; ended=$$?; \
+	  wait $$beside || ended=$$?; echo 'tests/simulation:'; cat "$$told"; exit $$ended
+endif
 
-# The simulation and the chains each for a share of the time; every fault at every step, and the long drain, once.
+# The simulations and the chains each for a share of the time; every fault at every step, and the long drain, once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
-	@CUTLINE_SOAK=$$(( $(SECONDS) / 6 )) $(SOAK) tests/simulation
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/simulation
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 2 )) $(SOAK) tests/integration/test_causal_chains.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/integration/test_decoding.py
-	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 3 )) $(SOAK) tests/integration/test_fencing.py
+	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py \
+	  tests/integration/test_large_rows.py
+
+# What fails is made small and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. The decoder by itself
+# has a share of the time.
+fuzz: $(INSTALLED)  ## compare random databases with what is restored, for hours; SECONDS=3600 for how long about
+	@CUTLINE_SOAK=$$(( $(SECONDS) / 10 )) $(SOAK) tests/fuzz/test_decoder.py
+	@CUTLINE_SOAK=$$(( $(SECONDS) * 9 / 10 )) $(SOAK) tests/fuzz/test_database.py
 
 lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .
@@ -46,6 +64,10 @@ bench: $(INSTALLED)  ## measure; ROWS=N for the size, JSON=FILE for the figures
 
 writers: $(INSTALLED)  ## measure what cuts cost those who write; JSON=FILE for the figures
 	@$(BIN)/python -m benchmarks writers $(if $(JSON),--json $(JSON))
+
+scale: $(INSTALLED)  ## measure sizes; PART=tables, changes, bytes or rows, TABLES=N and ROWS=N for how many, JSON=FILE
+	@$(BIN)/python -m benchmarks scale $(if $(PART),--part $(PART)) $(if $(TABLES),--tables $(TABLES)) \
+	  $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
 
 clean:  ## delete .venv and the caches of the tools
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """`python -m benchmarks`: measure Cutline beside PostgreSQL's own tools and print the ratios.
 
-`python -m benchmarks writers` measures what cuts and increments cost the fleet's own writers.
+`python -m benchmarks writers` measures what cuts and increments cost the fleet's own writers, `… scale` time and memory
+at sizes that are unusual.
 
 Exits with 1 if a step failed, 0 otherwise: a missed aim is a figure, not a failure.
 """
@@ -12,12 +13,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from benchmarks import scale
 from benchmarks import scale_cut as scale_cut_figures
 from benchmarks.cutline import warm_session
 from benchmarks.machine import environment
@@ -35,6 +38,8 @@ from benchmarks.parts import (
 from benchmarks.peers import Peers
 from benchmarks.report import document, show, show_facts
 from benchmarks.results import Results
+from benchmarks.scale import Sizes
+from benchmarks.scale_report import show_runs
 from benchmarks.shard import Shard, running_shard
 from benchmarks.writers import SHARDS, WriterFigures, measure_cuts, measure_increments, running_fleet
 from benchmarks.writers_report import document as writers_document
@@ -123,6 +128,40 @@ def scale_cut(
     if json_file:
         found = {"environment": facts, "options": options, **scale_cut_figures.document(figures)}
         json_file.write_text(f"{json.dumps(found, indent=2)}\n")
+
+
+@app.command("scale")
+def scale_sizes(
+    *,
+    part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(scale.PARTS)}; repeatable.")] = None,
+    tables: Annotated[int, typer.Option(min=1, help="How many tables.")] = Sizes().tables,
+    changes: Annotated[int, typer.Option(min=1, help="Changes of one transaction.")] = Sizes().changes,
+    gigabytes: Annotated[float, typer.Option(min=0.001, help="Size of one transaction.")] = Sizes().bytes / 2**30,
+    rows: Annotated[int, typer.Option(min=100, help="Rows of one table.")] = Sizes().rows,
+    backups: Annotated[int, typer.Option(min=0, max=2, help="Standbys.")] = Sizes().backups,
+    master: Annotated[str, typer.Option(help="Spark's; driver and executors have 1 GiB each.")] = Sizes().master,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Measure time and memory at sizes that are unusual; all made for it is removed."""
+    parts = tuple(part or scale.PARTS)
+    if unknown := set(parts) - set(scale.PARTS):
+        raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--part")
+    console, progress = Console(), Console(stderr=True)
+    sizes = Sizes(tables, changes, int(gigabytes * 2**30), rows, backups, master)
+    facts = environment()
+    runs: list[scale.Run] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
+        try:
+            scale.measure(
+                parts, sizes, Path(folder), runs, lambda text: progress.print(text, style="dim", markup=False)
+            )
+        finally:
+            show_facts(console, facts, asdict(sizes))
+            show_runs(console, runs)
+            if json_file:
+                found = {"environment": facts, "options": asdict(sizes), "runs": [run.to_json() for run in runs]}
+                json_file.write_text(f"{json.dumps(found, indent=2)}\n")
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:

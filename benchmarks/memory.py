@@ -1,0 +1,100 @@
+"""What a command takes: the most memory that each process of it ever had, by kinds of processes; processor time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+PROCESSES = Path("/proc")
+LOOK_SECONDS = 0.2
+DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL = "driver", "driver's JVM", "executor's JVM", "Python worker", "pg_dump"
+KINDS = (DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL)
+
+
+@contextmanager
+def watched_memory(pid: int) -> Iterator[Mapping[str, int]]:
+    """While the block runs, keep the most bytes that one process of each kind has had resident, below `pid` and it.
+
+    The system keeps each process's peak itself; only what grows in the last moment before its end is missed.
+    """
+    peaks: dict[str, int] = {}
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(LOOK_SECONDS):
+            for one in family(pid):
+                kind, size = _kind(one, pid), peak_bytes(one)
+                if kind and size > peaks.get(kind, 0):
+                    peaks[kind] = size
+
+    thread = threading.Thread(target=look, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()
+
+
+def family(pid: int) -> set[int]:
+    """The process and all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for folder in PROCESSES.iterdir():
+        if folder.name.isdecimal() and (parent := _parent(int(folder.name))) is not None:
+            parents.setdefault(parent, []).append(int(folder.name))
+    found, waiting = {pid}, [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found.update(children)
+        waiting += children
+    return found
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that the process has had resident, 0 if it is gone."""
+    try:
+        lines = (PROCESSES / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of the process, of all that descend from it, and of those that it has outlived."""
+    ticks = 0
+    for one in family(pid):
+        if fields := _stat(one):
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields behind the name of the program, which is in parentheses and may hold anything; [] if it is gone."""
+    try:
+        return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _kind(pid: int, driver: int) -> str | None:
+    try:
+        words = (PROCESSES / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    program = Path(words[0].decode(errors="replace")).name
+    if pid == driver:
+        return DRIVER
+    if program == "java":
+        is_executor = any(word.endswith(b"CoarseGrainedExecutorBackend") for word in words)
+        return EXECUTOR_JVM if is_executor else DRIVER_JVM
+    if b"pyspark.daemon" in words:
+        return WORKER
+    return TOOL if program in ("pg_dump", "pg_restore") else None

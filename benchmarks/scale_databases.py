@@ -1,0 +1,128 @@
+"""The databases of the benchmark of sizes: thousands of small tables, narrow rows, wide rows; their changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import psycopg
+
+from fleet.groups import quoted
+
+TABLES_PER_SCHEMA = 1000
+TABLES_AT_ONCE = 200
+LONG_BODY = "array_to_string(ARRAY(SELECT md5((n * 64 + part + {salt})::text) FROM generate_series(1, 32) AS part), '')"
+# Every fourth table is empty.
+KINDS = (
+    (
+        "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL, at timestamptz DEFAULT now()",
+        "INSERT INTO {table} (name) SELECT 'row ' || n FROM generate_series(1, 20) AS n",
+        "UPDATE {table} SET name = name || ' again' WHERE id % 2 = 0; DELETE FROM {table} WHERE id = 1",
+    ),
+    (
+        "a integer, b text, v numeric, PRIMARY KEY (a, b)",
+        "INSERT INTO {table} SELECT n, 'key ' || n, n / 7.0 FROM generate_series(1, 50) AS n",
+        "UPDATE {table} SET v = -v WHERE a < 10; INSERT INTO {table} VALUES (0, 'new', NULL)",
+    ),
+    (
+        "id uuid PRIMARY KEY, doc jsonb",
+        "INSERT INTO {table} SELECT md5(n::text)::uuid, jsonb_build_object('n', n) FROM generate_series(1, 5) AS n",
+        "UPDATE {table} SET doc = doc || '{{\"changed\": true}}'",
+    ),
+    ("id integer PRIMARY KEY, note text", "", "INSERT INTO {table} VALUES (1, 'no longer empty')"),
+)
+TABLES_QUERY = """
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' ORDER BY 1
+"""
+
+
+def table_name(number: int) -> str:
+    """The quoted name of table `number`."""
+    return f"{quoted(f's{number // TABLES_PER_SCHEMA:03d}')}.{quoted(f't{number:06d}')}"
+
+
+def make_tables(dsn: str, count: int) -> None:
+    """Make `count` small tables, each with a key."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for number in range(-(-count // TABLES_PER_SCHEMA)):
+            connection.execute(f"CREATE SCHEMA {quoted(f's{number:03d}')}")
+        for numbers in _in_portions(range(count)):
+            made = [_made(number) for number in numbers]
+            connection.execute(";\n".join(statement for one in made for statement in one))
+        connection.execute("ANALYZE")
+
+
+def _made(number: int) -> Iterator[str]:
+    columns, rows, _ = KINDS[number % len(KINDS)]
+    yield f"CREATE TABLE {table_name(number)} ({columns})"
+    if number % 8 == 1:
+        yield f"CREATE INDEX ON {table_name(number)} (v)"
+    if rows:
+        yield rows.format(table=table_name(number))
+
+
+def change_tables(dsn: str, count: int, of: int) -> None:
+    """Change rows of `count` tables among `of`."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # A step without a common divisor with the kinds, so that there are tables of each.
+        step = max(1, of // count) | 1
+        for numbers in _in_portions(range(0, min(of, count * step), step)):
+            changes = [KINDS[number % len(KINDS)][2].format(table=table_name(number)) for number in numbers]
+            connection.execute(";\n".join(changes))
+
+
+def _in_portions(numbers: range) -> Iterator[range]:
+    for start in range(0, len(numbers), TABLES_AT_ONCE):
+        yield numbers[start : start + TABLES_AT_ONCE]
+
+
+def make_narrow(dsn: str, rows: int) -> None:
+    """A table of `rows` rows of three numbers."""
+    _run(
+        dsn,
+        "CREATE TABLE narrow (id bigint PRIMARY KEY, a integer NOT NULL, b integer)",
+        f"INSERT INTO narrow SELECT n, n % 1000, n / 3 FROM generate_series(1, {rows}) AS n",
+        "VACUUM ANALYZE narrow",
+    )
+
+
+def change_narrow(dsn: str, *, every: int = 1) -> None:
+    """Change every so-many-th narrow row, in one transaction."""
+    _run(dsn, f"UPDATE narrow SET a = a + 1 WHERE id % {every} = 0")
+
+
+def make_wide(dsn: str) -> None:
+    """A table for rows of a kilobyte, without any; its values are stored as they are."""
+    _run(dsn, "CREATE TABLE wide (id bigint PRIMARY KEY, body text STORAGE PLAIN NOT NULL)")
+
+
+def fill_wide(dsn: str, rows: int) -> None:
+    """Fill it in one transaction."""
+    _run(dsn, f"INSERT INTO wide SELECT n, {LONG_BODY.format(salt=0)} FROM generate_series(1, {rows}) AS n")
+
+
+def change_wide(dsn: str) -> None:
+    """Change every row of it in one transaction."""
+    _run(dsn, "UPDATE wide SET body = reverse(body)")
+
+
+def contents(dsn: str) -> Mapping[str, tuple[int, int]]:
+    """Of every table how many rows it has, and the sum of their hashes: what tells one state from another."""
+    found: dict[str, tuple[int, int]] = {}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = [row[0] for row in connection.execute(TABLES_QUERY)]
+        for start in range(0, len(tables), TABLES_AT_ONCE):
+            asked = tables[start : start + TABLES_AT_ONCE]
+            each = (
+                f"SELECT '{one}', count(*), coalesce(sum(hashtextextended(t::text, 0)), 0)::numeric::text FROM {one} t"
+                for one in asked
+            )
+            for name, count, hashes in connection.execute(" UNION ALL ".join(each)):
+                found[name] = (count, int(hashes))
+    return found
+
+
+def _run(dsn: str, *statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)

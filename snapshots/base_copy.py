@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from psycopg import pq as libpq
 
 from fleet.config import Node
-from fleet.connections import connect, unreachable
 from fleet.encodings import RAW
 from fleet.groups import Group, column_list, qualified
+from snapshots.exported import exported_session
 from snapshots.manifest import StoredObject
 from storage.digest import digest
 from storage.errors import SnapshotError, UnreachableError, report_of
@@ -79,12 +79,10 @@ class CopyReport:
 
 
 def copy_ranges(task: CopyTask) -> CopyReport:
-    """Copy the task's ranges; never raises a SnapshotError or psycopg error, but reports it."""
+    """Copy the task's ranges; never raises a SnapshotError, but reports it."""
     try:
-        with connect(task.node) as connection:
-            # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            connection.execute(f"SET TRANSACTION SNAPSHOT '{task.exported}'")
+        # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
+        with exported_session(task.node, task.exported) as connection:
             writer = _Writer(task, open_store(task.store_url, task.store_options))
             for part in task.ranges:
                 for lines in _copied(connection, task.node, part):
@@ -95,8 +93,6 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             return CopyReport(tuple(writer.objects))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
-    except psycopg.Error as error:
-        return CopyReport(problem=report_of(unreachable(task.node, error)))
 
 
 def copy_query(part: PageRange) -> str:

@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import psycopg
-
 from fleet.config import Fleet, Node
-from fleet.connections import answering, connect, unreachable
 from fleet.groups import SchemaChangedError, Table
 from fleet.progress import Progress
 from fleet.sessions import Sessions, in_parallel
 from snapshots.base_copy import copy_ranges
 from snapshots.base_plan import plan_copy
+from snapshots.exported import exported_session
 from snapshots.fingerprint import read_fingerprint
 from snapshots.jobs import SparkSource, raise_first, run_tasks, started
 from snapshots.manifest import StoredObject
@@ -82,13 +80,7 @@ def check_exported(copying: Copying, slots: Mapping[str, ExportedSlot], fingerpr
     """
 
     def check(node: Node) -> None:
-        with answering(node), connect(node) as connection:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                connection.execute(f"SET TRANSACTION SNAPSHOT '{slots[node.id].snapshot}'")
-            except psycopg.Error as error:
-                # It went with the session that holds it: the server was restarted, or somebody ended that.
-                raise unreachable(node, error) from error
+        with exported_session(node, slots[node.id].snapshot) as connection:
             found = read_fingerprint(connection)
         if found != fingerprints[node.shard]:
             raise SchemaChangedError(

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.config import Node
-from fleet.connections import connect, unreachable
 from fleet.large_objects import bounds
 from snapshots.base_copy import CopyReport
 from snapshots.base_plan import base_prefix
+from snapshots.exported import exported_session
 from snapshots.manifest import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
 from storage.digest import digest
 from storage.errors import SnapshotError, report_of
@@ -88,11 +88,9 @@ def plan_large(
 
 
 def copy_large(task: LargeTask) -> CopyReport:
-    """Copy the task's large objects; never raises a SnapshotError or psycopg error, but reports it."""
+    """Copy the task's large objects; never raises a SnapshotError, but reports it."""
     try:
-        with connect(task.node) as connection:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            connection.execute(f"SET TRANSACTION SNAPSHOT '{task.exported}'")
+        with exported_session(task.node, task.exported) as connection:
             writer = _Writer(task, open_store(task.store_url, task.store_options))
             for parts in _read(connection, task):
                 writer.add(parts)
@@ -100,8 +98,6 @@ def copy_large(task: LargeTask) -> CopyReport:
             return CopyReport(tuple(writer.objects))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
-    except psycopg.Error as error:
-        return CopyReport(problem=report_of(unreachable(task.node, error)))
 
 
 def _read(connection: psycopg.Connection[Any], task: LargeTask) -> Iterator[list[Part]]:

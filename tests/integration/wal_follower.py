@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.config import GroupRules, Node
-from fleet.connections import connect
 from fleet.groups import Group, column_list, number_groups, qualified, read_tables
 from fleet.publications import ensure_publications, publication_names
+from snapshots.exported import exported_session
 from storage.open import open_store
 from wal.archive import check_contiguous
 from wal.drain import DrainReport, DrainTask, drain
@@ -135,9 +135,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
     """Make a slot on `node` and copy the groups in its exported snapshot."""
     exported = create_exported_slot(node, primary, slot, 60)
     try:
-        with connect(node) as connection:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            connection.execute(f"SET TRANSACTION SNAPSHOT '{exported.snapshot}'".encode())
+        with exported_session(node, exported.snapshot) as connection:
             base = {name: copy_lines(connection, group) for name, group in groups.items()}
     finally:
         exported.connection.close()

@@ -1,0 +1,27 @@
+"""A session in an exported snapshot: what it shows, and what is said once the snapshot is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.config import load_fleet
+from fleet.connections import NodeUnreachableError, connect
+from fleet.embedded import EmbeddedFleet
+from snapshots.exported import exported_session
+
+
+def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_that(shared_fleet: EmbeddedFleet) -> None:
+    node = load_fleet(shared_fleet.fleet_toml).primaries[0]
+    with connect(node) as writer:
+        with connect(node) as holder:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+            later = writer.execute("SELECT pg_current_xact_id()").fetchone()
+            with exported_session(node, exported) as session:
+                shows = "SELECT pg_visible_in_snapshot(%s, pg_current_snapshot())"
+                assert session.execute(shows, later).fetchone() == (False,)
+            with pytest.raises(NodeUnreachableError, match="read-only"), exported_session(node, exported) as session:
+                session.execute("CREATE TABLE public.never (id int)")
+        gone = pytest.raises(NodeUnreachableError, match=f"node {node.id}: .*snapshot")
+        with gone, exported_session(node, exported):
+            pytest.fail("a snapshot that is gone was used")

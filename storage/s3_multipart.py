@@ -29,6 +29,8 @@ MULTIPART_BYTES_MIN = 64 * 2**20  # half a second of a gigabit: less is sent aga
 PART_BYTES = 16 * 2**20
 PARTS_MAX = 10_000
 PARTS_AT_ONCE = 4  # besides the body, a create holds as many parts in memory
+# A part that was under way may be stored after the end of its upload was accepted, and that begins it anew.
+ENDS_MAX = 3
 
 
 class Upload(NamedTuple):
@@ -85,7 +87,11 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
 
 
 async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> list[dict[str, object]]:
-    """Send all parts, a few at once, each repeated by itself; return what completes them."""
+    """Send all parts, a few at once, each repeated by itself; return what completes them.
+
+    After one has failed none is begun, and those under way have a moment to arrive: what comes after the end of the
+    upload would be kept. Who is cancelled waits for none.
+    """
     size = max(PART_BYTES, math.ceil(len(body) / PARTS_MAX))
     starts = iter(range(0, len(body), size)) if body else iter([0])
     view = memoryview(body)
@@ -101,6 +107,11 @@ async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> lis
     senders = [asyncio.create_task(send(starts)) for _ in range(PARTS_AT_ONCE)]
     try:
         await asyncio.gather(*senders)
+    except Exception:
+        for _ in starts:
+            pass
+        await asyncio.wait(senders, timeout=CLEAN_UP_SECONDS_MAX)
+        raise
     finally:
         for sender in senders:
             sender.cancel()
@@ -121,12 +132,14 @@ async def end_quietly(filesystem: PatientS3, upload: Upload) -> None:
 
 
 async def end(filesystem: PatientS3, upload: Upload) -> None:
-    """End an upload; no error if it has ended."""
-    try:
-        await filesystem._call_s3("abort_multipart_upload", **upload.place)
-    except Exception as error:
-        if failure_of(error) is not Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
-            raise
+    """End an upload until the store knows no such one, ENDS_MAX times at most; no error if it has ended."""
+    for _ in range(ENDS_MAX):
+        try:
+            await filesystem._call_s3("abort_multipart_upload", **upload.place)
+        except Exception as error:
+            if failure_of(error) is not Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
+                raise
+            return
 
 
 async def unfinished(filesystem: PatientS3, root: str) -> Leftovers:

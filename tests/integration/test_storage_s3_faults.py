@@ -30,7 +30,7 @@ WAIT_SECONDS_MAX = 20
 LARGE_BYTES = 8 * 2**20
 ATTEMPTS_MAX = 3
 FEW = {"config_kwargs": {"retries": {"total_max_attempts": ATTEMPTS_MAX}}}
-IMPATIENT = {"config_kwargs": {"retries": {"total_max_attempts": 2}, "read_timeout": 0.3, "connect_timeout": 0.3}}
+IMPATIENT = {"config_kwargs": {"retries": {"total_max_attempts": 2}, "read_timeout": 0.5}}
 CONFLICT = Fault(arrives=False, status=409, code="ConditionalRequestConflict")
 SLOW_DOWN = Fault(arrives=False, status=503, code="SlowDown")
 FORBIDDEN = Fault(arrives=False, status=403, code="AccessDenied")

@@ -5,6 +5,7 @@ A process has one at a time, and the tests of several folders need it.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.spark import start_spark_at
+from tests.soak import SEED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Take Ctrl-C even where a shell has started the tests in the background, deaf to it: commands inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes that share the tests collect the same ones, and draw the same.
+    os.environ["CUTLINE_SEED"] = str(SEED)
+
+
+def pytest_report_header() -> str:
+    """Say how to draw the same again."""
+    return f"CUTLINE_SEED={SEED}"
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -195,11 +195,17 @@ def modules_after(program: str) -> set[str]:
 
 
 def test_help_answers_at_once() -> None:
+    """In the processor's time: what else the machine does is not the program's."""
     seconds = []
     for _ in range(HELP_ATTEMPTS):
-        began = time.perf_counter()
+        began = processor_seconds()
         program = [sys.executable, "-c", "from cli.main import main; main()", "--help"]
         subprocess.run(program, capture_output=True, timeout=60, check=True, cwd=ROOT)
-        seconds.append(time.perf_counter() - began)
-    # The least of several is what the program costs; the others are what the machine was doing.
+        seconds.append(processor_seconds() - began)
     assert min(seconds) <= HELP_SECONDS_MAX, f"{min(seconds):.2f} s"
+
+
+def processor_seconds() -> float:
+    """What the children of this process have used so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

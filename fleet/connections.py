@@ -179,6 +179,9 @@ def answering(node: Node) -> Iterator[None]:
     """Name `node` where its session is lost in this block: raise NodeUnreachableError."""
     try:
         yield
+    except psycopg.errors.LockNotAvailable:
+        # It has answered: a wait for a lock was bounded.
+        raise
     except psycopg.OperationalError as error:
         raise unreachable(node, error) from error
 

@@ -40,10 +40,14 @@ class Sessions:
 
     def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
         """What `read` finds in every primary's session, all at once; raise NodeUnreachableError naming the lost one."""
+        return self.ask_named_primaries(lambda _, connection: read(connection))
+
+    def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """The same of a `read` that names the node in its errors."""
 
         def ask(node: Node) -> Result:
             with answering(node):
-                return read(self.connections[node.id])
+                return read(node, self.connections[node.id])
 
         primaries = [node for node in self.nodes if node.backup_of is None]
         return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))

@@ -20,6 +20,7 @@ from psycopg import pq as libpq
 from fleet.config import Node
 from fleet.encodings import RAW
 from fleet.groups import Group, column_list, qualified
+from fleet.relation_locks import locked_error
 from snapshots.exported import exported_session
 from snapshots.manifest import StoredObject
 from storage.digest import digest
@@ -42,6 +43,7 @@ BASE_SCHEMA = pa.schema(
 )
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
+LOCK_NOT_AVAILABLE = b"55P03"
 
 
 class CopyError(UnreachableError):
@@ -109,6 +111,8 @@ def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) ->
     raw = connection.pgconn
     result = raw.exec_(copy_query(part).encode())
     if result.status != libpq.ExecStatus.COPY_OUT:
+        if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
+            raise locked_error(node, f"copying {part.group.name}", [qualified(part.group)])
         raise _copy_error(node, part, result.error_message)
     length = 1
     while length > 0:

@@ -10,11 +10,14 @@ import psycopg
 
 from fleet.config import Node
 from fleet.connections import connect, unreachable
+from fleet.relation_locks import bound_lock_waits
 
 
 @contextmanager
 def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
     """A session of its own in the snapshot `exported` of `node`, read-only; it ends with the block.
+
+    Its waits for locks are bounded (fleet/relation_locks.py).
 
     Raises NodeUnreachableError for whatever the server or libpq raise, within the block too: a snapshot that is not
     there any more went with the session that exported it, as the server was restarted or somebody ended that.
@@ -23,6 +26,7 @@ def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[A
         with connect(node) as connection:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'".encode())
+            bound_lock_waits(connection)
             yield connection
     except psycopg.Error as error:
         raise unreachable(node, error) from error

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from fleet.config import Node
 from fleet.large_objects import bounds
+from fleet.relation_locks import naming_holders
 from snapshots.base_copy import CopyReport
 from snapshots.base_plan import base_prefix
 from snapshots.exported import exported_session
@@ -43,6 +44,7 @@ OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
 # So many parts are held at a time, 8 MiB at most; an object is read in such batches, too.
 PARTS_TOGETHER = 32
 TASKS_PER_NODE_MAX = 8
+LARGE_OBJECT_TABLES = ("pg_largeobject", "pg_largeobject_metadata")
 FIRST_PARTS = """
 DECLARE first_parts NO SCROLL CURSOR FOR
 SELECT m.oid::bigint, lo_get(m.oid, 0, {part_bytes}), json_build_object(
@@ -90,7 +92,10 @@ def plan_large(
 def copy_large(task: LargeTask) -> CopyReport:
     """Copy the task's large objects; never raises a SnapshotError, but reports it."""
     try:
-        with exported_session(task.node, task.exported) as connection:
+        with (
+            exported_session(task.node, task.exported) as connection,
+            naming_holders(task.node, "copying large objects", LARGE_OBJECT_TABLES),
+        ):
             writer = _Writer(task, open_store(task.store_url, task.store_options))
             for parts in _read(connection, task):
                 writer.add(parts)

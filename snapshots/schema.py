@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,20 +22,19 @@ from fleet.connections import answering, connect, conninfo
 from fleet.encodings import RAW, raw_bytes, raw_text
 from fleet.hints import NEW_CHAIN
 from fleet.postgres_wheel import ProgramFailedError, run_tool
+from fleet.relation_locks import LockWatch, locked_error
 from fleet.watch import Watch
 from snapshots.documents import ManifestError
 from snapshots.dump_faults import corrected
 from snapshots.fingerprint import OWN_PUBLICATION
 from snapshots.manifest import DDL, Chain, StoredObject
 from storage.digest import digest
-from storage.errors import RefusedError, SnapshotError
 from storage.store import ObjectStore
 from storage.storing import create_or_find
 from wal.damage import ObjectDamagedError
 
 SECTIONS = PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL
 DUMP_SECONDS_MAX = 3600
-LOCK_SECONDS_MAX = 60
 # A line of pg_restore's list: the entry's number, its catalog's oid and its own, what it is, its schema and name.
 ENTRY = re.compile(r"^(?P<number>\d+); \d+ \d+ (?P<what>.*)$", re.MULTILINE)
 # Of both sections that pg_dump knows, what belongs to one of ours, and what to none: a note on Cutline's own
@@ -69,57 +70,44 @@ SELECT 'DROP SCHEMA "public";' WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE 
 UNION ALL
 SELECT 'DROP EXTENSION "plpgsql";' WHERE NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'plpgsql')
 """
-HOLDERS_QUERY = """
-SELECT DISTINCT l.relation::regclass::text || ' ('
-       || coalesce('session ' || l.pid || ' of ' || a.usename, 'a prepared transaction') || ')'
-  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND l.granted
-   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.relation >= 16384
- ORDER BY 1
-"""
-
-
-class SchemaDumpError(RefusedError):
-    """The DDL of a database can't be had."""
 
 
 def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, str]:
     """The DDL of a database as plain SQL by section, raw text (fleet.encodings).
 
     Literals and comments may hold any bytes of the database's encoding.
-    As the exported snapshot shows it, or as it is now. Ended when `watch` finds a node silent; raises SchemaDumpError
-    where a table is locked too long.
+    As the exported snapshot shows it, or as it is now. Ended when `watch` finds a node silent; raises
+    RelationLockedError where a table or view stays locked.
     """
+    application = f"cutline pg_dump {secrets.token_hex(4)}"
     with answering(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         archive = Path(folder) / "archive"
+        locks = LockWatch(connection, application)
+
+        @contextmanager
+        def ending(act: Callable[[], None]) -> Iterator[None]:
+            with watch.on_silence(act), locks.ending(act):
+                yield
+
         try:
             run_tool(
                 # Texts in the DDL are constants of the session's settings too, and it is loaded by a session with ours.
-                "pg_dump", "--dbname", conninfo(node.dsn), "--format=custom", "--compress=none", "--no-sync",
-                # Not --schema-only, which leaves out what fills materialized views.
+                "pg_dump", "--dbname", conninfo(node.dsn, application_name=application), "--format=custom",
+                "--compress=none", "--no-sync",
+                # Not --schema-only, which leaves out what fills materialized views. A bound of its own for locks,
+                # --lock-wait-timeout, is for tables alone.
                 "--section=pre-data", "--section=post-data", "--no-large-objects", "--no-statistics",
                 "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive}",
-                f"--lock-wait-timeout={LOCK_SECONDS_MAX * 1000}", *([f"--snapshot={exported}"] if exported else []),
-                seconds_max=DUMP_SECONDS_MAX, ended_by=watch.on_silence,
+                *([f"--snapshot={exported}"] if exported else []),
+                seconds_max=DUMP_SECONDS_MAX, ended_by=ending,
             )  # fmt: skip
         except ProgramFailedError as error:
-            raise _undumped(node, connection, error) from error
+            if not locks.found:
+                raise
+            raise locked_error(node, "reading the DDL", locks.found) from error
         found = _sections_of(archive)
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
         return found | {PRE_DATA: dropped + found[PRE_DATA]}
-
-
-def _undumped(node: Node, connection: psycopg.Connection[Any], error: ProgramFailedError) -> SnapshotError:
-    if "lock timeout" in error.said or "statement timeout" in error.said:
-        holders = ", ".join(row[0] for row in connection.execute(HOLDERS_QUERY)) or "nobody any more"
-        return SchemaDumpError(
-            f"node {node.id}: a table was locked for {LOCK_SECONDS_MAX} s, so the DDL could not be read;"
-            f" locked now: {holders}",
-            hint="end that transaction, or repeat the command once it is over",
-            details={"node": node.id},
-        )
-    return error
 
 
 def _sections_of(archive: Path) -> dict[str, str]:

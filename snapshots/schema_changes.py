@@ -13,15 +13,15 @@ import psycopg
 
 from fleet.config import GroupRules
 from fleet.connections import answering
-from fleet.groups import Group, SchemaChangedError, Table, number_groups, read_tables
+from fleet.groups import Group, SchemaChangedError, Table, number_groups, qualified, read_tables
 from fleet.progress import Progress
 from fleet.publications import check_admissible, ensure_publications
+from fleet.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from fleet.sessions import Sessions, in_parallel
 from fleet.table_state import TableState, read_table_states
 from snapshots.fingerprint import read_fingerprint
 from snapshots.manifest import Chain
 from snapshots.schema_plan import Before, ShardPlan, plan_shard
-from storage.errors import BusyError
 
 if TYPE_CHECKING:
     from wal.versions import Version
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 PARTITION_ROWS = 1 << 18
 READINGS_MAX = 5
 LOCK_SECONDS_MIN = 5.0
-
-
-class TableLockedError(BusyError):
-    """A table is held by somebody else for so long that it can't be published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +167,20 @@ def publish_new(
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    """Let the tables of these names, by shard, be followed; raise TableLockedError if somebody holds one for long."""
+    """Let the tables of these names, by shard, be followed; raise RelationLockedError if one stays locked."""
 
     def publish(node: str) -> None:
         connection = sessions.connections[node]
-        milliseconds = int(max(wait_seconds, LOCK_SECONDS_MIN) * 1000)
+        seconds, tables = max(wait_seconds, LOCK_SECONDS_MIN), list[Table]()
         try:
             with answering(sessions.fleet.node(node)), connection.transaction():
-                connection.execute(f"SET LOCAL lock_timeout = {milliseconds}")
-                ensure_publications(connection, where[0], read_tables(connection, where[1]))
+                bound_lock_waits(connection, seconds)
+                tables = read_tables(connection, where[1])
+                ensure_publications(connection, where[0], tables)
         except psycopg.errors.LockNotAvailable as error:
-            raise TableLockedError(
-                f"node {node}: {', '.join(names[node])} can't be published: {error.diag.message_primary}",
-                hint="see pg_locks for who holds it; a prepared transaction may; then repeat, or wait longer: --wait",
-                details={"node": node, "tables": names[node]},
-            ) from error
+            chosen = [qualified(table.group) for table in tables if table.group.name in names[node]]
+            what = "publishing new tables"
+            raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
         progress.note(f"node {node}: new tables are followed: {', '.join(names[node])}")
 
     in_parallel(publish, names)

@@ -15,6 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from fleet.config import Node
+from fleet.groups import quoted
+from fleet.relation_locks import bound_lock_waits, naming_holders
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
@@ -33,30 +36,37 @@ class SequenceUnreadableError(RefusedError):
     """The value of a sequence can't be had."""
 
 
-def read_sequences(connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
-    """Every permanent sequence of the database as it stands, by name; raise SequenceUnreadableError."""
+def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
+    """Every permanent sequence of the node's database as it stands, by name.
+
+    Raises SequenceUnreadableError, and RelationLockedError where one stays locked: by TRUNCATE … RESTART IDENTITY, say.
+    """
     for _ in range(READINGS_MAX):
         try:
-            return _read(connection)
+            return _read(node, connection)
         except psycopg.errors.UndefinedTable:
             # Dropped or renamed since it was listed.
             continue
     raise SequenceUnreadableError(
-        f"sequences were dropped or renamed each of {READINGS_MAX} times that they were to be read",
+        f"node {node.id}: sequences were dropped or renamed each of {READINGS_MAX} times that they were to be read",
         hint="repeat the command",
     )
 
 
-def _read(connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
+def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
     found = connection.execute(SEQUENCES_QUERY).fetchall()
     if unreadable := [f"{schema}.{name}" for schema, name, *_, readable in found if not readable]:
         raise SequenceUnreadableError(
-            f"role {connection.info.user} may not read {', '.join(unreadable)}",
+            f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
             hint="GRANT pg_read_all_data TO the role",
         )
     values: list[tuple[int, bool]] = []
     for start in range(0, len(found), READ_AT_ONCE):
-        values += _values(connection, [(schema, name) for schema, name, *_ in found[start : start + READ_AT_ONCE]])
+        names = [(schema, name) for schema, name, *_ in found[start : start + READ_AT_ONCE]]
+        relations = [".".join(map(quoted, name)) for name in names]
+        with naming_holders(node, "reading sequences", relations), connection.transaction():
+            bound_lock_waits(connection)
+            values += _values(connection, names)
     return tuple(
         Sequence(schema, name, last_value, is_called, increment, cycles)
         for (schema, name, increment, cycles, _), (last_value, is_called) in zip(found, values, strict=True)

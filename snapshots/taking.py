@@ -74,10 +74,10 @@ def take_cut(
             if ends is None:
                 ends = close() if close else {}
             plan = _cut_plan(work, carried)
-            before = work.sessions.ask_primaries(read_sequences)
+            before = work.sessions.ask_named_primaries(read_sequences)
             made = _made(work, plan, spark, progress)
             _check_copies(work, carried, made)
-            sequences = never_back(before, work.sessions.ask_primaries(read_sequences))
+            sequences = never_back(before, work.sessions.ask_named_primaries(read_sequences))
             progress.reached(Point.SEQUENCES_READ)
             schema = schema_part(work, carried, made, progress)
             if cause := check_unchanged(work.sessions, carried.plan, work.where):

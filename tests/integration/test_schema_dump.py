@@ -1,4 +1,4 @@
-"""What a dump of the DDL waits for and leaves out, and sequences that somebody sets while the cut is made.
+"""What a dump of the DDL leaves out, and sequences that somebody sets while the cut is made.
 
 A database of the shared fleet's first server; what is expected is what the tests' own statements did there.
 """
@@ -10,17 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
-import snapshots.schema as schema
 import snapshots.taking as taking
 from fleet.config import Node
 from fleet.connections import connect, with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.publications import publication_names
 from fleet.watch import watched
-from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SchemaDumpError, dump_sections
+from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, dump_sections
 from snapshots.sequences import read_sequences
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
@@ -78,26 +76,13 @@ def test_sections_hold_what_belongs_into_them(node: Node) -> None:
     assert not any("\\restrict" in text for text in found.values())
 
 
-def test_a_table_that_stays_locked_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute(node.dsn, "CREATE TABLE held (id int PRIMARY KEY)")
-    monkeypatch.setattr(schema, "LOCK_SECONDS_MAX", 1)
-    with psycopg.connect(node.dsn) as holder, watched([node]) as watch:
-        holder.execute("LOCK TABLE held IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(SchemaDumpError) as raised:
-            dump_sections(node, None, watch)
-        assert f"public.held (session {holder.info.backend_pid} of {holder.info.user})" in raised.value.message
-        assert (raised.value.exit_code, raised.value.details["node"]) == (3, "s1")
-        holder.rollback()
-        assert "held" in dump_sections(node, None, watch)[PRE_DATA]
-
-
 def test_many_sequences_are_read_as_they_stand(node: Node) -> None:
     execute(node.dsn, *(f"CREATE SEQUENCE s{n} START {n + 1}" for n in range(SEQUENCES_MANY)))
     execute(
         node.dsn, "CREATE UNLOGGED SEQUENCE unlogged", "SELECT nextval('s7'), nextval('s7'), setval('s8', 99, false)"
     )
     with connect(node) as connection:
-        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(connection)}
+        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(node, connection)}
     expected = {f"s{n}": (n + 1, False) for n in range(SEQUENCES_MANY)} | {"s7": (9, True), "s8": (99, False)}
     assert found == expected
 

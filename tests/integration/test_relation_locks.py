@@ -1,0 +1,163 @@
+"""Whatever a create reads or publishes waits for somebody's lock for a bounded time, and names him.
+
+A database of the shared fleet's first shard; who holds what is what the tests' own sessions did there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+import fleet.relation_locks as relation_locks
+import snapshots.schema_changes as schema_changes
+from fleet.config import Fleet, GroupRules
+from fleet.connections import connect
+from fleet.embedded import EmbeddedFleet
+from fleet.groups import read_tables
+from fleet.progress import Silent
+from fleet.sessions import open_sessions
+from fleet.watch import watched
+from snapshots.base_copy import CopyTask, PageRange, copy_ranges
+from snapshots.large_copy import LargeTask, copy_large
+from snapshots.schema import PRE_DATA, dump_sections
+from snapshots.schema_changes import publish_new
+from snapshots.sequences import read_sequences
+from storage.errors import ReportedError, SnapshotError
+from tests.integration.own_shard import database_on
+from tests.integration.refusing import execute
+
+LOCK_SECONDS = 1.0
+SEEN_SECONDS_MAX = 20
+EXCLUSIVE = "LOCK TABLE held IN ACCESS EXCLUSIVE MODE"
+SESSION, PREPARED, OF_PRIMARY = "session {pid} of postgres", "a prepared transaction", "a transaction of its primary"
+
+
+@pytest.fixture(scope="module")
+def own(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with database_on(shared_fleet, "held", tmp_path_factory.mktemp("held")) as fleet:
+        execute(
+            fleet.primaries[0].dsn, "CREATE TABLE held (id int PRIMARY KEY, number serial)",
+            "CREATE MATERIALIZED VIEW filled AS SELECT 1 AS n", "SELECT lo_create(1)",
+        )  # fmt: skip
+        yield fleet
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relation_locks, "LOCK_SECONDS_MAX", LOCK_SECONDS)
+    monkeypatch.setattr(schema_changes, "LOCK_SECONDS_MIN", LOCK_SECONDS)
+
+
+def dump(fleet: Fleet) -> None:
+    (node,) = fleet.primaries
+    with watched([node]) as watch:
+        assert "held" in dump_sections(node, None, watch)[PRE_DATA]
+
+
+def copy(fleet: Fleet) -> None:
+    """As a task of the base copy does, on the last node."""
+    node = fleet.nodes[-1]
+    with connect(node) as connection, connect(node) as holder:
+        (table,) = read_tables(connection, GroupRules())
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+        task = CopyTask(node, 0, exported, (PageRange(table.group),), "base", "memory://locked", {})
+        if problem := copy_ranges(task).problem:
+            raise ReportedError(problem)
+
+
+def copy_large_objects(fleet: Fleet) -> None:
+    (node,) = fleet.primaries
+    with connect(node) as holder:
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+        if problem := copy_large(LargeTask(node, 0, exported, 0, None, "large", "memory://locked", {})).problem:
+            raise ReportedError(problem)
+
+
+def read(fleet: Fleet) -> None:
+    (node,) = fleet.primaries
+    with connect(node) as connection:
+        assert [one.name for one in read_sequences(node, connection)] == ["held_number_seq"]
+
+
+def publish(fleet: Fleet) -> None:
+    with open_sessions(fleet, fleet.primaries) as sessions:
+        publish_new(sessions, {"s1": ["public.held"]}, ("0123abcd", GroupRules()), 0, Silent())
+        sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
+
+
+Work = Callable[[Fleet], None]
+
+
+@pytest.mark.parametrize(
+    ("locking", "relation", "work", "what"),
+    [
+        (EXCLUSIVE, "public.held", dump, "reading the DDL"),
+        # pg_dump itself locks tables alone, but asks for the definition of a view.
+        ("REFRESH MATERIALIZED VIEW filled", "public.filled", dump, "reading the DDL"),
+        (EXCLUSIVE, "public.held", copy, "copying public.held"),
+        ("TRUNCATE held RESTART IDENTITY", "public.held_number_seq", read, "reading sequences"),
+        ("LOCK TABLE pg_largeobject IN ACCESS EXCLUSIVE MODE", "pg_largeobject", copy_large_objects,
+         "copying large objects"),
+        ("LOCK TABLE held IN SHARE MODE", "public.held", publish, "publishing new tables"),
+    ],
+)  # fmt: skip
+def test_who_keeps_something_locked_is_named(own: Fleet, locking: str, relation: str, work: Work, what: str) -> None:
+    fleet = replace(own, nodes=own.primaries)
+    with psycopg.connect(fleet.primaries[0].dsn) as holder:
+        holder.execute(locking.encode())
+        assert_named(fleet, work, what, f"{relation} ({SESSION.format(pid=holder.info.backend_pid)})")
+        holder.rollback()
+        work(fleet)
+
+
+def assert_named(fleet: Fleet, work: Work, what: str, holders: str) -> None:
+    with pytest.raises(SnapshotError) as raised:
+        work(fleet)
+    node = fleet.nodes[-1].id
+    assert raised.value.message == f"node {node}: {what} waited 1 s for a lock; locked now: {holders}"
+    assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == ("relation-locked", 3, node)
+
+
+def test_a_prepared_transaction_and_who_waits_for_it_are_named(own: Fleet) -> None:
+    fleet = replace(own, nodes=own.primaries)
+    dsn = fleet.primaries[0].dsn
+    with psycopg.connect(dsn, autocommit=True) as holder, psycopg.connect(dsn) as reader, psycopg.connect(dsn) as owner:
+        execute(dsn, f"BEGIN; {EXCLUSIVE}; PREPARE TRANSACTION 'holding'")
+        try:
+            assert_named(fleet, copy, "copying public.held", f"public.held ({PREPARED})")
+        finally:
+            holder.execute("ROLLBACK PREPARED 'holding'")
+        # Who waits for a reader keeps all later ones waiting.
+        reader.execute("SELECT FROM held")
+        owner.execute("SELECT 1")
+        owner.pgconn.send_query(EXCLUSIVE.encode())
+        await_lock(dsn)
+        who = f"public.held ({SESSION.format(pid=owner.info.backend_pid)}, which waits itself)"
+        assert_named(fleet, dump, "reading the DDL", who)
+        reader.rollback()
+        while owner.pgconn.get_result():
+            pass
+
+
+def test_on_a_standby_it_is_its_primary_that_holds_it(own: Fleet) -> None:
+    primary, standby = own.nodes
+    with psycopg.connect(primary.dsn) as holder:
+        holder.execute(EXCLUSIVE.encode())
+        await_lock(standby.dsn)
+        assert_named(own, copy, "copying public.held", f"public.held ({OF_PRIMARY})")
+
+
+def await_lock(dsn: str) -> None:
+    """Wait until somebody holds or awaits the table's strongest lock there."""
+    query = "SELECT FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation = 'held'::regclass"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + SEEN_SECONDS_MAX
+        while not connection.execute(query.encode()).fetchall():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -68,12 +68,14 @@ def locked_error(
 
 
 @contextmanager
-def naming_holders(node: Node, what: str, relations: Iterable[str]) -> Iterator[None]:
+def naming_holders(
+    node: Node, what: str, relations: Iterable[str], *, modes: Iterable[str] = READING
+) -> Iterator[None]:
     """Raise RelationLockedError where a bounded wait for one of the `relations` ends: of `what`, the block."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
-        raise locked_error(node, what, relations) from error
+        raise locked_error(node, what, relations, modes=modes) from error
 
 
 class LockWatch:

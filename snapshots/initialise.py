@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from fleet.baseline import NodeIdentity
 from fleet.config import Fleet
-from fleet.groups import Table, read_tables
+from fleet.groups import Table, qualified, read_tables
 from fleet.label import own_label
 from fleet.lock import locked_fleet
 from fleet.preconditions import check_nodes
 from fleet.progress import Progress
 from fleet.publications import check_admissible, ensure_publications
+from fleet.relation_locks import PUBLISHING, bound_lock_waits, naming_holders
 from fleet.sessions import Sessions, open_sessions
 from snapshots.baselines import forget_nodes
 from snapshots.store_identity import StoreIdentity, ensure_identity
@@ -53,10 +54,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         refused = probe_store(store)
         identity, created = ensure_identity(store, fleet)
         progress.step("publish")
-        published = {
-            node: ensure_publications(connection, identity.fleet_id, tables[node])
-            for node, connection in sessions.primaries.items()
-        }
+        published = {node: _published(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries}
         forgotten = _forget(sessions, store) if forgets_nodes else []
         return InitReport(
             store=identity,
@@ -68,6 +66,14 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             forgotten=forgotten,
             deleting_refused=refused.message if refused else "",
         )
+
+
+def _published(sessions: Sessions, id_: str, fleet_id: str, tables: list[Table]) -> list[str]:
+    node, connection = sessions.fleet.node(id_), sessions.connections[id_]
+    names = [qualified(table.group) for table in tables]
+    with naming_holders(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
+        bound_lock_waits(connection)
+        return ensure_publications(connection, fleet_id, tables)
 
 
 def _forget(sessions: Sessions, store: ObjectStore) -> list[str]:

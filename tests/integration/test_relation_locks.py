@@ -22,6 +22,7 @@ from fleet.progress import Silent
 from fleet.sessions import open_sessions
 from fleet.watch import watched
 from snapshots.base_copy import CopyTask, PageRange, copy_ranges
+from snapshots.initialise import initialise
 from snapshots.large_copy import LargeTask, copy_large
 from snapshots.schema import PRE_DATA, dump_sections
 from snapshots.schema_changes import publish_new
@@ -91,6 +92,10 @@ def publish(fleet: Fleet) -> None:
         sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
 
 
+def init(fleet: Fleet) -> None:
+    initialise(fleet, Silent())
+
+
 Work = Callable[[Fleet], None]
 
 
@@ -105,6 +110,7 @@ Work = Callable[[Fleet], None]
         ("LOCK TABLE pg_largeobject IN ACCESS EXCLUSIVE MODE", "pg_largeobject", copy_large_objects,
          "copying large objects"),
         ("LOCK TABLE held IN SHARE MODE", "public.held", publish, "publishing new tables"),
+        ("LOCK TABLE held IN SHARE MODE", "public.held", init, "publishing tables"),
     ],
 )  # fmt: skip
 def test_who_keeps_something_locked_is_named(own: Fleet, locking: str, relation: str, work: Work, what: str) -> None:

@@ -30,6 +30,7 @@ CREATE TABLE loose (id int NOT NULL);
 CREATE TABLE t2 (id int PRIMARY KEY);
 ALTER TABLE t2 CLUSTER ON t2_pkey;
 CREATE SEQUENCE s;
+CREATE TABLE counted (id serial);
 CREATE VIEW w AS SELECT id FROM t;
 CREATE MATERIALIZED VIEW m AS SELECT id FROM t;
 CREATE TYPE mood AS ENUM ('sad', 'happy');
@@ -76,6 +77,7 @@ CHANGED_AND_BACK = (
     ("ALTER SEQUENCE s CACHE 5", "ALTER SEQUENCE s CACHE 1"),
     ("ALTER SEQUENCE s OWNED BY t.id", "ALTER SEQUENCE s OWNED BY NONE"),
     ("ALTER SEQUENCE s RESTART WITH 7", "ALTER SEQUENCE s RESTART WITH 1"),
+    ("TRUNCATE counted RESTART IDENTITY", "TRUNCATE counted RESTART IDENTITY"),
     ("CREATE OR REPLACE VIEW w AS SELECT id FROM t WHERE id > 1", "CREATE OR REPLACE VIEW w AS SELECT id FROM t"),
     ("ALTER TYPE mood RENAME VALUE 'sad' TO 'bad'", "ALTER TYPE mood RENAME VALUE 'bad' TO 'sad'"),
     ("ALTER TYPE pair ADD ATTRIBUTE z int", "ALTER TYPE pair DROP ATTRIBUTE z"),
@@ -180,7 +182,7 @@ def test_every_ddl_changes_it_and_nothing_else_does(
         seen = read_fingerprint(reader)
         assert read_fingerprint(reader) == seen
         for statement in NOTHING:
-            run(database, statement.replace("CLUSTER t2", "CLUSTER t2"))
+            run(database, statement)
             assert read_fingerprint(reader) == seen, statement
         for change, back in CHANGED_AND_BACK:
             run(database, change)

@@ -22,6 +22,8 @@ CALLED: Mapping[LeftOutKind, tuple[str, str, str]] = {
     LeftOutKind.DATABASE_PRIVILEGES: ("database's privileges", "databases' privileges", "not restored"),
     LeftOutKind.DATABASE_OWNER: ("database's owner", "databases' owners", "not restored"),
     LeftOutKind.DATABASE_COMMENT: ("database's comment", "databases' comments", "not restored"),
+    LeftOutKind.DATABASE_TABLESPACE: ("database's tablespace", "databases' tablespaces", "not restored"),
+    LeftOutKind.USER_MAPPING: ("user mapping", "user mappings", "without options when restored"),
 }
 # What comes back and may not be what it was.
 WARNINGS: Mapping[LeftOutKind, str] = {

@@ -36,6 +36,8 @@ class LeftOutKind(StrEnum):
     DATABASE_PRIVILEGES = "database_privileges"
     DATABASE_OWNER = "database_owner"
     DATABASE_COMMENT = "database_comment"
+    DATABASE_TABLESPACE = "database_tablespace"
+    USER_MAPPING = "user_mapping"
     APPEND_ONLY_TABLE = "append_only_table"
     UNCOUNTED_TABLE = "uncounted_table"
     STANDBY_COPY = "standby_copy"
@@ -55,6 +57,8 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
     LeftOutKind.DATABASE_OWNER: "a restored database belongs to the role that restores it",
     LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_TABLESPACE: "a restored database is in its server's default tablespace",
+    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
     LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
     " from is not known",
@@ -97,6 +101,11 @@ UNION ALL SELECT 'database_owner', pg_get_userbyid(datdba), '', 1 FROM pg_databa
  WHERE datname = current_database() AND pg_get_userbyid(datdba) <> current_user
 UNION ALL SELECT 'database_comment', datname, '', 1 FROM pg_database
  WHERE datname = current_database() AND shobj_description(oid, 'pg_database') IS NOT NULL
+UNION ALL SELECT 'database_tablespace', t.spcname, '', 1
+  FROM pg_database b JOIN pg_tablespace t ON t.oid = b.dattablespace
+ WHERE b.datname = current_database() AND t.spcname <> 'pg_default'
+UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
+ WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
  ORDER BY 1, 2
 """
 

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from fleet.config import Fleet
 from fleet.connections import connect, with_database
 from fleet.groups import read_tables
+from fleet.left_out import LeftOutKind, read_left_out
 from fleet.progress import Silent
 from snapshots.initialise import initialise
 from storage.errors import SnapshotError
@@ -103,6 +104,17 @@ def owners(fleet: Fleet) -> list[tuple[object, ...]]:
         """
     with connect(fleet.nodes[0]) as connection:
         return connection.execute(query).fetchall()
+
+
+def test_user_mappings_whose_options_the_role_is_not_shown_are_named(fleet: Fleet) -> None:
+    (source,) = (node.dsn for node in fleet.nodes)
+    mapping = "CREATE USER MAPPING FOR role_reader SERVER hidden OPTIONS (password 'p')"
+    execute(source, "CREATE FOREIGN DATA WRAPPER nothing", "CREATE SERVER hidden FOREIGN DATA WRAPPER nothing", mapping)
+    expected = [(LeftOutKind.USER_MAPPING, "role_reader on server hidden")]
+    for reader, named in ((as_role(fleet), expected), (fleet, [])):
+        with connect(reader.nodes[0]) as connection:
+            found = read_left_out({"s1": connection}, reader.groups, {})
+        assert [(one.kind, one.name) for one in found if one.kind == LeftOutKind.USER_MAPPING] == named
 
 
 def test_who_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: SparkSession) -> None:

@@ -60,6 +60,9 @@ CREATE MATERIALIZED VIEW totals AS SELECT count(*) AS n FROM account;
 CREATE VIEW happy AS SELECT id FROM account;
 CREATE TABLE of_extension (id int PRIMARY KEY);
 ALTER EXTENSION plpgsql ADD TABLE of_extension;
+INSERT INTO of_extension VALUES (1);
+UPDATE pg_extension SET extconfig = ARRAY['of_extension'::regclass::oid], extcondition = ARRAY['']
+ WHERE extname = 'plpgsql';
 SELECT lo_create(0), lo_create(0);
 CREATE FUNCTION noted() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN END $$;
 CREATE EVENT TRIGGER noted ON ddl_command_end EXECUTE FUNCTION noted();
@@ -95,6 +98,7 @@ EXPECTED = {
     ("database_setting", "search_path of role app"),
     ("database_privileges", "bank"),
     ("database_comment", "bank"),
+    ("database_tablespace", "slow"),
     ("database_owner", "app"),
     ("append_only_table", "public.log"),
 }
@@ -143,6 +147,10 @@ def named(left_out: tuple[LeftOut, ...] | None) -> set[tuple[str, str]]:
 def runs(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> Runs:
     embedded = fleet_factory(shards=1, backups=0)
     fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=RULES)
+    server = with_database(fleet.nodes[0], "postgres").dsn
+    # Superusers may have one without a place of its own.
+    execute(server, "SET allow_in_place_tablespaces = on", "CREATE TABLESPACE slow LOCATION ''")
+    execute(server, "ALTER DATABASE bank SET TABLESPACE slow")
     execute(fleet.nodes[0].dsn, *SCHEMA.split(";\n"))
     found = Runs(fleet, Ready(spark))
     found.init()

@@ -1,0 +1,80 @@
+"""Where PostgreSQL's own dump brings a database back as something else, Cutline brings back that same thing.
+
+The same database is restored twice, by pg_dump and psql and by Cutline, and both are compared with each other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from fleet.postgres_wheel import run_tool
+from tests.integration.own_database import back, own_database
+from tests.integration.refusing import execute
+from tests.snapshot_runs import Ready, Runs, sorted_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "dumped"
+DUMP = ("--no-publications", "--restrict-key=same")
+FIRST = (
+    "CREATE TABLE whole (id int PRIMARY KEY, v text) PARTITION BY LIST (id)",
+    "CREATE TABLE a_part PARTITION OF whole FOR VALUES IN (1, 2)",
+    "CREATE TABLE other_part PARTITION OF whole FOR VALUES IN (3)",
+    "CREATE TABLE parent (id int PRIMARY KEY, inherited text)",
+    "CREATE TABLE heir (own text DEFAULT 'own', PRIMARY KEY (id)) INHERITS (parent)",
+    "INSERT INTO whole VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+    "INSERT INTO heir VALUES (1, 'i', 'before'), (2, 'i', 'also before'), (3, NULL, NULL)",
+)
+THEN = (
+    # It keeps the name of the constraint that it had from the whole, and stands before that in a dump.
+    "ALTER TABLE whole DETACH PARTITION a_part",
+    "UPDATE a_part SET v = 'alone' WHERE id = 1",
+    # In the heir it stands behind the heir's own columns, in a dump before them.
+    "ALTER TABLE parent ADD later text DEFAULT 'for all rows'",
+    "UPDATE heir SET later = 'now' WHERE id = 2",
+    "INSERT INTO heir (id, inherited, own, later) VALUES (4, 'i', 'after', 'l')",
+)
+COLUMNS = """
+SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'heir'::regclass AND attnum > 0
+"""
+HEIRS = "SELECT id, inherited, later, own FROM heir ORDER BY 1"
+NAMES = "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'n' ORDER BY 1, 2"
+
+
+def test_what_a_dump_of_postgresql_changes_is_changed_alike(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    with own_database(shared_fleet, tmp_path, "as_dump") as fleet:
+        (source,) = fleet.nodes
+        runs = Runs(fleet, Ready(spark))
+        execute(source.dsn, *FIRST)
+        runs.init()
+        runs.full(NAME)
+        execute(source.dsn, *THEN)
+        runs.increment(NAME)
+        runs.restore(NAME, back(fleet))
+        ours, theirs = back(fleet).nodes[0].dsn, with_database(source, "as_dump_by_pg_dump").dsn
+        execute(with_database(source, "postgres").dsn, "CREATE DATABASE as_dump_by_pg_dump TEMPLATE template0")
+        run_tool("pg_dump", *DUMP, f"--file={tmp_path / 'script'}", source.dsn)
+        run_tool("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={tmp_path / 'script'}", theirs)
+
+        assert sorted_copies(ours) == sorted_copies(theirs)
+        assert run_tool("pg_dump", *DUMP, ours).stdout == run_tool("pg_dump", *DUMP, theirs).stdout
+        # By name the rows are the source's, and what is changed is what the documentation says.
+        assert rows(ours, HEIRS) == rows(source.dsn, HEIRS)
+        assert rows(source.dsn, COLUMNS) == [("id inherited own later",)]
+        assert rows(ours, COLUMNS) == [("id inherited later own",)]
+        assert ("whole", "whole_id_not_null") in rows(source.dsn, NAMES)
+        assert ("whole", "whole_id_not_null1") in rows(ours, NAMES)
+        assert ("a_part", "whole_id_not_null") in rows(ours, NAMES)
+
+
+def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()

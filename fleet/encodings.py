@@ -88,7 +88,7 @@ def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
 
 def without_text(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
     """Those of the values, of the connection's database, that have no text in UTF-8."""
-    if encoding_of(connection) == RAW:
+    if encoding_of(connection) in (RAW, UTF8):
         return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
     known = _converted(connection, values)
     return [value for value in values if value not in known]

@@ -38,6 +38,12 @@ SELECT kind, convert_to(name, getdatabaseencoding()) FROM (
     UNION ALL SELECT 'publication', pubname::text FROM pg_publication
 ) AS every (kind, name) WHERE name COLLATE "C" ~ '[^\\x01-\\x7f]'
 """
+# In UTF-8 all but roles have text: they may have been named in a database of another encoding. As the server has them.
+ROLES_QUERY = """
+SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
+ WHERE d.refclassid = 'pg_authid'::regclass
+   AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 NAMES_SHOWN_MAX = 8
 
 
@@ -74,9 +80,7 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
     """Raise NodeUnfitError naming what has a name that is no text: commits and reports could not name it."""
     problems: list[tuple[str, str, str]] = []
     for node, connection in connections.items():
-        if encoding_of(connection) == UTF8:
-            continue
-        names = connection.execute(NAMES_QUERY).fetchall()
+        names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
         unfit = set(without_text(connection, list({name for _, name in names})))
         # What a name has of ASCII tells which it is.
         found = sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in unfit})

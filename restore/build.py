@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleet.connections import connect
 from fleet.progress import Progress
 from restore.ddl import refresh_views, run_section, set_sequences, shown, views_of, without_foreign_keys
 from restore.ledger import LEDGER_SCHEMA, check_counts, create_ledger
 from restore.partitions import roots_of
-from restore.target import Target, create_database
+from restore.target import Target
 from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, listed_schema, read_schema
 from wal.damage import read_listed
 
 if TYPE_CHECKING:
-    import psycopg
-
     from restore.restore import Restoring
 
 
@@ -41,11 +39,8 @@ def read_scripts(restoring: Restoring, shard: str) -> dict[str, str]:
     return found
 
 
-def create_empty(
-    restoring: Restoring, target: Target, connection: psycopg.Connection[Any], scripts: Mapping[str, str]
-) -> None:
-    """Create the database with all that rows need, and its ledger."""
-    create_database(target, connection, restoring.chain.part.baseline[target.shard])
+def create_empty(restoring: Restoring, target: Target, scripts: Mapping[str, str]) -> None:
+    """Create in the new database all that rows need, and its ledger."""
     run_section(target.loaded, PRE_DATA, scripts[PRE_DATA])
     with connect(target.loaded) as loading:
         create_ledger(loading)

@@ -58,7 +58,8 @@ def run_section(node: Node, section: str, script: str) -> None:
 def _refused(node: Node, section: str, message: str) -> SchemaLoadError:
     return SchemaLoadError(
         f"node {node.id}: the {section} DDL was refused: {' '.join(message.split())}",
-        hint="make on the target what it names (an extension, a tablespace, a role), then repeat",
+        hint="make on the target what it names (an extension, a tablespace, a role), or restore to a server that has it"
+        " (lz4), then repeat",
         details={"node": node.id, "section": section},
     )
 

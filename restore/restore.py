@@ -25,6 +25,8 @@ from restore.target import (
     Target,
     TargetUnfitError,
     check_target,
+    check_xml,
+    create_database,
     drop_loading,
     locked_targets,
     publish_all,
@@ -163,7 +165,9 @@ def _check(restoring: Restoring, connections: Mapping[str, Any]) -> None:
         connection = connections[target.shard]
         roles, may_create = restoring.chain.roles(target.shard), restoring.request.create_roles
         place = check_target(target, connection, source, replace=restoring.request.replace)
-        restoring.missing[target.shard] = missing_roles(target, connection, roles, may_create=may_create)
+        check_xml(target, connection, restoring.groups(target.shard))
+        missing = missing_roles(target, connection, roles, source.encoding, may_create=may_create)
+        restoring.missing[target.shard] = missing
         if place in seen:
             raise TargetUnfitError(
                 f"nodes {seen[place]} and {target.node.id} are the same database of one server",
@@ -189,13 +193,13 @@ def restore_fleet(restoring: Restoring, spark: SparkSource, progress: Progress) 
 
             try:
                 progress.step("create databases")
-                for target in restoring.targets:
-                    missing = restoring.missing[target.shard]
-                    restoring.report.roles_created += create_roles(target, connections[target.shard], missing)
+                baseline = restoring.chain.part.baseline
                 in_parallel(
-                    lambda one: create_empty(restoring, one, connections[one.shard], scripts[one.shard]),
-                    restoring.targets,
+                    lambda one: create_database(one, connections[one.shard], baseline[one.shard]), restoring.targets
                 )
+                for target in restoring.targets:
+                    restoring.report.roles_created += create_roles(target, restoring.missing[target.shard])
+                in_parallel(lambda one: create_empty(restoring, one, scripts[one.shard]), restoring.targets)
                 load_rows(restoring, spark, progress, watch)
                 progress.step("indexes and constraints")
                 with ThreadPoolExecutor(max_workers=len(restoring.targets)) as threads:

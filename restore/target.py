@@ -6,7 +6,7 @@ invariant 6). A publication that can't be carried through on every node is undon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +17,14 @@ from psycopg import sql
 from fleet.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.config import Node
 from fleet.connections import connect, database_name, with_database
+from fleet.groups import Group
 from fleet.label import own_label
 from fleet.lock import lock_key, take_lock
 from fleet.sessions import in_parallel
 from storage.errors import RefusedError, SnapshotError, UsageError
 
 MAINTENANCE_DATABASE = "postgres"
-NAME_BYTES_MAX = 63
+NAME_BYTES_MAX, NAMED_MAX = 63, 5
 LOADING, ASIDE = "_restoring_", "_before_"
 LOCK_NAME = "restore"
 
@@ -134,6 +135,22 @@ def check_target(
             details={"node": node, "database": target.database},
         )
     return f"{system}/{target.database}"
+
+
+def check_xml(target: Target, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
+    """Raise TargetUnfitError where groups have XML and the target's server is built without it: it would read none."""
+    of_xml = [f"{g.name}.{column.name}" for g in groups for column in g.columns if column.type in ("xml", "xml[]")]
+    try:
+        if of_xml:
+            connection.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported as error:
+        more = f" and {len(of_xml) - NAMED_MAX} more" if len(of_xml) > NAMED_MAX else ""
+        raise TargetUnfitError(
+            f"node {target.node.id}: its PostgreSQL is built without XML, which the snapshot has in"
+            f" {', '.join(of_xml[:NAMED_MAX])}{more}",
+            hint="restore to a server that is built with libxml, or only other tables: --group PATTERN",
+            details={"node": target.node.id, "columns": of_xml},
+        ) from error
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:

@@ -70,9 +70,9 @@ class Runs:
     def increment(self, name: str) -> Commit:
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
-    def restore(self, name: str, target: Fleet, increment: int | None = None) -> RestoreReport:
+    def restore(self, name: str, target: Fleet, increment: int | None = None, **options: Any) -> RestoreReport:
         """Restore into `target`, putting aside what is there."""
-        request = RestoreRequest(name, increment, replace=True)
+        request = RestoreRequest(name, increment, replace=True, **options)
         return restore_fleet(plan_restore(self.fleet, target, request), self.spark, Silent())
 
     def check(self, name: str | None = None, increment: int | None = None) -> CheckReport:

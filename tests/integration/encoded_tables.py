@@ -71,6 +71,10 @@ CREATE TABLE listed_1 PARTITION OF listed FOR VALUES IN ('{odd}');
 CREATE TABLE listed_2 PARTITION OF listed DEFAULT;
 CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 'body {odd}'::text -- lines\r\n $$;
 CREATE SEQUENCE "s{name}";
+DROP ROLE IF EXISTS "r{name}";
+CREATE ROLE "r{name}";
+ALTER TABLE bag OWNER TO "r{name}";
+GRANT SELECT ON listed TO "r{name}";
 """
 CHANGES = (
     b"""
@@ -125,6 +129,24 @@ DROP TABLE folded;
 DROP COLLATION folding;
 """,
 )
+# Only where the server has libxml; gone before the state that is restored into one that may lack it.
+XML_SCHEMA = b"""
+CREATE TABLE papers ("k{name}" text PRIMARY KEY, p xml DEFAULT '<{name}/>', q xml[]);
+INSERT INTO papers VALUES ('{name}', '<{name} a="{name}">&#233;{name} &lt;</{name}>', '{<a/>,NULL}');
+INSERT INTO papers VALUES ('b', '<?xml version="1.0" encoding="{encoding}" standalone="yes"?><b>{name}</b>');
+INSERT INTO papers VALUES ('c', XMLPARSE(CONTENT 'text {name}<b/> and more'));
+"""
+XML_CHANGES = (
+    b"""
+UPDATE papers SET p = xmlelement(name "{name}", '{name}', p) WHERE "k{name}" = '{name}';
+UPDATE papers SET q = ARRAY[p, p] WHERE "k{name}" = 'b';
+INSERT INTO papers ("k{name}") VALUES ('of the default');
+DELETE FROM papers WHERE "k{name}" = 'c';
+""",
+    b"""
+DROP TABLE papers;
+""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +167,7 @@ class Encoded:
     def script(self, template: bytes) -> list[bytes]:
         """The template's statements; none of them has a line that ends in a semicolon inside."""
         whole = template.replace(b"{name}", self.name).replace(b"{odd}", self.odd)
+        whole = whole.replace(b"{encoding}", self.codec.encode())
         return [one for one in (piece.strip(b"\n") for piece in whole.split(b";\n")) if one]
 
     def rows(self) -> list[bytes]:

@@ -23,6 +23,7 @@ from restore.restore import RestoreRequest, plan_restore, restore_fleet
 from snapshots.create import CreateRequest, create_full
 from snapshots.large_copy import PART_BYTES
 from storage.open import open_store
+from tests.integration.large_object_states import all_large
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import NoSpark, execute, refused
 from tests.snapshot_runs import Ready, Runs, run_command
@@ -56,11 +57,6 @@ MADE = (
     "COMMENT ON LARGE OBJECT 1004 IS 'it''s \\ odd'",
 )  # fmt: skip
 COUNT = 6 + MANY
-QUERY = """
-SELECT m.oid::bigint, length(lo_get(m.oid)), md5(lo_get(m.oid)), pg_get_userbyid(m.lomowner),
-       (SELECT array_agg(a::text ORDER BY a::text) FROM unnest(m.lomacl) AS a), obj_description(m.oid, 'pg_largeobject')
-  FROM pg_largeobject_metadata m ORDER BY 1
-"""
 
 
 @pytest.fixture
@@ -75,11 +71,6 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> It
         psycopg.conninfo.make_conninfo(maintenance, dbname="postgres"),
         "DROP ROLE large_owner, large_reader, large_other",
     )
-
-
-def all_large(dsn: str) -> list[tuple[object, ...]]:
-    with psycopg.connect(dsn) as connection:
-        return connection.execute(QUERY).fetchall()
 
 
 def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

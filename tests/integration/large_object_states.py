@@ -1,0 +1,16 @@
+"""What PostgreSQL says of every large object of a database: its bytes, owner, grants and comment."""
+
+from __future__ import annotations
+
+import psycopg
+
+QUERY = """
+SELECT m.oid::bigint, length(lo_get(m.oid)), md5(lo_get(m.oid)), pg_get_userbyid(m.lomowner),
+       (SELECT array_agg(a::text ORDER BY a::text) FROM unnest(m.lomacl) AS a), obj_description(m.oid, 'pg_largeobject')
+  FROM pg_largeobject_metadata m ORDER BY 1
+"""
+
+
+def all_large(dsn: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(QUERY).fetchall()

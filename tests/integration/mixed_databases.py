@@ -1,0 +1,114 @@
+"""Databases of a fleet whose shards are of other versions and encodings: made, changed, their slots dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+
+from fleet.config import Fleet, Node
+from fleet.connections import with_database
+from fleet.embedded import EmbeddedFleet
+from tests.integration.encoded_tables import (
+    CHANGES,
+    EVIL,
+    FOLDED_CHANGES,
+    FOLDED_SCHEMA,
+    SCHEMA,
+    XML_CHANGES,
+    XML_SCHEMA,
+    Encoded,
+    copies,
+    run,
+    session,
+)
+from tests.other_servers import has_icu, has_xml
+from tests.snapshot_runs import described
+from wal.slots import drop_slot
+
+REPLAY_SECONDS_MAX = 30
+
+
+def database_of(one: Encoded) -> str:
+    return f"in_{one.encoding.lower()}"
+
+
+def create_database(server: str, database: str, encoding: str) -> None:
+    with session(server) as connection:
+        options = f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"
+        connection.execute(f"DROP DATABASE IF EXISTS {database}".encode())
+        connection.execute(f"CREATE DATABASE {database} {options}".encode())
+
+
+def await_standbys(embedded: EmbeddedFleet) -> None:
+    """Wait until every standby has the databases that its primary has."""
+    for primary in embedded.primaries:
+        with psycopg.connect(primary.dsn("postgres")) as connection:
+            row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        for backup in embedded.backups_of(primary):
+            with psycopg.connect(backup.dsn("postgres"), autocommit=True) as connection:
+                deadline = time.monotonic() + REPLAY_SECONDS_MAX
+                while connection.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", row).fetchone() != (False,):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+
+
+def fleet_of(embedded: EmbeddedFleet, directory: Path, case: tuple[Encoded, Encoded]) -> Fleet:
+    """The fleet of the case's databases, filled, with a store of its own."""
+    fleet = described(embedded, directory / "fleet.toml", f"file://{directory}/store")
+    names = {node.id: database_of(one) for node, one in zip(embedded.primaries, case, strict=True)}
+    nodes = tuple(with_database(node, names[node.shard]) for node in fleet.nodes)
+    for node, one in zip(embedded.primaries, case, strict=True):
+        create_database(node.dsn("postgres"), database_of(one), one.encoding)
+        run(node.dsn(database_of(one)), [*one.script(EVIL), *one.script(SCHEMA), *one.rows()])
+    other = embedded.primaries[1].dsn(database_of(case[1]))
+    for schema, _ in more_of(other, case[1]):
+        run(other, case[1].script(schema))
+    await_standbys(embedded)
+    return replace(fleet, nodes=nodes)
+
+
+def more_of(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    """Schemas and changes of what only some servers have; the wheel's has neither ICU nor XML."""
+    found = []
+    with session(dsn) as connection:
+        if one.encoding != "SQL_ASCII" and has_icu(connection):
+            found.append((FOLDED_SCHEMA, FOLDED_CHANGES))
+        if has_xml(connection):
+            found.append((XML_SCHEMA, XML_CHANGES))
+    return found
+
+
+def change(fleet: Fleet, case: tuple[Encoded, Encoded], number: int) -> list[dict[bytes, bytes]]:
+    """Make the changes before an increment; the state that it is to have."""
+    for node, one in zip(fleet.primaries, case, strict=True):
+        run(node.dsn, one.script(CHANGES[number]))
+    for _, changes in more_of(fleet.primaries[1].dsn, case[1]):
+        run(fleet.primaries[1].dsn, case[1].script(changes[number]))
+    return [copies(node.dsn) for node in fleet.primaries]
+
+
+@contextmanager
+def slots_dropped(fleet: Fleet) -> Iterator[None]:
+    """Drop what the chains leave on the servers; by sessions that the settings of the role don't reach."""
+    try:
+        yield
+    finally:
+        for node in fleet.nodes:
+            with session(node.dsn) as connection:
+                query = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'"
+                slots = [name.decode() for (name,) in connection.execute(query)]
+            for slot in slots:
+                assert drop_slot(node, slot)
+
+
+def on(fleet: Fleet, database: str, *, one_server: bool = False) -> Fleet:
+    """Where a restore goes: a database of each server, or two of the first one."""
+    first, second = (with_database(node, f"{database}_{node.id}") for node in fleet.primaries)
+    if one_server:
+        second = Node(second.id, with_database(first, f"{database}_{second.id}").dsn)
+    return replace(fleet, nodes=(first, second))

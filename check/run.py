@@ -5,8 +5,12 @@ What is damaged is named and the rest still compared; what could not be compared
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
 
 from check.base_hashes import BaseHashTask, hash_base
 from check.checking import Checking
@@ -17,15 +21,21 @@ from check.report import Compared, Conflict
 from check.streams import StreamTask, hash_stream
 from check.transactions import compare_pairs
 from fleet.progress import Progress
-from snapshots.folding import Fold, fold
+from snapshots.folding import Fold, fold, long_image_reader
 from snapshots.jobs import SparkSource, run_tasks
+from snapshots.long_images import LongImageReader, by_place
 from snapshots.sources import PROBLEM, SegmentSource, Sources, base_sources, segment_sources, sources_of
 from storage.errors import report_of
+from wal.arrow_numbers import to_arrow
+from wal.bytes_column import from_arrow, xxhash64
 from wal.damage import ObjectDamagedError
 from wal.markers import marker_from_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+ENTRY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, entry bigint"
+ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", "entry"]
 
 
 def check_contents(checking: Checking, spark: SparkSource, progress: Progress) -> None:
@@ -127,7 +137,7 @@ def _partition_hashes(checking: Checking, session: SparkSession, progress: Progr
         base = _base_hashes(checking, session, sources, folded, progress)
         if folded.images is None:
             return base, combine_all([], 3)
-        images, versions = _image_hashes(folded, copies)
+        images, versions = _image_hashes(folded, copies, long_image_reader(sources, checking.location))
         _note_incomplete(checking, images)
         return combine_all([base, images], 3), versions
     finally:
@@ -181,7 +191,7 @@ def _note_incomplete(checking: Checking, images: Sums) -> None:
             checking.damaged.add(node)
 
 
-def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
+def _image_hashes(folded: Fold, copies: Copies, reader: LongImageReader) -> tuple[Sums, Sums]:
     """The same of the rows that changes have made, and of their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -189,18 +199,29 @@ def _image_hashes(folded: Fold, copies: Copies) -> tuple[Sums, Sums]:
     if images is None:
         raise RuntimeError("there are no images")
     compared = _written_since(copies)
-    entry = F.xxhash64("key", "row")
     version = F.xxhash64("key", "lsn")
     keys = ["node", "group", "partition"]
+    entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
+    if folded.long_images is not None:
+        placed = by_place(images.sparkSession, folded.long_images)
+        entries = entries.unionByName(placed.mapInArrow(partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
-        images.groupBy(*keys)
+        entries.groupBy(*keys)
         .agg(
-            *hash_aggregates(entry),
+            *hash_aggregates(F.col("entry")),
             *hash_aggregates(version, "version_", compared),
         )
         .toArrow()
     )
     return sums_of_table(table, keys), sums_of_table(table, keys, "version_")
+
+
+def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> Iterator[pa.RecordBatch]:
+    """ENTRY_ROWS of LONG_IMAGE_ROWS: hashed where they are read, as Spark hashes the others."""
+    for batch in reader.images(batches):
+        hashes = xxhash64(from_arrow(batch.column("row")), xxhash64(from_arrow(batch.column("key"))))
+        columns = [batch.column(name) for name in ("node", "group", "partition", "key", "lsn")]
+        yield pa.record_batch([*columns, to_arrow(hashes.view(np.int64))], names=ENTRY_NAMES)
 
 
 def _written_since(copies: Copies) -> Column:

@@ -148,9 +148,12 @@ class Loader:
 
 
 def load_images(
-    batches: Iterator[pa.RecordBatch], targets: Mapping[int, LoadTarget], partition: int
+    batches: Iterator[pa.RecordBatch], targets: Mapping[int, LoadTarget], task: str
 ) -> Iterator[pa.RecordBatch]:
-    """Load one Spark partition of folded rows (node, group, row); yield one row: what was sent, or the error."""
+    """Load one Spark partition of folded rows (node, group, row, key); yield one row: what was sent, or the error.
+
+    `task` is its name in the ledger.
+    """
     report = LoadReport()
     try:
         with ExitStack() as stack:
@@ -160,7 +163,7 @@ def load_images(
                 node = np.asarray(batch.column("node").to_numpy())
                 for number in np.unique(node):
                     if int(number) not in loaders:
-                        loaders[int(number)] = _opened(stack, targets[int(number)], f"images-{partition}")
+                        loaders[int(number)] = _opened(stack, targets[int(number)], task)
                     chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
                     loaders[int(number)].add(chosen)
             for loader in loaders.values():

@@ -13,8 +13,9 @@ from fleet.progress import Progress
 from fleet.watch import Watch
 from restore.large_objects import load_large_objects
 from restore.load import BaseLoadTask, LoadTarget, load_base, load_images
-from snapshots.folding import Fold, fold
+from snapshots.folding import Fold, fold, long_image_reader
 from snapshots.jobs import SparkSource, job_progress, raise_first, run_tasks
+from snapshots.long_images import LongImageReader, by_place
 from snapshots.sources import Sources, sources_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def _load_rows(restoring: Restoring, session: SparkSession, progress: Progress) 
         if folded.images is not None:
             progress.step("load changes")
             _load_images(session, folded.images, targets, progress)
+        if folded.long_images is not None:
+            progress.step("load long rows")
+            reader = long_image_reader(sources, restoring.location)
+            _load_long_images(session, folded.long_images, (targets, reader), progress)
     finally:
         folded.release()
 
@@ -91,13 +96,31 @@ def _load_images(session: SparkSession, images: Any, targets: dict[int, LoadTarg
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        yield from load_images(batches, targets, context.partitionId() if context else 0)
+        yield from load_images(batches, targets, f"images-{context.partitionId() if context else 0}")
 
     # By number, so that no planner changes what a partition holds when a task is repeated.
     parts = max(session.sparkContext.defaultParallelism, 2)
     spread = images.select("node", "group", "row", "key").repartition(parts, "node", "group", "key", "row")
     if sum(len(target.groups) for target in targets.values()) > MIXED_GROUPS_MAX:
         spread = spread.sortWithinPartitions("node", "group")
+    _run(session, spread.mapInArrow(load, LOADED_ROWS), progress)
+
+
+def _load_long_images(
+    session: SparkSession, images: Any, work: tuple[dict[int, LoadTarget], LongImageReader], progress: Progress
+) -> None:
+    targets, reader = work
+
+    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        yield from load_images(reader.images(batches), targets, f"long-{context.partitionId() if context else 0}")
+
+    _run(session, by_place(session, images).mapInArrow(load, LOADED_ROWS), progress)
+
+
+def _run(session: SparkSession, loaded: Any, progress: Progress) -> None:
     with job_progress(session, progress):
-        reports = spread.mapInArrow(load, LOADED_ROWS).collect()  # a row per partition
+        reports = loaded.collect()  # a row per partition
     raise_first([json.loads(report["problem"]) if report["problem"] else None for report in reports])

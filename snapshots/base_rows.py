@@ -11,17 +11,18 @@ import pyarrow as pa
 
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.changed_keys import Keys
+from snapshots.long_lines import PLACED, names_of, read_placed, with_stand_ins
 from snapshots.overlay import column_of, runs
 from snapshots.row_batches import row_batches
-from snapshots.sources import BaseSource, problem_row, read_present
+from snapshots.sources import BaseSource, problem_row
 from storage.errors import SnapshotError
 from storage.open import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary"
-WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA])
+WANTED_ROWS = "node int, `group` int, partition int, key binary, row binary, place bigint"
+WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA, PLACED])
 
 
 def is_among(
@@ -29,7 +30,8 @@ def is_among(
 ) -> npt.NDArray[np.bool_]:
     """Which rows of `batch` (BASE_SCHEMA) have one of `keys`, given by group.
 
-    A row of a group without a key is known by its line. `key_hashes` of all rows spare hashing them again.
+    A row of a group without a key is known by its line, a long one by what stands for it. `key_hashes` of all rows
+    spare hashing them again.
     """
     group = np.asarray(batch.column("group").to_numpy())
     found = np.zeros(len(group), np.bool_)
@@ -40,7 +42,7 @@ def is_among(
             continue
         count = rows.stop - rows.start
         if number in base.multisets:
-            found[rows] = keys[number].contains(column_of(batch.column("row").slice(rows.start, count)))
+            found[rows] = keys[number].contains(names_of(batch.column("row").slice(rows.start, count)))
             continue
         names = column_of(batch.column("key").slice(rows.start, count))
         found[rows] = keys[number].contains(names, key_hashes[rows] if key_hashes is not None else None)
@@ -65,11 +67,14 @@ def wanted_rows(
 ) -> DataFrame:
     """WANTED_ROWS of the base rows with the `wanted` keys (by node number and group) that were not truncated.
 
+    Long lines are replaced by what stands for them, and their places: the numbers there are those of `bases`.
     An object that can't be read is a row of group PROBLEM: without its rows nothing can be told of any.
     """
     url, options = store
     groups = {node: frozenset(found) for node, found in wanted.items()}
-    chosen = [base for base in bases if groups.get(base.source.number, frozenset()) & base.groups]
+    chosen = [
+        (number, base) for number, base in enumerate(bases) if groups.get(base.source.number, frozenset()) & base.groups
+    ]
     sent = spark.sparkContext.broadcast({node: dict(found) for node, found in wanted.items()})
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,13 +87,18 @@ def wanted_rows(
     return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
 
 
-def _wanted(store: Any, base: BaseSource, wanted: Mapping[int, Mapping[int, Keys]]) -> Iterator[pa.RecordBatch]:
+def _wanted(
+    store: Any, numbered: tuple[int, BaseSource], wanted: Mapping[int, Mapping[int, Keys]]
+) -> Iterator[pa.RecordBatch]:
+    number, base = numbered
     keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.dropped}
     try:
-        for batch in (batch for table in read_present(store, base, BASE_SCHEMA) for batch in row_batches(table)):
-            found = batch.filter(pa.array(is_among(batch, base, keys)))
-            if len(found):
-                node = pa.array(np.full(len(found), base.source.number, np.int32))
-                yield pa.record_batch([node, *found.columns], names=WANTED_SCHEMA.names)
+        for table in read_placed(store, base, number, BASE_SCHEMA):
+            for batch in row_batches(table):
+                rows = pa.Table.from_batches([batch]).filter(pa.array(is_among(batch, base, keys)))
+                if len(rows):
+                    node = pa.array(np.full(len(rows), base.source.number, np.int32))
+                    found = with_stand_ins(rows).combine_chunks()
+                    yield from found.add_column(0, WANTED_SCHEMA.field("node"), node).to_batches()
     except SnapshotError as error:
         yield problem_row(base.source, error, WANTED_SCHEMA)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from snapshots.key_filter import KeyFilter, key_filters
+from snapshots.long_lines import NO_PLACE
 from snapshots.overlay import KeySet, overlays
 from snapshots.sources import PROBLEM
 from wal.arrow_numbers import to_numpy
@@ -28,28 +29,32 @@ BYTES_PER_KEY = 24
 class Changed:
     """The keys by node number and group, and the ops that their last changes are of.
 
-    Where it `is_exact`, each of them is a KeySet; else each is a KeyFilter.
+    Where it `is_exact`, each of them is a KeySet; else each is a KeyFilter. `has_long_lines`: not all of their last
+    images are there themselves.
     """
 
     keys: dict[int, dict[int, Keys]]
     ops: frozenset[int]
     is_exact: bool = True
     has_problems: bool = False
+    has_long_lines: bool = False
 
 
 def changed_keys(latest: DataFrame, changes: int) -> Changed:
-    """The keys in `latest` (node, group, key, op), of which each is there once; rows of PROBLEM are no keys.
+    """The keys in `latest` (node, group, key, op, place), of which each is there once; rows of PROBLEM are no keys.
 
     `changes` is at least their number. What the driver is sent is bounded by KEYS_BYTES_MAX, or by the filters and the
     tables.
     """
     if changes > COUNTED_FROM and (found := _filtered(latest)):
         return found
-    table = latest.select("node", "group", "key", "op").toArrow()
+    table = latest.selectExpr("node", "`group`", "key", "op", f"place <> {NO_PLACE} AS is_long").toArrow()
     is_problem = pc.equal(table["group"], PROBLEM)
     sets = overlays(table.filter(pc.invert(is_problem)))
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
-    return Changed({node: dict(found) for node, found in sets.items()}, ops, has_problems=pc.any(is_problem).as_py())
+    keys: dict[int, dict[int, Keys]] = {node: dict(found) for node, found in sets.items()}
+    has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, table["is_long"]))
+    return Changed(keys, ops, has_problems=has_problems, has_long_lines=has_long_lines)
 
 
 def _filtered(latest: DataFrame) -> Changed | None:
@@ -57,7 +62,7 @@ def _filtered(latest: DataFrame) -> Changed | None:
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     sizes = latest.groupBy("node", "group", "op").agg(
-        F.count(F.lit(1)).alias("keys"), F.sum(F.length("key")).alias("bytes")
+        F.count(F.lit(1)).alias("keys"), F.sum(F.length("key")).alias("bytes"), F.max("place").alias("place")
     )
     counted = sizes.collect()  # bounded by the tables
     found = [row for row in counted if row["group"] != PROBLEM]
@@ -68,4 +73,6 @@ def _filtered(latest: DataFrame) -> Changed | None:
     filters = key_filters(latest.where(f"`group` <> {PROBLEM}"), count, groups)
     keys: dict[int, dict[int, Keys]] = {node: dict(of_groups) for node, of_groups in filters.items()}
     ops = frozenset(row["op"] for row in counted)
-    return Changed(keys, ops, is_exact=False, has_problems=len(found) < len(counted))
+    has_long_lines = any(row["place"] != NO_PLACE for row in found)
+    has_problems = len(found) < len(counted)
+    return Changed(keys, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)

@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from snapshots.base_rows import wanted_rows
 from snapshots.changed_keys import Keys, changed_keys
-from snapshots.lineage import BASE_LSN, completed_images
+from snapshots.lineage import BASE_LSN, CompletedImages, completed_images
+from snapshots.long_images import LongImageReader
+from snapshots.long_lines import NO_PLACE, PLACED, read_placed, with_stand_ins
 from snapshots.overlay import column_of
 from snapshots.row_batches import row_batches
-from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, problem_of, problem_row, read_present
+from snapshots.sources import PROBLEM, SegmentSource, Sources, effective, problem_of, problem_row
 from snapshots.superseding import last_of_every_key
 from storage.errors import SnapshotError
 from storage.open import open_store
@@ -30,17 +32,23 @@ if TYPE_CHECKING:
 
 # A change that belongs to the state; `node` is its number among the job's sources. A problem met by a reader
 # is a row of group PROBLEM (snapshots.sources), its key the object and its row the report as JSON.
-CHANGE_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary"
+# Where a line is long, `row` is what stands for it and `place` where it is (snapshots.long_lines).
+CHANGE_ROWS = (
+    "node int, `group` int, partition int, key binary, lsn bigint, seq bigint, op tinyint, row binary, place bigint"
+)
 # Enough that tasks of different length even out; a task costs more than reading a small segment.
 TASKS_PER_CORE = 2
 IMAGE_COLUMNS = ("node", "group", "partition", "key", "lsn", "row")
 _NAMES = ["node", "group", "partition", "key", "lsn", "seq", "op", "row"]
-CHANGE_SCHEMA = pa.schema([pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:])])
+CHANGE_SCHEMA = pa.schema([pa.field("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in _NAMES[1:]), PLACED])
 
 
 @dataclass(slots=True)
 class Fold:
     """The folded changes of some copies. `images`: IMAGE_COLUMNS of every row that changes have made.
+
+    But for those with a long line: they are in `long_images` (LONG_IMAGE_ROWS), which `long_image_reader` reads; None
+    where there are none. What follows holds for them too.
 
     A row whose earlier images are stored nowhere (its unchanged values, or the row that was deleted) is of group
     PROBLEM there, its `partition` the group. So is the report of an object that was read well once, and can't be read
@@ -54,6 +62,8 @@ class Fold:
     changed: dict[int, dict[int, Keys]]
     problems: list[dict[str, Any]]
     kept: list[DataFrame]
+    long_images: DataFrame | None = None
+    has_long_lines: bool = False
 
     def release(self) -> None:
         """Let the executors forget the folded changes."""
@@ -77,17 +87,43 @@ def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]
     count = sum(one.segment.changes for one in sources.segments)
     changed = changed_keys(latest, count)
     problems = _problems_in(latest) if changed.has_problems else []
-    images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS)
-    folded = Fold(images, changed.keys, problems, [changes, latest])
+    images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS, "place")
+    folded = Fold(images, changed.keys, problems, [changes, latest], has_long_lines=changed.has_long_lines)
     base_rows = _base_rows(spark, sources, store, folded)
     if not changed.is_exact:
         images = images.unionByName(_unchanged(base_rows(changed.keys), latest))
-    if PARTIAL in changed.ops:
-        images = images.unionByName(completed_images(spark, sources, base_rows, changes, latest))
     folded.images = images
     if sources.multisets:
         _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), count, base_rows, folded)
+    _part_long_images(folded)
+    if PARTIAL in changed.ops:
+        _complete(folded, completed_images(spark, sources, base_rows, changes, latest))
     return folded
+
+
+def long_image_reader(sources: Sources, store: tuple[str, Mapping[str, Any]]) -> LongImageReader:
+    """What reads the long images of these sources' fold."""
+    return LongImageReader((*sources.bases, *sources.segments), sources.column_counts, store)
+
+
+def _part_long_images(folded: Fold) -> None:
+    """Part the images that are there themselves from those that are read where they are stored."""
+    if folded.images is None:
+        return
+    if folded.has_long_lines:
+        line = "array(named_struct('line', row, 'place', place)) AS lines"
+        away = folded.images.where(f"place <> {NO_PLACE}")
+        folded.long_images = away.selectExpr("node", "`group`", "partition", "key", "lsn", line)
+        folded.images = folded.images.where(f"place = {NO_PLACE}")
+    folded.images = folded.images.select(*IMAGE_COLUMNS)
+
+
+def _complete(folded: Fold, found: CompletedImages) -> None:
+    folded.kept.append(found.histories)
+    folded.images = found.images if folded.images is None else folded.images.unionByName(found.images)
+    if found.long_images is not None:
+        longer = folded.long_images
+        folded.long_images = found.long_images if longer is None else longer.unionByName(found.long_images)
 
 
 def _problems_in(frame: DataFrame) -> list[dict[str, Any]]:
@@ -99,27 +135,31 @@ def _base_rows(
     spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]], folded: Fold
 ) -> Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame]:
     """How the base rows with some keys are read: once, and what can't be read is noted in `folded`."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
         rows = wanted_rows(spark, sources.bases, keys, store).persist()
         folded.kept.append(rows)
-        folded.problems += _problems_in(rows)
+        seen = rows.groupBy(F.col("group") == PROBLEM).agg(F.max("place")).collect()  # two rows
+        if any(is_problem for is_problem, _ in seen):
+            folded.problems += _problems_in(rows)
+        folded.has_long_lines |= any(place != NO_PLACE for _, place in seen)
         return rows
 
     return read
 
 
 def _unchanged(base: DataFrame, latest: DataFrame) -> DataFrame:
-    """IMAGE_COLUMNS of the base rows (WANTED_ROWS) whose keys did not change, though a filter could not tell."""
+    """IMAGE_COLUMNS and place of those base rows (WANTED_ROWS) whose keys did not change, which a filter can't tell."""
     held = base.join(latest.select("node", "group", "key"), ["node", "group", "key"], "left_anti")
-    return held.selectExpr("node", "`group`", "partition", "key", f"{BASE_LSN}L AS lsn", "row")
+    return held.selectExpr("node", "`group`", "partition", "key", f"{BASE_LSN}L AS lsn", "row", "place")
 
 
 def latest_images(changes: DataFrame) -> DataFrame:
     """Of CHANGE_ROWS the last of every (node, group, partition, key)."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
-    last = F.max_by(F.struct("lsn", "seq", "op", "row"), F.struct("lsn", "seq")).alias("last")
+    last = F.max_by(F.struct("lsn", "seq", "op", "row", "place"), F.struct("lsn", "seq")).alias("last")
     grouped = changes.groupBy("node", "group", "partition", "key").agg(last)
     return grouped.select("node", "group", "partition", "key", "last.*")
 
@@ -130,12 +170,15 @@ def read_changes(spark: SparkSession, sources: Sources, store: tuple[str, dict[s
     multisets = sources.multisets
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = dealt(sources.segments, tasks)
+    # Places count the base copies' objects first.
+    number_of = {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
+    numbers = [number_of[one.source.key] for one in segments]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = open_store(url, options)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _changes_of(opened, segments[number], multisets)
+                yield from _changes_of(opened, numbers[number], segments[number], multisets)
 
     return spark.range(0, len(segments), 1, tasks).mapInArrow(read, CHANGE_ROWS)
 
@@ -146,23 +189,26 @@ def dealt(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSourc
     return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
 
 
-def _changes_of(store: Any, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
+def _changes_of(store: Any, number: int, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
     try:
-        for table in read_present(store, one, SEGMENT_SCHEMA):
+        for table in read_placed(store, one, number, SEGMENT_SCHEMA):
             yield from _changes_in(effective(table, one), one, multisets)
     except SnapshotError as error:
         yield problem_row(one.source, error, CHANGE_SCHEMA)
 
 
 def _changes_in(table: pa.Table, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
+    is_multiset = np.isin(to_numpy(table["group"]), list(multisets))
     if not one.segment.partials:
         # Where values were left out, earlier images may be needed to fill them in.
         group, lsn, seq = (to_numpy(table[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-        wanted = last_of_every_key(group, column_of(table["key"]), lsn, seq) | np.isin(group, list(multisets))
-        table = table if wanted.all() else table.filter(to_mask(wanted))
+        wanted = last_of_every_key(group, column_of(table["key"]), lsn, seq) | is_multiset
+        table, is_multiset = table.filter(to_mask(wanted)), is_multiset[wanted]
+    # What was deleted by its key has no line; its row may say where it went.
+    table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
-    columns = [node, *(table[name] for name in _NAMES[1:])]
-    yield from row_batches(pa.table(columns, names=_NAMES))
+    columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:])]
+    yield from row_batches(pa.table(columns, names=CHANGE_SCHEMA.names))
 
 
 def _fold_multisets(
@@ -171,30 +217,33 @@ def _fold_multisets(
     """Add the rows of groups without a key: of every line as many as there were, came and went.
 
     There are `count` changes at most. Lines that came are laid beside the base; of a line that went more often than
-    it came the base rows are counted, and as many as are left take their place.
+    it came the base rows are counted, and as many as are left take their place. Of equal long lines, which are known by
+    what stands for them, one is read for all.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     places = ["node", "group", "partition", "row"]
     one = F.when(F.col("op") == INSERT, 1).otherwise(-1)
-    net = changes.groupBy(*places).agg(F.sum(one).alias("net")).where("net <> 0").persist()
+    place = F.max("place").alias("place")
+    net = changes.groupBy(*places).agg(F.sum(one).alias("net"), place).where("net <> 0").persist()
     folded.kept.append(net)
-    went = net.where("net < 0").selectExpr("node", "`group`", "row AS key", f"{DELETE}Y AS op")
+    went = net.where("net < 0").selectExpr("node", "`group`", "row AS key", f"{DELETE}Y AS op", "place")
     lines = changed_keys(went, count).keys
+    folded.has_long_lines = folded.has_long_lines or not net.where(f"place <> {NO_PLACE}").isEmpty()
     left = net
     if lines:
-        base = base_rows(lines).groupBy(*places).agg(F.count("*").alias("net"))
-        left = net.unionByName(base).groupBy(*places).agg(F.sum("net").alias("net"))
+        base = base_rows(lines).groupBy(*places).agg(F.count("*").alias("net"), place)
+        left = net.unionByName(base).groupBy(*places).agg(F.sum("net").alias("net"), place)
         for node, found in lines.items():
             folded.changed.setdefault(node, {}).update(found)
-    copies = left.where("net > 0").select(
-        "node", "group", "partition", "row", F.explode(F.array_repeat(F.lit(0), F.col("net").cast("int")))
-    )
+    repeated = F.explode(F.array_repeat(F.lit(0), F.col("net").cast("int")))
+    copies = left.where("net > 0").select(*places, "place", repeated)
     # Which of several equal rows was written last can't be told: they have no version.
     rest = [F.lit(b"").alias("key"), F.lit(0).cast("bigint").alias("lsn"), F.col("row")]
-    images = copies.select("node", "group", "partition", *rest)
+    images = copies.select("node", "group", "partition", *rest, "place")
     if lines:
         # A line that went more often than it was ever there: something is missing.
         lacking = [F.lit(PROBLEM).alias("group"), F.col("group").alias("partition")]
-        images = images.unionByName(left.where("net < 0").select("node", *lacking, *rest))
+        nowhere = F.lit(NO_PLACE).cast("bigint").alias("place")
+        images = images.unionByName(left.where("net < 0").select("node", *lacking, *rest, nowhere))
     folded.images = images if folded.images is None else folded.images.unionByName(images)

@@ -7,6 +7,7 @@ it and left values unchanged says so, and its history is then looked for under t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snapshots.changed_keys import Keys
+from snapshots.long_lines import NO_PLACE
 from snapshots.merging import Images, merge
 from snapshots.overlay import column_of, overlays
 from snapshots.sources import PROBLEM, Sources
@@ -41,17 +43,29 @@ _Place = tuple[int, int]
 _Row = tuple[int, int, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class CompletedImages:
+    """Rows whose last image left values out: those completed already, and those that are when they are read.
+
+    `histories` is what both are made from, to be forgotten in the end.
+    """
+
+    images: DataFrame
+    long_images: DataFrame | None
+    histories: DataFrame
+
+
 def completed_images(
     spark: SparkSession,
     sources: Sources,
     base_rows: Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame],
     changes: DataFrame,
     latest: DataFrame,
-) -> DataFrame:
+) -> CompletedImages:
     """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones, `base_rows` among them.
 
-    One that can't be completed, because an object it needs is damaged or the archive is not whole, is of group
-    PROBLEM, its `partition` the group.
+    Where one of the images is a long line they are LONG_IMAGE_ROWS. One that can't be completed, because an object it
+    needs is damaged or the archive is not whole, is of group PROBLEM, its `partition` the group.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -61,25 +75,32 @@ def completed_images(
     found = spark.createDataFrame(lineage)
     keys = lineage.select(["node", "group", "key"]).group_by(["node", "group", "key"]).aggregate([])
     base = base_rows(overlays(keys))
-    base = base.selectExpr("node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row")
-    images = changes.select("node", "group", "key", "lsn", "seq", "op", "row").unionByName(base)
+    base = base.selectExpr(
+        "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row", "place"
+    )
+    images = changes.select("node", "group", "key", "lsn", "seq", "op", "row", "place").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
     mine = images.join(F.broadcast(found), ["node", "group", "key"]).where((place >= low) & (place < high))
     line = F.when(F.col("op") == DELETE, F.lit(b"")).otherwise(F.col("row"))
     history = mine.groupBy("node", "group", "target").agg(
-        F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line")))).alias("images")
+        F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line"), "place"))).alias("images")
     )
     targets = latest.where(f"op = {PARTIAL}").selectExpr("node", "`group`", "partition", "key AS target", "lsn")
-    joined = targets.join(history, ["node", "group", "target"], "left").selectExpr(
-        "node", "`group`", "partition", "target", "lsn", "images.line AS lines"
-    )
+    histories = targets.join(history, ["node", "group", "target"], "left").persist()
+    has_long_lines = f"coalesce(exists(images, one -> one.place <> {NO_PLACE}), false)"
+    ready = histories.where(f"NOT {has_long_lines}")
     counts = dict(sources.column_counts)
 
     def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from _completed(batch, counts)
 
-    return joined.mapInArrow(complete, HISTORY_ROWS)
+    lines = ready.selectExpr("node", "`group`", "partition", "target", "lsn", "images.line AS lines")
+    completed = lines.mapInArrow(complete, HISTORY_ROWS)
+    placed = "transform(images, one -> named_struct('line', one.line, 'place', one.place)) AS lines"
+    away = histories.where(has_long_lines)
+    away = away.selectExpr("node", "`group`", "partition", "target AS key", "lsn", placed)
+    return CompletedImages(completed, None if away.isEmpty() else away, histories)
 
 
 def lineage_of(wanted: pa.Table, moves: pa.Table) -> pa.Table:

@@ -100,17 +100,21 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
 
     Raises ObjectDamagedError, here and while the tables are gone through.
     """
+    file = opened(store, source)
+    return (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
+
+
+def opened(store: ObjectStore, source: Source) -> pq.ParquetFile:
+    """The object, proved to be the one that was committed; raise ObjectDamagedError."""
     body = read_listed(store, source.node, source.key, (source.size, source.digest))
-    return _row_groups(body, source, schema)
-
-
-def _row_groups(body: bytes, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
     with _readable(source):
-        file = pq.ParquetFile(pa.BufferReader(body))
-    for number in range(file.num_row_groups):
-        with _readable(source):
-            table = file.read_row_group(number, use_threads=False).cast(schema)
-        yield table
+        return pq.ParquetFile(pa.BufferReader(body))
+
+
+def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
+    """One row group of an `opened` object; raise ObjectDamagedError."""
+    with _readable(source):
+        return file.read_row_group(number, use_threads=False).cast(schema)
 
 
 @contextmanager
@@ -131,12 +135,14 @@ def read_present(store: ObjectStore, source: BaseSource | SegmentSource, schema:
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
     """What a task met as a row of group PROBLEM: its key is the object, its row the report, all else is 0."""
     said = {"node": source.number, "group": PROBLEM, "key": source.key.encode(), "row": json.dumps(report_of(error))}
-    return pa.RecordBatch.from_pylist([dict.fromkeys(schema.names, 0) | said], schema=schema)
+    # It is itself what it says, at no place (snapshots.long_lines).
+    nothing = dict.fromkeys(schema.names, 0) | {"place": -1}
+    return pa.RecordBatch.from_pylist([{name: (nothing | said)[name] for name in schema.names}], schema=schema)
 
 
 def problem_of(row: bytes) -> dict[str, Any] | None:
-    """The report in a row of group PROBLEM. A line, which ends with a newline, is none."""
-    return None if row.endswith(b"\n") else json.loads(row)
+    """The report in a row of group PROBLEM. A line, which ends with a newline, is none, nor what stands for one."""
+    return json.loads(row) if row.startswith(b"{") and not row.endswith(b"\n") else None
 
 
 def effective(table: pa.Table, source: SegmentSource) -> pa.Table:

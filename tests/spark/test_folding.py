@@ -18,6 +18,7 @@ from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.folding import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
 from snapshots.key_filter import KeyFilter
+from snapshots.long_lines import NO_PLACE
 from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables
 from storage.digest import digest
 from storage.open import open_store
@@ -35,7 +36,7 @@ INSERTED, DELETED = ord("I"), ord("D")
 
 def folded(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
     """The rows (group, partition, line) that these changes (op, line) of one group without a base leave."""
-    rows = [(0, GROUP, 0, b"", number, 0, op, line) for number, (op, line) in enumerate(changes)]
+    rows = [(0, GROUP, 0, b"", number, 0, op, line, NO_PLACE) for number, (op, line) in enumerate(changes)]
     fold = Fold(None, {}, [], [])
     sources = Sources(("a",), (), (), frozenset({GROUP}), {})
     base_rows = _base_rows(spark, sources, ("memory://nothing", {}), fold)
@@ -108,7 +109,9 @@ def test_what_can_be_read_only_once_ends_the_load(spark: SparkSession, tmp_path:
     group = Group(GROUP, "public", "log", "full", 0, ())
     targets = {0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group})}
     # A batch with such a row is refused before any connection is opened.
-    (report,) = load_images(iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), targets, 0)
+    (report,) = load_images(
+        iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), targets, "images-0"
+    )
     assert key in report.to_pylist()[0]["problem"]
 
 

@@ -1,7 +1,7 @@
-"""Rows of 100 MB are copied, archived and loaded with driver and executors held to 1 GiB each.
+"""Rows of 100 MB are copied, archived, folded, loaded and checked with driver and executors held to 1 GiB each.
 
-Folding such rows is more than a driver of 1 GiB can do: docs/postgresql.md says so. Rows of some MB are in
-`test_exact_rows.py`: this one takes a process for every command.
+Rows of some MB are in `test_exact_rows.py`, and what a fold holds of long lines in `tests/spark/test_long_lines.py`: this
+one takes a process for every command.
 """
 
 from __future__ import annotations
@@ -56,22 +56,25 @@ STATES = (
 
 @pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
 @pytest.mark.timeout(3600)
-def test_rows_of_100_mb_are_copied_archived_and_loaded_within_a_gibibyte(
-    shared_fleet: EmbeddedFleet, tmp_path: Path
-) -> None:
+def test_rows_of_100_mb_that_change_come_back_within_a_gibibyte(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
     with database_on(shared_fleet, "large_rows", tmp_path, more=SPARK) as fleet, chains_dropped(fleet):
         source = shared_fleet.primaries[0].dsn("large_rows")
         execute(source, SCHEMA)
         execute(source, FIRST)
-        target = tmp_path / "target.toml"
-        target.write_text(fleet.path.read_text().replace("dbname=large_rows", "dbname=large_rows_back"))
         peaks = [measured(fleet, "init")]
         peaks.append(measured(fleet, "create", "large"))
-        state = rows_of(source)
+        states = [rows_of(source)]
         execute(source, CHANGES)
         peaks.append(measured(fleet, "create", "large", "--incremental"))
-        peaks.append(measured(fleet, "restore", "large", "--increment", "0", "--to", str(target)))
-        assert rows_of(make_conninfo(source, dbname="large_rows_back")) == state
+        states.append(rows_of(source))
+        for increment, state in enumerate(states):
+            back = f"large_rows_back_{increment}"
+            target = tmp_path / f"target{increment}.toml"
+            target.write_text(fleet.path.read_text().replace("dbname=large_rows", f"dbname={back}"))
+            words = ("restore", "large", "--increment", str(increment), "--to", str(target))
+            peaks.append(measured(fleet, *words))
+            assert rows_of(make_conninfo(source, dbname=back)) == state
+        peaks.append(measured(fleet, "check", "large"))
         for peak in peaks:
             assert peak["worker"] < MEMORY_BYTES_MAX, peaks
             assert peak["command"] < MEMORY_BYTES_MAX, peaks

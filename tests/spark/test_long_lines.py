@@ -1,0 +1,140 @@
+"""Folding rows with long lines: none of them goes through Spark, and each is there in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from check.run import hash_images
+from snapshots.base_copy import BASE_SCHEMA
+from snapshots.base_rows import rows_that_hold
+from snapshots.folding import Fold, fold, long_image_reader
+from snapshots.long_lines import LONG_LINE_BYTES
+from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, problem_of
+from storage.digest import digest
+from storage.open import open_store
+from tests.store_damage import flip_byte
+from wal.archive import SegmentRange
+from wal.bytes_column import from_list, xxhash64
+from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
+from wal.segments import create_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEYED, BAG = 3, 7
+A, B, C = (letter * (LONG_LINE_BYTES + 1) for letter in (b"a", b"b", b"c"))
+BASE = [(KEYED, b"%d" % n, b"%d\told\t%s\n" % (n, A)) for n in range(5)] + [
+    (BAG, b"", line) for line in (A + b"\n", A + b"\n", B + b"\n", B + b"\n", b"short\n")
+]
+# In this order, in two segments: 0 stays; 1 keeps its long value; 2 becomes 9 with it; 3 gets another one and goes; 4
+# is written anew, then keeps that. Of 6 there is no earlier image.
+CHANGES = [
+    [
+        (KEYED, b"1", PARTIAL, b"1\tnew\t\\u\n"),
+        (KEYED, b"2", DELETE, b"9"),
+        (KEYED, b"9", PARTIAL, b"9\tmoved\t\\u\n"),
+        (KEYED, b"4", UPSERT, b"4\tonce\t%s\n" % B),
+        (BAG, b"", DELETE, A + b"\n"),
+        (BAG, b"", INSERT, C + b"\n"),
+    ],
+    [
+        (KEYED, b"3", UPSERT, b"3\tnew\t%s\n" % C),
+        (KEYED, b"3", DELETE, b""),
+        (KEYED, b"4", PARTIAL, b"4\ttwice\t\\u\n"),
+        (KEYED, b"5", UPSERT, b"5\tcame\t%s\n" % C),
+        (KEYED, b"6", PARTIAL, b"6\t\\u\t%s\n" % C),
+        (BAG, b"", DELETE, b"short\n"),
+        (BAG, b"", INSERT, C + b"\n"),
+        (BAG, b"", DELETE, B + b"\n"),
+        (BAG, b"", DELETE, B + b"\n"),
+    ],
+]
+EXPECTED = [
+    (KEYED, b"0\told\t%s\n" % A),
+    (KEYED, b"1\tnew\t%s\n" % A),
+    (KEYED, b"4\ttwice\t%s\n" % B),
+    (KEYED, b"5\tcame\t%s\n" % C),
+    (KEYED, b"9\tmoved\t%s\n" % A),
+    *((BAG, line + b"\n") for line in (A, C, C)),
+]
+
+
+def stored(folder: Path) -> Sources:
+    store = open_store(f"file://{folder}", {})
+    columns = [[row[0] for row in BASE], [0] * len(BASE), [row[1] for row in BASE], [row[2] for row in BASE]]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns, schema=BASE_SCHEMA), sink, row_group_size=3)
+    body = sink.getvalue().to_pybytes()
+    store.create("base/1", body)
+    counts = {KEYED: 5, BAG: 5}
+    base = BaseSource(Source("base/1", "a", 0, len(body), digest(body)), counts, multisets=frozenset({BAG}))
+    segments = []
+    for number, changes in enumerate(CHANGES, 1):
+        lsn = 10 * number
+        every = {"lsn": lsn, "end_lsn": lsn + 1, "xid": number, "partition": 0}
+        rows = [
+            every | {"seq": seq, "group": group, "key": key, "op": op, "row": row}
+            for seq, (group, key, op, row) in enumerate(changes)
+        ]
+        tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
+        one = create_segment(store, "wal", number, SegmentRange("a", "op", lsn - 10, lsn), tables)
+        segments.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, 100, frozenset(), {}))
+    return Sources(("a",), (base,), tuple(segments), frozenset({BAG}), {(0, KEYED): 3, (0, BAG): 1})
+
+
+def long_rows(folded: Fold, sources: Sources, location: tuple[str, Any]) -> list[dict[str, Any]]:
+    assert folded.long_images is not None
+    batches = folded.long_images.toArrow().to_batches()
+    read = long_image_reader(sources, location).images(batches)
+    return [row for batch in read for row in batch.to_pylist()]
+
+
+def test_long_lines_stay_where_they_are_and_are_read_there(spark: SparkSession, tmp_path: Path) -> None:
+    sources, location = stored(tmp_path), (f"file://{tmp_path}", {})
+    folded = fold(spark, sources, location)
+    assert folded.problems == []
+    for frame in folded.kept:
+        # What Spark holds: changes, last images, base rows and histories.
+        assert all(len(row["row"]) <= LONG_LINE_BYTES for row in frame.collect() if "row" in frame.columns)
+    assert folded.images is not None
+    found = [(row["group"], bytes(row["row"])) for row in folded.images.collect()]
+    assert found == []
+    rows = long_rows(folded, sources, location)
+    lacking = [(row["partition"], row["key"]) for row in rows if row["group"] == PROBLEM]
+    assert lacking == [(KEYED, b"6")]
+    found = [(row["group"], row["row"]) for row in rows if row["group"] != PROBLEM]
+    base = pa.table(list(zip(*((g, 0, key, row) for g, key, row in BASE), strict=True)), schema=BASE_SCHEMA)
+    (batch,) = base.to_batches()
+    holds = rows_that_hold(batch, sources.bases[0], folded.changed[0])
+    kept = [(group, row) for (group, _, row), is_kept in zip(BASE, holds, strict=True) if is_kept]
+    assert sorted(found + kept) == sorted(EXPECTED)
+    assert (KEYED, EXPECTED[0][1]) in kept
+    check_hashes(folded, sources, location, rows)
+    folded.release()
+
+
+def check_hashes(folded: Fold, sources: Sources, location: tuple[str, Any], rows: list[dict[str, Any]]) -> None:
+    """They are those of the rows, however the batches were."""
+    assert folded.long_images is not None
+    batches = folded.long_images.toArrow().to_batches()
+    hashed = pa.Table.from_batches(hash_images(iter(batches), long_image_reader(sources, location)))
+    keys = xxhash64(from_list([row["key"] for row in rows]))
+    expected = xxhash64(from_list([row["row"] for row in rows]), keys).view("int64").tolist()
+    assert hashed["entry"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000002.parquet"])
+def test_a_long_line_that_can_be_read_only_once_is_a_problem(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    sources, location = stored(tmp_path), (f"file://{tmp_path}", {})
+    folded = fold(spark, sources, location)
+    images = long_rows(folded, sources, location)
+    assert {row["group"] for row in images} == {KEYED, BAG, PROBLEM}
+    flip_byte(tmp_path / key)
+    reports = [problem_of(row["row"]) for row in long_rows(folded, sources, location) if row["group"] == PROBLEM]
+    assert key in [report["details"]["object"] for report in reports if report]
+    folded.release()

@@ -1,0 +1,127 @@
+"""Long lines: what stands for them, where they are found again, and values that are taken from older ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import snapshots.long_lines
+from snapshots.base_copy import BASE_SCHEMA
+from snapshots.long_images import completed
+from snapshots.long_lines import (
+    LONG_LINE_BYTES,
+    NO_PLACE,
+    LongLines,
+    names_of,
+    read_placed,
+    stand_in_of,
+    with_stand_ins,
+)
+from snapshots.merging import Images, merge
+from snapshots.sources import BaseSource, Source, problem_of
+from storage.digest import digest
+from storage.memory import InMemoryStore
+from wal.bytes_column import Bytes, from_list
+from wal.damage import ObjectDamagedError
+
+LONG = b"k\t" + b"x" * LONG_LINE_BYTES
+LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]
+
+
+def stored(store: InMemoryStore, key: str, lines: list[bytes], per_row_group: int) -> BaseSource:
+    keys = [b"%d" % number for number in range(len(lines))]
+    table = pa.table([[1] * len(lines), [0] * len(lines), keys, lines], schema=BASE_SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=per_row_group)
+    body = sink.getvalue().to_pybytes()
+    store.create(key, body)
+    return BaseSource(Source(key, "a", 0, len(body), digest(body)), {1: len(lines)})
+
+
+def read(store: InMemoryStore, objects: tuple[BaseSource, ...]) -> list[tuple[bytes, int]]:
+    """Row and place of every row, as a fold reads them."""
+    tables = (table for number, one in enumerate(objects) for table in read_placed(store, one, number, BASE_SCHEMA))
+    return [(row["row"], row["place"]) for table in tables for row in with_stand_ins(table).to_pylist()]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+def test_a_long_line_is_found_again_where_it_was(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots.long_lines, "KEPT_BYTES_MAX", kept)
+    store = InMemoryStore("memory://test")
+    objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES[::-1], 3))
+    found = read(store, objects)
+    assert [place == NO_PLACE for _, place in found] == [len(line) <= LONG_LINE_BYTES for line in LINES + LINES[::-1]]
+    assert [row for row, place in found if place == NO_PLACE] == [LINES[0], LINES[2], LINES[2], LINES[0]]
+    reader = LongLines(store, objects)
+    # In turns between the objects, and back.
+    for row, place in [*found[::2], *found[1::2], *found[::-1]]:
+        if place != NO_PLACE:
+            assert reader.line(place, row).tobytes() in {LONG + b"1\n", LONG + b"2\n"}
+            assert stand_in_of(reader.line(place, row)) == row
+
+
+def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
+    store = InMemoryStore("memory://test")
+    objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES, 2))
+    stand_in, place = next(one for one in read(store, objects) if one[1] != NO_PLACE)
+    never = stand_in_of(np.frombuffer(b"what never was\n", np.uint8))
+    with pytest.raises(ObjectDamagedError, match=r"base/0 .* another one"):
+        LongLines(store, objects).line(place, never)
+    elsewhere = InMemoryStore("memory://test")
+    elsewhere.create("base/0", store.read("base/0")[:-1] + b"?")
+    reader = LongLines(elsewhere, objects)
+    with pytest.raises(ObjectDamagedError, match=r"base/0 .* not those that were committed"):
+        reader.line(place, stand_in)
+    assert reader.asked == objects[0].source
+
+
+def test_equal_lines_have_one_name_and_others_have_others() -> None:
+    names = names_of(pa.array(LINES, pa.binary()))
+    values = [names.data[low:high].tobytes() for low, high in zip(names.offsets, names.offsets[1:], strict=False)]
+    assert (values[0], values[2]) == (LINES[0], LINES[2])
+    assert (values[1] == values[4], values[1] == values[3]) == (True, False)
+    # None is a report, nor ends as a line does.
+    assert [problem_of(value) for value in values] == [None] * len(LINES)
+    assert not values[1].endswith(b"\n")
+
+
+def test_rows_that_are_no_lines_stay() -> None:
+    table = pa.table([[LINES[1], LINES[1]], [5, 6]], names=["row", "place"])
+    kept = with_stand_ins(table, np.array([False, True])).to_pylist()
+    assert kept[0] == {"row": LINES[1], "place": NO_PLACE}
+    assert kept[1] == {"row": stand_in_of(np.frombuffer(LINES[1], np.uint8)), "place": 6}
+
+
+VALUES = st.sampled_from([b"", b"a", b"\\\\u", b"\\N", b"\\u", b"\\u", b"\\u"])
+HISTORIES = st.lists(st.one_of(st.just(b""), st.tuples(VALUES, VALUES, VALUES)), min_size=1, max_size=6)
+
+
+@given(HISTORIES)
+def test_one_row_is_completed_as_whole_columns_of_them_are(history: list[bytes | tuple[bytes, ...]]) -> None:
+    lines = [b"\t".join(image) + b"\n" if isinstance(image, tuple) else b"" for image in history]
+    if not lines[-1]:
+        return
+    merged, complete = merge(Images(from_list(lines), np.array([0, len(lines)])), 3)
+    found = completed((np.frombuffer(line, np.uint8) for line in reversed(lines)), 3)
+    assert (found is not None) == bool(complete[0])
+    if found is not None:
+        assert found.tobytes() == merged.data.tobytes()
+
+
+def test_no_older_line_is_read_than_is_needed() -> None:
+    read: list[int] = []
+
+    def newest_first() -> Iterator[Bytes]:
+        for number, line in enumerate([b"1\t\\u\n", b"0\tx\n", b"0\ty\n"]):
+            read.append(number)
+            yield np.frombuffer(line, np.uint8)
+
+    found = completed(newest_first(), 2)
+    assert found is not None
+    assert (found.tobytes(), read) == (b"1\tx\n", [0, 1])

@@ -27,13 +27,14 @@ BYTES_PER_KEY = 24
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The keys by node number and group, and the ops that their last changes are of.
+    """The `count` keys by node number and group, and the ops that their last changes are of.
 
     Where it `is_exact`, each of them is a KeySet; else each is a KeyFilter. `has_long_lines`: not all of their last
     images are there themselves.
     """
 
     keys: dict[int, dict[int, Keys]]
+    count: int
     ops: frozenset[int]
     is_exact: bool = True
     has_problems: bool = False
@@ -54,7 +55,7 @@ def changed_keys(latest: DataFrame, changes: int) -> Changed:
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
     keys: dict[int, dict[int, Keys]] = {node: dict(found) for node, found in sets.items()}
     has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, table["is_long"]))
-    return Changed(keys, ops, has_problems=has_problems, has_long_lines=has_long_lines)
+    return Changed(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
 
 
 def _filtered(latest: DataFrame) -> Changed | None:
@@ -75,4 +76,4 @@ def _filtered(latest: DataFrame) -> Changed | None:
     ops = frozenset(row["op"] for row in counted)
     has_long_lines = any(row["place"] != NO_PLACE for row in found)
     has_problems = len(found) < len(counted)
-    return Changed(keys, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)
+    return Changed(keys, count, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)

@@ -84,8 +84,7 @@ def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]
         changes = changes.persist()
     numbers = ", ".join(str(number) for number in sorted(sources.multisets)) or "-2"
     latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
-    count = sum(one.segment.changes for one in sources.segments)
-    changed = changed_keys(latest, count)
+    changed = changed_keys(latest, sources.changes)
     problems = _problems_in(latest) if changed.has_problems else []
     images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS, "place")
     folded = Fold(images, changed.keys, problems, [changes, latest], has_long_lines=changed.has_long_lines)
@@ -94,7 +93,7 @@ def fold(spark: SparkSession, sources: Sources, store: tuple[str, dict[str, Any]
         images = images.unionByName(_unchanged(base_rows(changed.keys), latest))
     folded.images = images
     if sources.multisets:
-        _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), count, base_rows, folded)
+        _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), sources.changes, base_rows, folded)
     _part_long_images(folded)
     if PARTIAL in changed.ops:
         _complete(folded, completed_images(spark, sources, base_rows, changes, latest))

@@ -6,19 +6,21 @@ it and left values unchanged says so, and its history is then looked for under t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snapshots.changed_keys import Keys
+from snapshots.changed_keys import Keys, changed_keys
 from snapshots.long_lines import NO_PLACE
 from snapshots.merging import Images, merge
-from snapshots.overlay import column_of, overlays
+from snapshots.overlay import column_of
 from snapshots.sources import PROBLEM, Sources
+from wal.arrow_numbers import to_arrow, to_numpy
+from wal.bytes_column import Ints
 from wal.segment_schema import DELETE, PARTIAL, UPSERT
 
 if TYPE_CHECKING:
@@ -39,8 +41,14 @@ LINEAGE_SCHEMA = pa.schema(
 )
 BEFORE_ALL, AFTER_ALL = (-2, 0), (1 << 62, 0)
 BASE_LSN = -1
-_Place = tuple[int, int]
-_Row = tuple[int, int, bytes]
+_ENDS = (
+    (BEFORE_ALL[0], "low_lsn"),
+    (BEFORE_ALL[1], "low_seq"),
+    (AFTER_ALL[0], "high_lsn"),
+    (AFTER_ALL[1], "high_seq"),
+)
+# What Spark collects on the driver to send it to every executor; a row more is shuffled.
+BROADCAST_KEYS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +77,17 @@ def completed_images(
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
-    wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "partition", "key").toArrow()
-    moves = changes.where(f"op = {DELETE} AND length(row) > 0").select("node", "group", "key", "row", "lsn", "seq")
-    lineage = lineage_of(wanted, moves.toArrow())
-    found = spark.createDataFrame(lineage)
-    keys = lineage.select(["node", "group", "key"]).group_by(["node", "group", "key"]).aggregate([])
-    base = base_rows(overlays(keys))
+    wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "key", "op", "place")
+    found, count, keys = _lineage(spark, wanted, _moves(changes, sources.multisets), sources.changes)
+    base = base_rows(keys)
     base = base.selectExpr(
         "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row", "place"
     )
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row", "place").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
-    mine = images.join(F.broadcast(found), ["node", "group", "key"]).where((place >= low) & (place < high))
+    if count <= BROADCAST_KEYS_MAX:
+        found = F.broadcast(found)
+    mine = images.join(found, ["node", "group", "key"]).where((place >= low) & (place < high))
     line = F.when(F.col("op") == DELETE, F.lit(b"")).otherwise(F.col("row"))
     history = mine.groupBy("node", "group", "target").agg(
         F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line"), "place"))).alias("images")
@@ -103,30 +110,100 @@ def completed_images(
     return CompletedImages(completed, None if away.isEmpty() else away, histories)
 
 
+def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
+    """The updates that gave a row another key and left values out: its `key` before, and as `row` the one since."""
+    moves = changes.where(f"op = {DELETE} AND length(row) > 0 AND `group` <> {PROBLEM}")
+    if multisets:
+        # There a row that is gone is known by its line.
+        moves = moves.where(f"`group` NOT IN ({', '.join(map(str, sorted(multisets)))})")
+    return moves.select("node", "group", "key", "row", "lsn", "seq")
+
+
+def _lineage(
+    spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int
+) -> tuple[DataFrame, int, Mapping[int, Mapping[int, Keys]]]:
+    """The lineage of all `wanted` rows, how many entries it has at most, and the keys in it; of so many `changes`.
+
+    The driver holds the moves alone, and of the wanted keys those that a row moved to.
+    """
+    own = ["node", "`group`", "key", *(f"{value}L AS {name}" for value, name in _ENDS), "key AS target"]
+    moved = moves.toArrow()
+    if len(moved) == 0:
+        found = changed_keys(wanted, changes)
+        return wanted.selectExpr(*own), found.count, found.keys
+    arrived = moves.selectExpr("node", "`group`", "row AS key").distinct()
+    names = ["node", "group", "key"]
+    lineage = lineage_of(wanted.select(*names).join(arrived, names, "left_semi").toArrow(), moved)
+    stayed = wanted.join(arrived, names, "left_anti")
+    entries = spark.createDataFrame(lineage).unionByName(stayed.selectExpr(*own))
+    earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
+    found = changed_keys(earlier, 2 * changes)
+    # A key may have been several rows' in turn.
+    return entries, found.count + len(lineage), found.keys
+
+
 def lineage_of(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     """LINEAGE_SCHEMA: under which keys, and from when to when, each wanted row lived.
 
-    Bounded by the wanted keys and by the moves that left values out, which are rare.
+    Takes some 700 bytes for each move, tables included (measured with a million of them, keys of 16 bytes); the loop is
+    as long as the longest way of a row.
     """
-    arrived: dict[_Row, list[tuple[_Place, bytes]]] = {}
-    for move in moves.to_pylist():
-        at = (move["node"], move["group"], move["row"])
-        arrived.setdefault(at, []).append(((move["lsn"], move["seq"]), move["key"]))
-    for found in arrived.values():
-        found.sort()
-    rows: list[tuple[Any, ...]] = []
-    for one in wanted.select(["node", "group", "key"]).to_pylist():
-        node, group, key, high = one["node"], one["group"], one["key"], AFTER_ALL
-        while True:
-            before = [entry for entry in arrived.get((node, group, key), ()) if entry[0] < high]
-            low = before[-1][0] if before else BEFORE_ALL
-            rows.append((node, group, key, *low, *high, one["key"]))
-            if not before:
-                break
-            high, key = before[-1]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(LINEAGE_SCHEMA)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, LINEAGE_SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=LINEAGE_SCHEMA)
+    names = ["node", "group", "key"]
+    arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
+    places = pa.concat_tables([wanted.select(names), arrivals, moves.select(names)])
+    code = _codes(places)
+    target, at, came_from = np.split(code, [len(wanted), len(wanted) + len(moves)])
+    lsn, seq = to_numpy(moves["lsn"]), to_numpy(moves["seq"])
+    order = np.lexsort((seq, lsn))
+    rank = np.empty(len(moves), np.int64)
+    rank[order] = np.arange(len(moves))
+    # The arrivals at a key stand side by side, the later ones behind.
+    by_key = np.lexsort((rank, at))
+    index = at[by_key] * (len(moves) + 1) + rank[by_key]
+    row, here, until = np.arange(len(wanted)), target, np.full(len(wanted), len(moves))
+    parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+    while len(row):
+        last = np.searchsorted(index, here * (len(moves) + 1) + until) - 1
+        move = by_key[last] if len(moves) else last
+        has_come = (last >= 0) & (at[move] == here) if len(moves) else last >= 0
+        parts.append((row, here, np.where(has_come, move, -1), until))
+        row, move = row[has_come], move[has_come]
+        here, until = came_from[move], rank[move]
+    return _entries(parts, places, code, (lsn, seq, order))
+
+
+def _codes(places: pa.Table) -> Ints:
+    """For every row a number, equal where node, group and key are."""
+    node, group = (to_numpy(places[name]).astype(np.int64) for name in ("node", "group"))
+    key = pc.dictionary_encode(places["key"].cast(pa.large_binary()).combine_chunks())
+    columns = (np.asarray(key.indices.to_numpy(), np.int64), group, node)
+    order = np.lexsort(columns)
+    is_new = np.zeros(len(order), np.bool_)
+    for column in columns:
+        is_new[1:] |= column[order][1:] != column[order][:-1]
+    codes = np.empty(len(order), np.int64)
+    codes[order] = np.cumsum(is_new)
+    return codes
+
+
+def _entries(
+    parts: list[tuple[Ints, Ints, Ints, Ints]], places: pa.Table, code: Ints, moved: tuple[Ints, Ints, Ints]
+) -> pa.Table:
+    """LINEAGE_SCHEMA of entries: the wanted row, the code of a key, the move there or -1, the rank of the next."""
+    if not parts:
+        return LINEAGE_SCHEMA.empty_table()
+    row, here, move, until = (np.concatenate(column) for column in zip(*parts, strict=True))
+    lsn, seq, order = moved
+    # Behind the last one: -1 for what never came, and the rank after all.
+    low_lsn, low_seq = np.append(lsn, BEFORE_ALL[0])[move], np.append(seq, BEFORE_ALL[1])[move]
+    last = np.append(order, len(lsn))[until]
+    high_lsn, high_seq = np.append(lsn, AFTER_ALL[0])[last], np.append(seq, AFTER_ALL[1])[last]
+    first = np.zeros(int(code.max()) + 1, np.int64)
+    first[code] = np.arange(len(code))
+    found = places.take(pa.array(first[here]))
+    numbers = [to_arrow(values.astype(np.int64)) for values in (low_lsn, low_seq, high_lsn, high_seq)]
+    columns = [found["node"], found["group"], found["key"], *numbers, places["key"].take(pa.array(row))]
+    return pa.table(columns, names=LINEAGE_SCHEMA.names).cast(LINEAGE_SCHEMA)
 
 
 def _completed(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> Iterator[pa.RecordBatch]:

@@ -90,6 +90,11 @@ class Sources:
     column_counts: Mapping[tuple[int, int], int]
 
     @property
+    def changes(self) -> int:
+        """How many changes there are, those that do not belong to the state too."""
+        return sum(one.segment.changes for one in self.segments)
+
+    @property
     def has_partials(self) -> bool:
         """Whether a change may have left a value out."""
         return any(one.segment.partials for one in self.segments)

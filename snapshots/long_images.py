@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class LongImageReader:
 
     objects: tuple[BaseSource | SegmentSource, ...]
     column_counts: Mapping[tuple[int, int], int]
-    store: tuple[str, Mapping[str, Any]]
+    store: tuple[str, Mapping[str, Any]] = field(repr=False)  # may hold secrets
 
     def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """IMAGE_SCHEMA of LONG_IMAGE_ROWS, in batches of BATCH_BYTES at most, or of a single row.

@@ -10,10 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from check.run import hash_images
+from snapshots import changed_keys, lineage
 from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.folding import Fold, fold, long_image_reader
+from snapshots.key_filter import KeyFilter
 from snapshots.long_lines import LONG_LINE_BYTES
+from snapshots.overlay import KeySet
 from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, problem_of
 from storage.digest import digest
 from storage.open import open_store
@@ -94,7 +97,17 @@ def long_rows(folded: Fold, sources: Sources, location: tuple[str, Any]) -> list
     return [row for batch in read for row in batch.to_pylist()]
 
 
-def test_long_lines_stay_where_they_are_and_are_read_there(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more_than_the_driver_holds", [False, True])
+def test_long_lines_stay_where_they_are_and_are_read_there(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, more_than_the_driver_holds: bool
+) -> None:
+    if more_than_the_driver_holds:
+        for module, name in (
+            (changed_keys, "COUNTED_FROM"),
+            (changed_keys, "KEYS_BYTES_MAX"),
+            (lineage, "BROADCAST_KEYS_MAX"),
+        ):
+            monkeypatch.setattr(module, name, 0)
     sources, location = stored(tmp_path), (f"file://{tmp_path}", {})
     folded = fold(spark, sources, location)
     assert folded.problems == []
@@ -113,7 +126,7 @@ def test_long_lines_stay_where_they_are_and_are_read_there(spark: SparkSession, 
     holds = rows_that_hold(batch, sources.bases[0], folded.changed[0])
     kept = [(group, row) for (group, _, row), is_kept in zip(BASE, holds, strict=True) if is_kept]
     assert sorted(found + kept) == sorted(EXPECTED)
-    assert (KEYED, EXPECTED[0][1]) in kept
+    assert {type(keys) for keys in folded.changed[0].values()} == {KeyFilter if more_than_the_driver_holds else KeySet}
     check_hashes(folded, sources, location, rows)
     folded.release()
 

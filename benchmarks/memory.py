@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROCESSES = Path("/proc")
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL = "driver", "driver's JVM", "executor's JVM", "Python worker", "pg_dump"
 KINDS = (DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL)
 

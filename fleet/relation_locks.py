@@ -30,7 +30,7 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.relation = ANY (%s::text[]::regclass[])
+   AND (%s::text[] IS NULL OR l.relation = ANY (%s::text[]::regclass[]))
  ORDER BY 1
 """
 # What keeps whoever reads from it, and what keeps whoever puts a table into a publication.
@@ -54,11 +54,20 @@ def bound_lock_waits(connection: psycopg.Connection[Any], seconds: float | None 
 
 
 def locked_error(
-    node: Node, what: str, relations: Iterable[str], seconds: float | None = None, *, modes: Iterable[str] = READING
+    node: Node,
+    what: str,
+    relations: Iterable[str] | None,
+    seconds: float | None = None,
+    *,
+    modes: Iterable[str] = READING,
 ) -> RelationLockedError:
-    """The error for a wait that `what` gave up: who holds a relation, named as SQL writes it, in one of the modes."""
+    """The error for a wait that `what` gave up: who holds a relation, named as SQL writes it, in one of the modes.
+
+    With None for the `relations`, of all that there are.
+    """
+    names = None if relations is None else list(relations)
     with connect(node) as connection:
-        holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), list(relations)))]
+        holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), names, names))]
     return RelationLockedError(
         f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock;"
         f" locked now: {', '.join(holders) or 'nothing any more'}",

@@ -10,17 +10,16 @@ import psycopg
 
 from fleet.config import Node
 from fleet.connections import connect, unreachable
-from fleet.relation_locks import bound_lock_waits
+from fleet.relation_locks import bound_lock_waits, locked_error
 
 
 @contextmanager
 def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
     """A session of its own in the snapshot `exported` of `node`, read-only; it ends with the block.
 
-    Its waits for locks are bounded (fleet/relation_locks.py).
-
-    Raises NodeUnreachableError for whatever the server or libpq raise, within the block too: a snapshot that is not
-    there any more went with the session that exported it, as the server was restarted or somebody ended that.
+    Raises RelationLockedError where a wait for a lock is too long, and NodeUnreachableError for whatever else the server
+    or libpq raise, within the block too: a snapshot that is not there any more went with the session that exported it,
+    as the server was restarted or somebody ended that.
     """
     try:
         with connect(node) as connection:
@@ -28,5 +27,7 @@ def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[A
             connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'".encode())
             bound_lock_waits(connection)
             yield connection
+    except psycopg.errors.LockNotAvailable as error:
+        raise locked_error(node, "reading the catalogs", None) from error
     except psycopg.Error as error:
         raise unreachable(node, error) from error

@@ -22,6 +22,8 @@ from fleet.progress import Silent
 from fleet.sessions import open_sessions
 from fleet.watch import watched
 from snapshots.base_copy import CopyTask, PageRange, copy_ranges
+from snapshots.exported import exported_session
+from snapshots.fingerprint import read_fingerprint
 from snapshots.initialise import initialise
 from snapshots.large_copy import LargeTask, copy_large
 from snapshots.schema import PRE_DATA, dump_sections
@@ -92,6 +94,15 @@ def publish(fleet: Fleet) -> None:
         sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
 
 
+def fingerprint(fleet: Fleet) -> None:
+    (node,) = fleet.primaries
+    with connect(node) as holder:
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+        with exported_session(node, exported) as connection:
+            read_fingerprint(connection)
+
+
 def init(fleet: Fleet) -> None:
     initialise(fleet, Silent())
 
@@ -109,6 +120,7 @@ Work = Callable[[Fleet], None]
         ("TRUNCATE held RESTART IDENTITY", "public.held_number_seq", read, "reading sequences"),
         ("LOCK TABLE pg_largeobject IN ACCESS EXCLUSIVE MODE", "pg_largeobject", copy_large_objects,
          "copying large objects"),
+        ("LOCK TABLE pg_seclabel IN ACCESS EXCLUSIVE MODE", "pg_seclabel", fingerprint, "reading the catalogs"),
         ("LOCK TABLE held IN SHARE MODE", "public.held", publish, "publishing new tables"),
         ("LOCK TABLE held IN SHARE MODE", "public.held", init, "publishing tables"),
     ],

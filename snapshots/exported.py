@@ -17,9 +17,9 @@ from fleet.relation_locks import bound_lock_waits, locked_error
 def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
     """A session of its own in the snapshot `exported` of `node`, read-only; it ends with the block.
 
-    Raises RelationLockedError where a wait for a lock is too long, and NodeUnreachableError for whatever else the server
-    or libpq raise, within the block too: a snapshot that is not there any more went with the session that exported it,
-    as the server was restarted or somebody ended that.
+    Raises RelationLockedError where a wait for a lock is too long, and NodeUnreachableError for whatever else the
+    server or libpq raise, within the block too: a snapshot that is not there any more went with the session that
+    exported it, as the server was restarted or somebody ended that.
     """
     try:
         with connect(node) as connection:

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.config import Fleet, GroupRules, Node
+from fleet.config import GroupRules, Node
 from fleet.connections import NodeUnreachableError
 from fleet.groups import SchemaChangedError
-from fleet.lock import FleetLock
 from fleet.progress import Progress
-from fleet.sessions import Sessions, in_parallel
+from fleet.sessions import in_parallel
 from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
-from snapshots.create import CreateRequest
+from snapshots.create import Creating
 from snapshots.cutting import Before
 from snapshots.jobs import SparkSource
 from snapshots.manifest import StoredObject
-from snapshots.operations import Operation
 from snapshots.points import Point
 from snapshots.schema_changes import Known, SchemaPlan, plan_schema, publish_new, tell
-from storage.store import ObjectStore
 from wal.archive import Segment, archive_prefix, segment_key
 from wal.segments import unlisted_segments
 from wal.slots import copy_slot_name, drop_slots
@@ -31,18 +28,13 @@ from wal.versions import Version
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A create under way, and what its cut goes on from.
+    """What the cut of a create goes on from.
 
     `chain` is the operation that began the chain. By node: `base` is where the archive begins, `segments` are those
     that commits list, `before` is the cut before.
     """
 
-    fleet: Fleet
-    request: CreateRequest
-    store: ObjectStore
-    operation: Operation
-    sessions: Sessions
-    lock: FleetLock
+    creating: Creating
     fleet_id: str
     rules: GroupRules
     chain: str
@@ -77,12 +69,13 @@ class ChangedError(Exception):
 
 def carry(work: Work, moved: Mapping[str, set[int]], spark: SparkSource, progress: Progress) -> Carried:
     """Plan, let new tables be followed, and copy what can't be carried on."""
+    creating = work.creating
     archived, planned = _archived(work)
-    plan = plan_schema(work.sessions, work.known, work.where, archived, moved)
+    plan = plan_schema(creating.sessions, work.known, work.where, archived, moved)
     if plan.unpublished:
-        publish_new(work.sessions, plan.unpublished, work.where, work.request.wait_seconds, progress)
+        publish_new(creating.sessions, plan.unpublished, work.where, creating.request.wait_seconds, progress)
         progress.reached(Point.TABLES_PUBLISHED)
-        plan = plan_schema(work.sessions, work.known, work.where, archived, moved)
+        plan = plan_schema(creating.sessions, work.known, work.where, archived, moved)
         if plan.unpublished:
             raise ChangedError("a table came while others were published")
     tell(plan, progress)
@@ -94,18 +87,19 @@ def carry(work: Work, moved: Mapping[str, set[int]], spark: SparkSource, progres
 
 def _archived(work: Work) -> tuple[dict[str, list[Version]], dict[str, int]]:
     """The definitions in segments that no commit lists, by shard, and the number of the last segment, by node."""
+    creating = work.creating
 
     def read(node: Node) -> tuple[list[Version], int]:
-        prefix = archive_prefix(work.operation.snapshot, node.id, work.chain)
+        prefix = archive_prefix(creating.operation.snapshot, node.id, work.chain)
         last = len(work.segments.get(node.id, ()))
-        if not work.store.exists(segment_key(prefix, last + 1)):
+        if not creating.store.exists(segment_key(prefix, last + 1)):
             return [], last
-        found = list(unlisted_segments(work.store, prefix, last))
+        found = list(unlisted_segments(creating.store, prefix, last))
         return [version for one in found for version in one.definitions], last + len(found)
 
     archived: dict[str, list[Version]] = {}
     planned: dict[str, int] = {}
-    for node, (versions, last) in zip(work.sessions.nodes, in_parallel(read, work.sessions.nodes), strict=True):
+    for node, (versions, last) in zip(creating.sessions.nodes, in_parallel(read, creating.sessions.nodes), strict=True):
         archived.setdefault(node.shard, []).extend(versions)
         planned[node.id] = last
     return archived, planned
@@ -115,13 +109,11 @@ def _copied(
     work: Work, plan: SchemaPlan, spark: SparkSource, progress: Progress
 ) -> tuple[list[StoredObject], dict[str, int]]:
     """Copy the tables that can't be carried on: the objects, and from which position their changes count."""
+    creating = work.creating
     tables = plan.copied
-    nodes = tuple(node for node in work.sessions.nodes if node.shard in tables)
-    slot = copy_slot_name(work.operation.id)
-    copying = Copying(
-        work.fleet, work.sessions, nodes, tables, work.operation.snapshot, work.operation.id, slot,
-        work.request.wait_seconds,
-    )  # fmt: skip
+    nodes = tuple(node for node in creating.sessions.nodes if node.shard in tables)
+    slot = copy_slot_name(creating.operation.id)
+    copying = Copying(creating, nodes, tables, slot)
     try:
         with exported_slots(copying, progress) as slots:
             try:

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from fleet.config import Fleet, Node
+from fleet.config import Node
 from fleet.groups import SchemaChangedError, Table
 from fleet.progress import Progress
-from fleet.sessions import Sessions, in_parallel
+from fleet.sessions import in_parallel
 from snapshots.base_copy import copy_ranges
 from snapshots.base_plan import plan_copy
+from snapshots.create import Creating
 from snapshots.exported import exported_session
 from snapshots.fingerprint import read_fingerprint
 from snapshots.jobs import SparkSource, raise_first, run_tasks, started
@@ -27,19 +28,12 @@ from wal.slots import ExportedSlot, create_exported_slot
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """What is copied for whom: `tables` by shard, on `nodes`, for `snapshot`, by `operation`.
+    """What a create copies: `tables` by shard, on `nodes`; `slot` is made on every node."""
 
-    `slot` is made on every node; PostgreSQL waits at most `wait_seconds` for older transactions.
-    """
-
-    fleet: Fleet
-    sessions: Sessions
+    creating: Creating
     nodes: tuple[Node, ...]
     tables: Mapping[str, list[Table]]
-    snapshot: str
-    operation: str
     slot: str
-    wait_seconds: float
 
 
 @contextmanager
@@ -50,8 +44,8 @@ def exported_slots(copying: Copying, progress: Progress) -> Iterator[dict[str, E
     abandoned = threading.Event()
 
     def create(node: Node) -> ExportedSlot:
-        primary = copying.fleet.node(node.shard)
-        waiting = (copying.wait_seconds, progress, abandoned)
+        primary = copying.creating.fleet.node(node.shard)
+        waiting = (copying.creating.request.wait_seconds, progress, abandoned)
         slot = create_exported_slot(node, primary, copying.slot, *waiting)
         progress.advance(1)
         progress.reached(Point.SLOT_MADE, node=node.id)
@@ -96,12 +90,12 @@ def copy_tables(
     copying: Copying, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
 ) -> list[StoredObject]:
     """Copy the tables' rows on every node in a Spark job; raise the first error that a task met."""
+    fleet, operation = copying.creating.fleet, copying.creating.operation
     work = {node.id: (node, slots[node.id].snapshot, list(copying.tables[node.shard])) for node in copying.nodes}
-    store = (copying.fleet.store_url, copying.fleet.store_options)
-    tasks = plan_copy(work, copying.snapshot, copying.operation, store)
+    tasks = plan_copy(work, operation.snapshot, operation.id, (fleet.store_url, fleet.store_options))
     session = started(spark, progress)
     progress.step("copy", total=len(tasks), unit="tasks")
-    reports = run_tasks(session, copy_ranges, tasks, progress, copying.sessions.watch)
+    reports = run_tasks(session, copy_ranges, tasks, progress, copying.creating.sessions.watch)
     raise_first([report.problem for report in reports])
     progress.reached(Point.BASE_COPIED)
     return [stored for report in reports for stored in report.objects]

@@ -68,21 +68,23 @@ class FullPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
-    """One full snapshot under way."""
+class Creating:
+    """A create under way, of a full snapshot or of an increment: what for, into which store, and under which lock."""
 
-    fleet: Fleet
     request: CreateRequest
     store: ObjectStore
     operation: Operation
-    sessions: Sessions
     lock: FleetLock
-    plan: FullPlan
 
     @property
-    def slot(self) -> str:
-        """The chain's slot on every node."""
-        return slot_name(self.operation.id)
+    def sessions(self) -> Sessions:
+        """The sessions that hold the lock."""
+        return self.lock.sessions
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet as fleet.toml describes it."""
+        return self.lock.sessions.fleet
 
 
 def chosen_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
@@ -155,13 +157,13 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             # Settling may have used up a turn.
             turn, details = free_turn(store, request.name, 0), terminal_details(request)
             operation = replace(operation, slot=slot_name(operation.id), turn=turn, details=details)
-            taking = Taking(fleet, request, store, operation, sessions, lock, plan)
+            creating = Creating(request, store, operation, lock)
             spark.begin()
             progress.reached(Point.SPARK_BEGUN)
             from snapshots.full import take_full
 
-            with recorded(store, operation, lambda: _undone(taking, progress), progress):
-                commit = take_full(taking, spark, progress, began)
+            with recorded(store, operation, lambda: undone(creating, slot_name(operation.id), progress), progress):
+                commit = take_full(creating, plan, spark, progress, began)
             progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
     return commit
@@ -172,7 +174,7 @@ def terminal_details(request: CreateRequest) -> dict[str, bool]:
     return {"terminal": True} if request.terminal else {}
 
 
-def _undone(taking: Taking, progress: Progress) -> bool:
-    """Take away what an operation that failed has made on the nodes; False if something is left."""
-    accepts = not taking.request.terminal or undo_freeze(taking.fleet.primaries, taking.operation.id, progress)
-    return not drop_slots(taking.plan.nodes, taking.slot) and accepts
+def undone(creating: Creating, slot: str, progress: Progress) -> bool:
+    """Take away what a create that failed has made on the nodes, `slot` among it; False if something is left."""
+    accepts = not creating.request.terminal or undo_freeze(creating.fleet.primaries, creating.operation.id, progress)
+    return not drop_slots(creating.sessions.nodes, slot) and accepts

@@ -22,7 +22,7 @@ from snapshots.carrying import Work
 from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
 from snapshots.counted import check_counted, counted_states
 from snapshots.counting import counts_of
-from snapshots.create import Taking
+from snapshots.create import Creating, FullPlan
 from snapshots.cutting import Before
 from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource, raise_first, run_tasks
@@ -35,111 +35,98 @@ from snapshots.schema import read_roles, schema_prefix, store_schema
 from snapshots.schema_changes import Known, publish_new, read_all, unpublished
 from snapshots.taking import Taken, take_cut
 from snapshots.terminal import check_final, end_writes
-from wal.slots import ExportedSlot
+from wal.slots import ExportedSlot, slot_name
 
 
-def take_full(taking: Taking, spark: SparkSource, progress: Progress, began: float) -> Commit:
+def take_full(creating: Creating, plan: FullPlan, spark: SparkSource, progress: Progress, began: float) -> Commit:
     """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
-    taking = _published(taking, progress)
-    copying = _copying(taking)
+    plan = _published(creating, plan, progress)
+    copying = Copying(creating, plan.nodes, plan.tables, slot_name(creating.operation.id))
     with exported_slots(copying, progress) as slots:
         base = {node: slot.position for node, slot in slots.items()}
-        check_exported(copying, slots, taking.plan.fingerprints)
-        objects = _copied(taking, copying, slots, spark, progress)
+        check_exported(copying, slots, plan.fingerprints)
+        objects = _copied(copying, slots, spark, progress)
     progress.reached(Point.SNAPSHOTS_RELEASED)
-    wait = taking.request.wait_seconds
-    await_prepared(taking.sessions, wait, progress)
+    wait = creating.request.wait_seconds
+    await_prepared(creating.sessions, wait, progress)
     progress.reached(Point.PREPARED_OVER)
 
     def close() -> Mapping[str, int]:
-        return end_writes(taking.lock, taking.store, taking.operation, taking.plan.fleet_id, wait, progress)
+        return end_writes(creating.lock, creating.store, creating.operation, plan.fleet_id, wait, progress)
 
-    work = _work(taking, base)
-    taken = take_cut(work, spark, progress, close if taking.request.terminal else None)
+    work = _work(creating, plan, base)
+    taken = take_cut(work, spark, progress, close if creating.request.terminal else None)
     progress.step("commit")
-    part = _full_part(taking, base, objects)
-    untold = check_counted(taking.sessions, counted_states(taken.tables, work.known), SNAPSHOT_BEGAN)
-    commit = _commit(taking, part, taken, time.monotonic() - began)
+    part = _full_part(creating, plan, base, objects)
+    untold = check_counted(creating.sessions, counted_states(taken.tables, work.known), SNAPSHOT_BEGAN)
+    commit = _commit(creating, part, taken, time.monotonic() - began)
     commit = replace(commit, left_out=(*with_stored(commit.left_out or (), commit), *untold))
-    check_final(taken.plan, taken.made, taken.ends, taking.sessions, taking.store)
-    check_exclusive(taking.lock, taking.store, taking.operation)
-    commit_operation(taking.store, taking.operation, commit)
+    check_final(taken.plan, taken.made, taken.ends, creating.sessions, creating.store)
+    check_exclusive(creating.lock, creating.store, creating.operation)
+    commit_operation(creating.store, creating.operation, commit)
     progress.reached(Point.COMMITTED)
     return commit
 
 
-def _published(taking: Taking, progress: Progress) -> Taking:
+def _published(creating: Creating, plan: FullPlan, progress: Progress) -> FullPlan:
     """The same with all tables in a publication: those that came since `init` are put into one."""
-    plan = taking.plan
     where = (plan.fleet_id, plan.rules)
     if not (names := unpublished(plan.states)):
-        return taking
-    publish_new(taking.sessions, names, where, taking.request.wait_seconds, progress)
+        return plan
+    publish_new(creating.sessions, names, where, creating.request.wait_seconds, progress)
     progress.reached(Point.TABLES_PUBLISHED)
-    tables, catalogs = read_all(taking.sessions, where)
+    tables, catalogs = read_all(creating.sessions, where)
     states = {node: found.states for node, found in catalogs.items()}
     fingerprints = {node: found.fingerprint for node, found in catalogs.items()}
-    return replace(taking, plan=replace(plan, tables=tables, states=states, fingerprints=fingerprints))
-
-
-def _copying(taking: Taking) -> Copying:
-    return Copying(
-        taking.fleet, taking.sessions, taking.plan.nodes, taking.plan.tables, taking.request.name,
-        taking.operation.id, taking.slot, taking.request.wait_seconds,
-    )  # fmt: skip
+    return replace(plan, tables=tables, states=states, fingerprints=fingerprints)
 
 
 def _copied(
-    taking: Taking, copying: Copying, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
+    copying: Copying, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
 ) -> list[StoredObject]:
     """Copy all rows in a Spark job, and the DDL of every shard beside it."""
-    primaries = [node for node in taking.plan.nodes if node.backup_of is None]
+    creating = copying.creating
+    primaries = [node for node in copying.nodes if node.backup_of is None]
 
     def dump(node: Node) -> list[StoredObject]:
-        prefix = schema_prefix(taking.request.name, node.id, taking.operation.id)
-        return store_schema(taking.store, node, prefix, slots[node.id].snapshot, taking.sessions.watch)
+        prefix = schema_prefix(creating.request.name, node.id, creating.operation.id)
+        return store_schema(creating.store, node, prefix, slots[node.id].snapshot, creating.sessions.watch)
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         schemas = threads.submit(in_parallel, dump, primaries)
         copied = copy_tables(copying, slots, spark, progress)
-        if taking.request.large_objects:
-            copied += _copied_large(taking, slots, spark, progress)
+        if creating.request.large_objects:
+            copied += _copied_large(creating, slots, spark, progress)
         copied += [stored for found in schemas.result() for stored in found]
         progress.reached(Point.SCHEMA_STORED)
         return copied
 
 
 def _copied_large(
-    taking: Taking, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
+    creating: Creating, slots: Mapping[str, ExportedSlot], spark: SparkSource, progress: Progress
 ) -> list[StoredObject]:
     """Copy the large objects of all primaries in a Spark job."""
     # Imported where it is asked for, as few ask.
     from snapshots.large_copy import copy_large, plan_large
 
-    fleet, connections = taking.fleet, taking.sessions.primaries
+    fleet, connections = creating.fleet, creating.sessions.primaries
     work = {id_: (fleet.node(id_), slots[id_].snapshot, connection) for id_, connection in connections.items()}
-    tasks = plan_large(work, taking.request.name, taking.operation.id, (fleet.store_url, fleet.store_options))
+    tasks = plan_large(work, creating.request.name, creating.operation.id, (fleet.store_url, fleet.store_options))
     progress.step("copy large objects", total=len(tasks), unit="tasks")
-    reports = run_tasks(spark.session(), copy_large, tasks, progress, taking.sessions.watch)
+    reports = run_tasks(spark.session(), copy_large, tasks, progress, creating.sessions.watch)
     raise_first([report.problem for report in reports])
     return [stored for report in reports for stored in report.objects]
 
 
-def _work(taking: Taking, base: Mapping[str, int]) -> Work:
-    plan = taking.plan
+def _work(creating: Creating, plan: FullPlan, base: Mapping[str, int]) -> Work:
     groups = {node: tuple(table.group for table in found) for node, found in plan.tables.items()}
     highest = max((group.number for found in groups.values() for group in found), default=0)
     return Work(
-        taking.fleet,
-        taking.request,
-        taking.store,
-        taking.operation,
-        taking.sessions,
-        taking.lock,
+        creating,
         plan.fleet_id,
         plan.rules,
-        taking.operation.id,
+        creating.operation.id,
         Known(groups, plan.states, plan.fingerprints, highest),
         base,
         {},
@@ -147,11 +134,11 @@ def _work(taking: Taking, base: Mapping[str, int]) -> Work:
     )
 
 
-def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObject]) -> FullPart:
-    sessions, plan = taking.sessions, taking.plan
+def _full_part(creating: Creating, plan: FullPlan, base: Mapping[str, int], objects: list[StoredObject]) -> FullPart:
+    sessions = creating.sessions
     return FullPart(
         fleet_id=plan.fleet_id,
-        global_id_form=taking.fleet.global_id,
+        global_id_form=creating.fleet.global_id,
         baseline=sessions.identities,
         groups={node: tuple(table.group for table in found) for node, found in plan.tables.items()},
         base=base,
@@ -163,23 +150,23 @@ def _full_part(taking: Taking, base: Mapping[str, int], objects: list[StoredObje
     )
 
 
-def _commit(taking: Taking, part: FullPart, taken: Taken, seconds: float) -> Commit:
+def _commit(creating: Creating, part: FullPart, taken: Taken, seconds: float) -> Commit:
     objects = (*part.objects, *(taken.schema.objects if taken.schema else ()))
     return Commit(
-        snapshot=taking.request.name,
+        snapshot=creating.request.name,
         increment=0,
-        operation=taking.operation.id,
-        chain=taking.operation.id,
-        created_at=taking.operation.began_at,
+        operation=creating.operation.id,
+        chain=creating.operation.id,
+        created_at=creating.operation.began_at,
         seconds=seconds,
         cut=taken.made.record,
         segments=taken.made.segments,
         sequences=taken.sequences,
-        counts=counts_of(taking.plan.nodes, taken.made, objects),
-        comment=taking.request.comment,
+        counts=counts_of(creating.sessions.nodes, taken.made, objects),
+        comment=creating.request.comment,
         full=part,
         schema=taken.schema,
-        terminal=taking.request.terminal,
-        left_out=read_left_out(taking.sessions.primaries, part.rules, taken.groups)
-        + standby_copies(taking.sessions.too_old, taking.sessions.identities),
+        terminal=creating.request.terminal,
+        left_out=read_left_out(creating.sessions.primaries, part.rules, taken.groups)
+        + standby_copies(creating.sessions.too_old, creating.sessions.identities),
     )

@@ -19,21 +19,21 @@ from fleet.sessions import open_sessions
 from snapshots.commits import check_not_pruned, free_turn, read_chain
 from snapshots.continuable import Continuing, check_continuable, check_described
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
-from snapshots.create import CreateRequest, terminal_details
+from snapshots.create import CreateRequest, Creating, terminal_details, undone
 from snapshots.exclusive import exclusive
 from snapshots.jobs import SparkSource
 from snapshots.large_objects import with_stored
 from snapshots.lost import check_not_lost
 from snapshots.manifest import Commit
-from snapshots.operations import Operation, new_operation, recorded
+from snapshots.operations import new_operation, recorded
 from snapshots.points import Point
-from snapshots.read_only import check_terminal, undo_freeze
+from snapshots.read_only import check_terminal
 from snapshots.retained import foresee, guard_nodes
 from snapshots.schema_changes import known_of, tell
 from snapshots.settle import settle_operations
 from snapshots.store_identity import check_of_fleet, read_identity
 from storage.open import open_store
-from wal.slots import copy_slot_name, drop_slots, slot_name
+from wal.slots import copy_slot_name, slot_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(Point.SPARK_BEGUN)
         from snapshots.incremental import take_increment
 
-        with recorded(store, operation, lambda: _undone(continuing, operation, progress), progress):
-            commit = take_increment(continuing, lock, operation, spark, progress, began)
+        creating = Creating(request, store, operation, lock)
+        with recorded(store, operation, lambda: undone(creating, copy_slot_name(operation.id), progress), progress):
+            commit = take_increment(creating, chain, spark, progress, began)
         progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
     return commit
@@ -107,12 +108,6 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
         left_out = read_left_out(sessions.primaries, chain.part.rules, chain.all_groups)
         left_out = with_stored(left_out, chain.full) + chain.too_old
         return IncrementPlan(waiting, with_warnings(left_out, chain, untold))
-
-
-def _undone(continuing: Continuing, operation: Operation, progress: Progress) -> bool:
-    """Take away what an operation that failed has made on the nodes; False if something is left."""
-    accepts = not continuing.request.terminal or undo_freeze(continuing.fleet.primaries, operation.id, progress)
-    return not drop_slots(continuing.sessions.nodes, copy_slot_name(operation.id)) and accepts
 
 
 def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:

@@ -10,18 +10,17 @@ import time
 from collections.abc import Mapping
 
 from fleet.left_out import read_left_out
-from fleet.lock import FleetLock
 from fleet.progress import Progress
 from snapshots.carrying import Work
-from snapshots.continuable import Continuing
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.counting import counts_of
+from snapshots.create import Creating
 from snapshots.cutting import Before
 from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource
 from snapshots.large_objects import with_stored
-from snapshots.manifest import Commit, Previous
-from snapshots.operations import Operation, commit_operation
+from snapshots.manifest import Chain, Commit, Previous
+from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared
 from snapshots.schema_changes import known_of
@@ -29,26 +28,19 @@ from snapshots.taking import take_cut
 from snapshots.terminal import check_final, end_writes
 
 
-def take_increment(
-    continuing: Continuing,
-    lock: FleetLock,
-    operation: Operation,
-    spark: SparkSource,
-    progress: Progress,
-    began: float,
-) -> Commit:
+def take_increment(creating: Creating, chain: Chain, spark: SparkSource, progress: Progress, began: float) -> Commit:
     """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
-    sessions, chain, store = continuing.sessions, continuing.chain, continuing.store
-    request = continuing.request
-    work = _work(continuing, lock, operation)
+    sessions, store, operation = creating.sessions, creating.store, creating.operation
+    request = creating.request
+    work = _work(creating, chain)
 
     def close() -> Mapping[str, int]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
         # Nobody is kept from writing while a JVM starts, or for one that does not.
         progress.step("start Spark")
         spark.session()
-        return end_writes(lock, store, operation, chain.part.fleet_id, request.wait_seconds, progress)
+        return end_writes(creating.lock, store, operation, chain.part.fleet_id, request.wait_seconds, progress)
 
     taken = take_cut(work, spark, progress, close if request.terminal else None)
     progress.step("commit")
@@ -74,27 +66,21 @@ def take_increment(
         left_out=with_warnings(left_out, chain, untold, taken.copied),
         previous=Previous(chain.last.operation, chain.last.digest),
     )
-    check_exclusive(lock, store, operation)
+    check_exclusive(creating.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(Point.COMMITTED)
     return commit
 
 
-def _work(continuing: Continuing, lock: FleetLock, operation: Operation) -> Work:
-    chain = continuing.chain
+def _work(creating: Creating, chain: Chain) -> Work:
     cuts = chain.last.cut.cut.nodes
     return Work(
-        continuing.fleet,
-        continuing.request,
-        continuing.store,
-        operation,
-        continuing.sessions,
-        lock,
+        creating,
         chain.part.fleet_id,
         chain.part.rules,
         chain.full.operation,
         known_of(chain),
         chain.part.base,
-        {node.id: chain.segments(node.id) for node in continuing.sessions.nodes},
+        {node.id: chain.segments(node.id) for node in creating.sessions.nodes},
         {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()},
     )

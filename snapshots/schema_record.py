@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 def schema_part(work: Work, carried: Carried, made: MadeCut, progress: Progress) -> SchemaPart | None:
     """What is not as at the commit before; None if all is."""
+    creating = work.creating
     plan = carried.plan
     dumped = [shard for shard, found in plan.fingerprints.items() if found != work.known.fingerprints[shard]]
     objects = [*carried.objects, *_dumped(work, dumped, progress)]
-    roles = work.sessions.ask_primaries(read_roles) if dumped else {}
+    roles = creating.sessions.ask_primaries(read_roles) if dumped else {}
     states = {
         shard: {name: state for name, state in one.states.items() if work.known.states[shard].get(name) != state}
         for shard, one in plan.shards.items()
@@ -33,7 +34,7 @@ def schema_part(work: Work, carried: Carried, made: MadeCut, progress: Progress)
         ),
         gone=_filled({shard: found.gone for shard, found in plan.shards.items()}),
         successions=_filled({shard: found.successions for shard, found in plan.shards.items()}),
-        begun=_filled({node.id: _begun(carried, made, node) for node in work.sessions.nodes}),
+        begun=_filled({node.id: _begun(carried, made, node) for node in creating.sessions.nodes}),
         tables=_filled(states),
         objects=tuple(objects),
         roles={shard: roles[shard] for shard in dumped},
@@ -61,13 +62,14 @@ def _begun(carried: Carried, made: MadeCut, node: Node) -> dict[int, int]:
 
 def _dumped(work: Work, shards: list[str], progress: Progress) -> list[StoredObject]:
     """The DDL of these shards as it is now."""
+    creating = work.creating
     if not shards:
         return []
     progress.step("dump DDL", total=len(shards), unit="nodes")
 
     def dump(shard: str) -> list[StoredObject]:
-        prefix = schema_prefix(work.operation.snapshot, shard, work.operation.id)
-        stored = store_schema(work.store, work.fleet.node(shard), prefix, None, work.sessions.watch)
+        prefix = schema_prefix(creating.operation.snapshot, shard, creating.operation.id)
+        stored = store_schema(creating.store, creating.fleet.node(shard), prefix, None, creating.sessions.watch)
         progress.advance(1)
         return stored
 

@@ -65,58 +65,60 @@ def take_cut(
     Raises SchemaChangedError where the schema was changed during each of `retries` + 1 attempts, and what refuses a
     table or makes a cut impossible at once.
     """
+    creating = work.creating
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, int] | None = None
     cause = ""
-    for attempt in range(1, work.request.retries + 2):
+    for attempt in range(1, creating.request.retries + 2):
         try:
             carried = carry(work, moved, spark, progress)
             if ends is None:
                 ends = close() if close else {}
             plan = _cut_plan(work, carried)
-            before = work.sessions.ask_named_primaries(read_sequences)
+            before = creating.sessions.ask_named_primaries(read_sequences)
             made = _made(work, plan, spark, progress)
             _check_copies(work, carried, made)
-            sequences = never_back(before, work.sessions.ask_named_primaries(read_sequences))
+            sequences = never_back(before, creating.sessions.ask_named_primaries(read_sequences))
             progress.reached(Point.SEQUENCES_READ)
             schema = schema_part(work, carried, made, progress)
-            if cause := check_unchanged(work.sessions, carried.plan, work.where):
+            if cause := check_unchanged(creating.sessions, carried.plan, work.where):
                 raise ChangedError(cause)
         except ChangedError as error:
             cause = str(error)
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
-            progress.note(f"attempt {attempt} of {work.request.retries + 1} met a change of the schema: {cause}")
+            progress.note(f"attempt {attempt} of {creating.request.retries + 1} met a change of the schema: {cause}")
             continue
         return Taken(made, plan, carried.plan, schema, sequences, ends)
     raise SchemaChangedError(
-        f"the schema was changed during each of {work.request.retries + 1} attempts; last: {cause}",
+        f"the schema was changed during each of {creating.request.retries + 1} attempts; last: {cause}",
         hint=f"repeat the command once nobody changes the schema, or try more often: --retries N; or {NEW_CHAIN}",
     )
 
 
 def _cut_plan(work: Work, carried: Carried) -> CutPlan:
+    creating = work.creating
     tasks = {
         node.id: DrainTask(
             node=node,
             slot=slot_name(work.chain),
             publications=publication_names(work.fleet_id),
-            snapshot=work.operation.snapshot,
+            snapshot=creating.operation.snapshot,
             chain=work.chain,
-            operation=work.operation.id,
+            operation=creating.operation.id,
             versions=_versions(work, carried, node),
             begun=frozenset(group.number for group in carried.plan.shards[node.shard].begun),
             planned=carried.planned[node.id],
-            global_id_form=work.fleet.global_id,
+            global_id_form=creating.fleet.global_id,
             base=work.base[node.id],
             known=work.segments.get(node.id, ()),
             finish=0,
-            store_url=work.fleet.store_url,
-            store_options=work.fleet.store_options,
+            store_url=creating.fleet.store_url,
+            store_options=creating.fleet.store_options,
         )
-        for node in work.sessions.nodes
+        for node in creating.sessions.nodes
     }
-    return CutPlan(work.chain, work.operation.id, tasks, work.before, work.request.retries)
+    return CutPlan(work.chain, creating.operation.id, tasks, work.before, creating.request.retries)
 
 
 def _versions(work: Work, carried: Carried, node: Node) -> tuple[Version, ...]:
@@ -130,8 +132,9 @@ def _versions(work: Work, carried: Carried, node: Node) -> tuple[Version, ...]:
 
 
 def _made(work: Work, plan: CutPlan, spark: SparkSource, progress: Progress) -> MadeCut:
+    creating = work.creating
     try:
-        return make_cut(work.lock, plan, spark, work.store, progress)
+        return make_cut(creating.lock, plan, spark, creating.store, progress)
     except ReportedError as error:
         # Of a SchemaMovedError (wal.versions).
         tables: Any = error.details.get("moved")
@@ -139,18 +142,19 @@ def _made(work: Work, plan: CutPlan, spark: SparkSource, progress: Progress) -> 
             raise
         moved: dict[str, set[int]] = {}
         for table in tables:
-            moved.setdefault(work.fleet.node(table["node"]).shard, set()).add(int(table["oid"]))
+            moved.setdefault(creating.fleet.node(table["node"]).shard, set()).add(int(table["oid"]))
         raise ChangedError(error.message, moved) from error
 
 
 def _check_copies(work: Work, carried: Carried, made: MadeCut) -> None:
     """No transaction that was prepared before a copy and decided after it may have changed what was copied."""
+    creating = work.creating
     for node, position in carried.positions.items():
-        plan = carried.plan.shards[work.fleet.node(node).shard]
+        plan = carried.plan.shards[creating.fleet.node(node).shard]
         oids = {table.oid for table in plan.copied}
         numbers = {table.group.number for table in plan.copied}
-        numbers |= {one.group.number for one in work.known.before(work.fleet.node(node).shard) if one.oid in oids}
-        if gids := late_writers(work.store, made.segments[node], position, numbers):
+        numbers |= {one.group.number for one in work.known.before(creating.fleet.node(node).shard) if one.oid in oids}
+        if gids := late_writers(creating.store, made.segments[node], position, numbers):
             raise ChangedError(
                 f"node {node}: prepared transactions changed tables while they were copied: {', '.join(gids)}"
             )

@@ -52,6 +52,8 @@ PINNED_SETTINGS = {
     "default_transaction_isolation": "read\\ committed",
     "default_transaction_deferrable": "off",
     "default_tablespace": "",
+    # Compiling a long query of the catalogs takes longer than running it.
+    "jit": "off",
     # A session whose client is gone ends on the server too, in the middle of a query, with its locks and slots.
     "client_connection_check_interval": "2s",
     "tcp_keepalives_idle": "30",

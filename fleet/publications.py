@@ -74,6 +74,7 @@ class Membership:
     limits: str
 
 
+NOWHERE = Membership("", "", "")
 # By publication and table.
 Members = dict[str, dict[str, Membership]]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.append_only import Counters, read_counters
 from fleet.encodings import readable
 from fleet.groups import Table
-from fleet.publications import Membership, check_published
+from fleet.publications import NOWHERE, check_published
 
 if TYPE_CHECKING:
     import psycopg
@@ -126,7 +126,6 @@ def read_table_states(
     tables = list(tables)
     groups = [table.group for table in tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
-    nowhere = Membership("", "", "")
     names = {table.oid: table.group.name for table in tables}
     oids = list(names)
     types: dict[int, list[str]] = {oid: [] for oid in oids}
@@ -137,8 +136,8 @@ def read_table_states(
         names[oid]: TableState(
             names[oid],
             oid,
-            published.get(names[oid], nowhere).publication,
-            published.get(names[oid], nowhere).membership,
+            published.get(names[oid], NOWHERE).publication,
+            published.get(names[oid], NOWHERE).membership,
             file,
             attributes,
             columns or "",

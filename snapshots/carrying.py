@@ -19,7 +19,7 @@ from snapshots.cutting import Before
 from snapshots.jobs import SparkSource
 from snapshots.manifest import StoredObject
 from snapshots.points import Point
-from snapshots.schema_changes import Known, SchemaPlan, plan_schema, publish_new, tell
+from snapshots.schema_changes import Catalogs, Known, SchemaPlan, current, plan_schema, publish_new, tell
 from wal.archive import Segment, archive_prefix, segment_key
 from wal.segments import unlisted_segments
 from wal.slots import copy_slot_name, drop_slots
@@ -30,8 +30,9 @@ from wal.versions import Version
 class Work:
     """What the cut of a create goes on from.
 
-    `chain` is the operation that began the chain. By node: `base` is where the archive begins, `segments` are those
-    that commits list, `before` is the cut before.
+    `chain` is the operation that began the chain. `known` is what the commit before knows of the tables, `seen` the
+    primaries' catalogs as they were read last. By node: `base` is where the archive begins, `segments` are those that
+    commits list, `before` is the cut before.
     """
 
     creating: Creating
@@ -39,6 +40,7 @@ class Work:
     rules: GroupRules
     chain: str
     known: Known
+    seen: Mapping[str, Catalogs]
     base: Mapping[str, int]
     segments: Mapping[str, tuple[Segment, ...]]
     before: Mapping[str, Before]
@@ -71,11 +73,12 @@ def carry(work: Work, moved: Mapping[str, set[int]], spark: SparkSource, progres
     """Plan, let new tables be followed, and copy what can't be carried on."""
     creating = work.creating
     archived, planned = _archived(work)
-    plan = plan_schema(creating.sessions, work.known, work.where, archived, moved)
+    catalogs = current(creating.sessions, work.where, work.seen)
+    plan = plan_schema(catalogs, work.known, archived, moved)
     if plan.unpublished:
         publish_new(creating.sessions, plan.unpublished, work.where, creating.request.wait_seconds, progress)
         progress.reached(Point.TABLES_PUBLISHED)
-        plan = plan_schema(creating.sessions, work.known, work.where, archived, moved)
+        plan = plan_schema(current(creating.sessions, work.where, catalogs), work.known, archived, moved)
         if plan.unpublished:
             raise ChangedError("a table came while others were published")
     tell(plan, progress)

@@ -7,6 +7,7 @@ needs Spark.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.baseline import BaselineChangedError, check_baseline, check_presence
@@ -21,7 +22,7 @@ from snapshots.counted import check_counted, counted_states, since_of
 from snapshots.create import CreateRequest
 from snapshots.manifest import Chain
 from snapshots.operations import recorded_commits
-from snapshots.schema_changes import SchemaPlan, known_of, plan_schema
+from snapshots.schema_changes import Catalogs, SchemaPlan, known_of, plan_schema, read_all
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.archive import archive_prefix, segment_key
@@ -72,10 +73,10 @@ def check_commits(store: ObjectStore, chain: Chain) -> None:
         raise commit_gone(chain.name, lost[0])
 
 
-def check_continuable(continuing: Continuing) -> SchemaPlan:
+def check_continuable(continuing: Continuing) -> dict[str, Catalogs]:
     """Raise unless the chain can go on: commits, baseline, settings, slots, archive, tables, publications, objects.
 
-    Returns what the next increment would do with the tables.
+    Returns the primaries' catalogs.
     """
     chain, sessions = continuing.chain, continuing.sessions
     check_described(continuing.fleet, chain)
@@ -84,10 +85,10 @@ def check_continuable(continuing: Continuing) -> SchemaPlan:
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(continuing, node), sessions.nodes)
     chain.check_archive()
-    plan = check_tables(sessions, chain)
-    check_counted(sessions, counted_states(plan, known_of(chain)), since_of(chain))
+    catalogs = read_all(sessions, (chain.part.fleet_id, chain.part.rules))
+    check_counted(sessions, counted_states(plan_next(chain, catalogs), known_of(chain)), since_of(chain))
     check_objects(continuing.store, chain)
-    return plan
+    return catalogs
 
 
 def _check_node(continuing: Continuing, node: Node) -> None:
@@ -125,9 +126,9 @@ def _archived(continuing: Continuing, node: str, listed: int) -> int:
     return read_metadata(store, segment_key(prefix, number), number).range.through
 
 
-def check_tables(sessions: Sessions, chain: Chain) -> SchemaPlan:
-    """Raise unless the next increment can carry what became of the tables; what it would do with them."""
-    return plan_schema(sessions, known_of(chain), (chain.part.fleet_id, chain.part.rules), {}, {})
+def plan_next(chain: Chain, catalogs: Mapping[str, Catalogs]) -> SchemaPlan:
+    """What the next increment would do with the tables; raise PublicationChangedError if it can't carry them."""
+    return plan_schema(catalogs, known_of(chain), {}, {})
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:

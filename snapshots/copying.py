@@ -6,7 +6,7 @@ What a full snapshot does with all tables, an increment does with those that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Copying:
 
     creating: Creating
     nodes: tuple[Node, ...]
-    tables: Mapping[str, list[Table]]
+    tables: Mapping[str, Sequence[Table]]
     slot: str
 
 

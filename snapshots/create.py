@@ -27,7 +27,7 @@ from snapshots.operations import Operation, new_operation, recorded
 from snapshots.points import Point
 from snapshots.read_only import check_terminal, undo_freeze
 from snapshots.retained import foresee, guard_nodes
-from snapshots.schema_changes import read_all
+from snapshots.schema_changes import Catalogs, read_all
 from snapshots.settle import settle_operations
 from snapshots.store_identity import read_identity
 from snapshots.tombstones import check_not_deleted
@@ -56,15 +56,28 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """What a full snapshot will copy: the nodes, every shard's tables, and what of their databases it leaves out."""
+    """What a full snapshot will copy: the nodes, every shard's catalogs, and what of their databases it leaves out."""
 
     nodes: tuple[Node, ...]
-    tables: Mapping[str, list[Table]]
+    catalogs: Mapping[str, Catalogs]
     fleet_id: str
     rules: GroupRules
-    states: Mapping[str, Mapping[str, TableState]]
-    fingerprints: Mapping[str, str]
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def tables(self) -> dict[str, tuple[Table, ...]]:
+        """Every shard's tables."""
+        return {shard: one.tables for shard, one in self.catalogs.items()}
+
+    @property
+    def states(self) -> dict[str, Mapping[str, TableState]]:
+        """The states of every shard's tables, by name."""
+        return {shard: one.states for shard, one in self.catalogs.items()}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of every shard's catalogs."""
+        return {shard: one.fingerprint for shard, one in self.catalogs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +115,8 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         raise commit_gone(request.name, 0)
     check_nodes(sessions)
     rules = narrowed(fleet.groups, request)
-    tables, catalogs = read_all(sessions, (identity.fleet_id, rules))
-    groups = {node: [table.group for table in found] for node, found in tables.items()}
+    catalogs = read_all(sessions, (identity.fleet_id, rules))
+    groups = {node: [table.group for table in found.tables] for node, found in catalogs.items()}
     left_out = read_left_out(sessions.primaries, rules, groups)
     if request.large_objects:
         check_readable(sessions.primaries)
@@ -111,11 +124,9 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         left_out = with_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
     return FullPlan(
         sessions.nodes,
-        tables,
+        catalogs,
         identity.fleet_id,
         rules,
-        {node: found.states for node, found in catalogs.items()},
-        {node: found.fingerprint for node, found in catalogs.items()},
         left_out + standby_copies(sessions.too_old, sessions.identities),
     )
 

@@ -72,14 +72,11 @@ def take_full(creating: Creating, plan: FullPlan, spark: SparkSource, progress: 
 def _published(creating: Creating, plan: FullPlan, progress: Progress) -> FullPlan:
     """The same with all tables in a publication: those that came since `init` are put into one."""
     where = (plan.fleet_id, plan.rules)
-    if not (names := unpublished(plan.states)):
+    if not (names := unpublished(plan.catalogs)):
         return plan
     publish_new(creating.sessions, names, where, creating.request.wait_seconds, progress)
     progress.reached(Point.TABLES_PUBLISHED)
-    tables, catalogs = read_all(creating.sessions, where)
-    states = {node: found.states for node, found in catalogs.items()}
-    fingerprints = {node: found.fingerprint for node, found in catalogs.items()}
-    return replace(plan, tables=tables, states=states, fingerprints=fingerprints)
+    return replace(plan, catalogs=read_all(creating.sessions, where))
 
 
 def _copied(
@@ -128,6 +125,7 @@ def _work(creating: Creating, plan: FullPlan, base: Mapping[str, int]) -> Work:
         plan.rules,
         creating.operation.id,
         Known(groups, plan.states, plan.fingerprints, highest),
+        plan.catalogs,
         base,
         {},
         {node.id: Before(base[node.id]) for node in plan.nodes if node.backup_of is None},

@@ -17,7 +17,7 @@ from fleet.left_out import LeftOut, read_left_out
 from fleet.progress import Progress
 from fleet.sessions import open_sessions
 from snapshots.commits import check_not_pruned, free_turn, read_chain
-from snapshots.continuable import Continuing, check_continuable, check_described
+from snapshots.continuable import Continuing, check_continuable, check_described, plan_next
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.create import CreateRequest, Creating, terminal_details, undone
 from snapshots.exclusive import exclusive
@@ -68,7 +68,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         guard_nodes(store, sessions, progress)
         progress.reached(Point.GIVEN_UP)
         check_not_lost(store, chain)
-        check_continuable(continuing)
+        catalogs = check_continuable(continuing)
         check_terminal(sessions, chain.part.fleet_id, progress, terminal=request.terminal)
         progress.reached(Point.CHECKED)
         number = chain.last.increment + 1
@@ -81,7 +81,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
 
         creating = Creating(request, store, operation, lock)
         with recorded(store, operation, lambda: undone(creating, copy_slot_name(operation.id), progress), progress):
-            commit = take_increment(creating, chain, spark, progress, began)
+            commit = take_increment(creating, chain, catalogs, spark, progress, began)
         progress.reached(Point.OUTCOME_STORED)
     progress.reached(Point.RELEASED)
     return commit
@@ -99,7 +99,7 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
         check_not_lost(store, chain)
         foresee(store, sessions, chain.full.chain, progress)
         continuing = Continuing(fleet, request, store, sessions, chain)
-        plan = check_continuable(continuing)
+        plan = plan_next(chain, check_continuable(continuing))
         tell(plan, progress)
         untold = check_counted(sessions, counted_states(plan, known_of(chain)), since_of(chain))
         check_terminal(sessions, chain.part.fleet_id, progress, terminal=request.terminal)

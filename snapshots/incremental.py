@@ -23,17 +23,27 @@ from snapshots.manifest import Chain, Commit, Previous
 from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared
-from snapshots.schema_changes import known_of
+from snapshots.schema_changes import Catalogs, known_of
 from snapshots.taking import take_cut
 from snapshots.terminal import check_final, end_writes
 
 
-def take_increment(creating: Creating, chain: Chain, spark: SparkSource, progress: Progress, began: float) -> Commit:
-    """Take the increment and commit it; `began` is when the command did (time.monotonic)."""
+def take_increment(
+    creating: Creating,
+    chain: Chain,
+    seen: Mapping[str, Catalogs],
+    spark: SparkSource,
+    progress: Progress,
+    began: float,
+) -> Commit:
+    """Take the increment and commit it.
+
+    `seen` are the primaries' catalogs as the checks read them; `began` is when the command did (time.monotonic).
+    """
     progress.reached(Point.INTENT_STORED)
     sessions, store, operation = creating.sessions, creating.store, creating.operation
     request = creating.request
-    work = _work(creating, chain)
+    work = _work(creating, chain, seen)
 
     def close() -> Mapping[str, int]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
@@ -72,7 +82,7 @@ def take_increment(creating: Creating, chain: Chain, spark: SparkSource, progres
     return commit
 
 
-def _work(creating: Creating, chain: Chain) -> Work:
+def _work(creating: Creating, chain: Chain, seen: Mapping[str, Catalogs]) -> Work:
     cuts = chain.last.cut.cut.nodes
     return Work(
         creating,
@@ -80,6 +90,7 @@ def _work(creating: Creating, chain: Chain) -> Work:
         chain.part.rules,
         chain.full.operation,
         known_of(chain),
+        seen,
         chain.part.base,
         {node.id: chain.segments(node.id) for node in creating.sessions.nodes},
         {node: Before(cut.position, cut.undecided) for node, cut in cuts.items()},

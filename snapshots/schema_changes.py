@@ -1,21 +1,24 @@
 """What became of all shards' tables since the commit before: the nodes are asked, and their answers compared.
 
+Reading tables and states costs a large database more than all the rest, so they are read once, and from then on the
+fingerprint and the publications' stamps tell whether they still are what they were: `current` reads anew what is not.
+
 `snapshots.schema_plan` compares; nothing here changes a node but `publish_new`, which lets new tables be followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from fleet.config import GroupRules
 from fleet.connections import answering
-from fleet.groups import Group, SchemaChangedError, Table, number_groups, qualified, read_tables
+from fleet.groups import Group, Table, number_groups, qualified, read_tables
 from fleet.progress import Progress
-from fleet.publications import check_admissible, ensure_publications
+from fleet.publications import NOWHERE, check_admissible, check_published, ensure_publications
 from fleet.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from fleet.sessions import Sessions, in_parallel
 from fleet.table_state import TableState, read_table_states
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from wal.versions import Version
 
 PARTITION_ROWS = 1 << 18
-READINGS_MAX = 5
 LOCK_SECONDS_MIN = 5.0
 
 
@@ -62,22 +64,27 @@ def known_of(chain: Chain) -> Known:
 class Catalogs:
     """A primary's tables and their states at one moment, and the fingerprint of its catalogs then."""
 
-    tables: list[Table]
+    tables: tuple[Table, ...]
     states: Mapping[str, TableState]
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlan:
-    """What an increment makes of all shards' tables; `fingerprints` tell the catalogs that it is made from."""
+    """What an increment makes of all shards' tables, and the catalogs that it is made from."""
 
     shards: Mapping[str, ShardPlan]
-    fingerprints: Mapping[str, str]
+    catalogs: Mapping[str, Catalogs]
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of every shard's catalogs."""
+        return {shard: one.fingerprint for shard, one in self.catalogs.items()}
 
     @property
     def unpublished(self) -> dict[str, list[str]]:
         """The tables that no publication of Cutline's has, by shard where there are any."""
-        return unpublished({shard: plan.states for shard, plan in self.shards.items()})
+        return unpublished(self.catalogs)
 
     @property
     def copied(self) -> dict[str, list[Table]]:
@@ -86,66 +93,71 @@ class SchemaPlan:
 
 
 def read_catalogs(connection: psycopg.Connection[Any], node: str, fleet_id: str, rules: GroupRules) -> Catalogs:
-    """The node's tables, all as of one moment; raise SchemaChangedError if the schema is changed all the time."""
-    for _ in range(READINGS_MAX):
-        fingerprint = read_fingerprint(connection)
+    """The node's tables, their states and the fingerprint, all as one snapshot of the server shows them.
+
+    What the server's functions add (sizes, files, privileges) may be of a moment later: whatever is changed in between
+    gives the catalogs another fingerprint afterwards.
+    """
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         tables = read_tables(connection, rules)
         states = read_table_states(connection, node, fleet_id, tables, unpublished_too=True)
-        if read_fingerprint(connection) == fingerprint:
-            return Catalogs(tables, states, fingerprint)
-    raise SchemaChangedError(
-        f"node {node}: its schema was changed each of {READINGS_MAX} times that it was read",
-        hint="repeat the command once nobody changes the schema",
-        details={"node": node},
-    )
+        return Catalogs(tuple(tables), states, read_fingerprint(connection))
 
 
-def unpublished(states: Mapping[str, Mapping[str, TableState]]) -> dict[str, list[str]]:
-    """Of the states, by shard, the names of those tables that no publication of Cutline's has."""
-    found = {shard: [name for name, one in known.items() if not one.membership] for shard, known in states.items()}
+def unpublished(catalogs: Mapping[str, Catalogs]) -> dict[str, list[str]]:
+    """Of these catalogs, by shard, the names of the tables that no publication of Cutline's has."""
+    found = {
+        shard: [name for name, state in one.states.items() if not state.membership] for shard, one in catalogs.items()
+    }
     return {shard: names for shard, names in found.items() if names}
 
 
-def read_all(sessions: Sessions, where: tuple[str, GroupRules]) -> tuple[dict[str, list[Table]], dict[str, Catalogs]]:
-    """The tables of all primaries, numbered by name, and their catalogs; `where` are the fleet's id and the rules.
+def read_all(sessions: Sessions, where: tuple[str, GroupRules]) -> dict[str, Catalogs]:
+    """The catalogs of all primaries, tables numbered by name; `where` are the fleet's id and the rules of the groups.
 
     Raises TableNotAdmissibleError, PublicationChangedError.
     """
+    return current(sessions, where, {})
+
+
+def current(sessions: Sessions, where: tuple[str, GroupRules], seen: Mapping[str, Catalogs]) -> dict[str, Catalogs]:
+    """The catalogs of all primaries as `read_all` gives them; those `seen` before are read only where they changed."""
 
     def read(node: str) -> Catalogs:
         with answering(sessions.fleet.node(node)):
-            return read_catalogs(sessions.connections[node], node, *where)
+            connection = sessions.connections[node]
+            if (was := seen.get(node)) and not _change(connection, node, where[0], was):
+                return was
+            return read_catalogs(connection, node, *where)
 
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read, primaries), strict=True))
-    tables = {node: one.tables for node, one in found.items()}
+    tables = {node: list(one.tables) for node, one in found.items()}
     check_admissible(tables)
-    return number_groups(tables, PARTITION_ROWS), found
+    numbered = number_groups(tables, PARTITION_ROWS)
+    return {node: replace(one, tables=tuple(numbered[node])) for node, one in found.items()}
 
 
 def plan_schema(
-    sessions: Sessions,
+    found: Mapping[str, Catalogs],
     known: Known,
-    where: tuple[str, GroupRules],
     archived: Mapping[str, Iterable[Version]],
     moved: Mapping[str, set[int]],
 ) -> SchemaPlan:
-    """Ask every primary and compare with what is `known`; `where` are the fleet's id and the rules of the groups.
+    """Compare the primaries' catalogs with what is `known`.
 
     `archived` are the definitions in segments that no commit lists, by shard; `moved` the oids of tables that were
-    changed under definitions that nobody knows. Raises what refuses a table: TableNotAdmissibleError,
-    PublicationChangedError.
+    changed under definitions that nobody knows. Raises PublicationChangedError.
     """
-    tables, found = read_all(sessions, where)
     tried = {shard: [_tried(version) for version in archived.get(shard, ())] for shard in found}
     highest = max([known.highest, *(one.group.number for ones in tried.values() for one in ones)])
     shards: dict[str, ShardPlan] = {}
     for shard, one in found.items():
-        now = (tables[shard], one.states)
+        now = (one.tables, one.states)
         shards[shard] = plan_shard(shard, known.before(shard), tried[shard], now, highest, moved.get(shard, ()))
         highest = max([highest, *(group.number for group in shards[shard].groups)])
-    fingerprints = {shard: one.fingerprint for shard, one in found.items()}
-    return SchemaPlan(shards, fingerprints)
+    return SchemaPlan(shards, found)
 
 
 def _tried(version: Version) -> Before:
@@ -187,19 +199,26 @@ def publish_new(
 
 
 def check_unchanged(sessions: Sessions, plan: SchemaPlan, where: tuple[str, GroupRules]) -> str:
-    """What was changed on a primary since the plan was made, "" if nothing was."""
+    """What was changed on a primary since the plan's catalogs were read, "" if nothing was.
+
+    Raises PublicationChangedError if a whole publication of Cutline's was altered and still is.
+    """
 
     def changed(node: str) -> str:
         with answering(sessions.fleet.node(node)):
-            connection = sessions.connections[node]
-            if read_fingerprint(connection) != plan.fingerprints[node]:
-                return f"node {node}: its schema was changed"
-            tables = read_tables(connection, where[1])
-            states = read_table_states(connection, node, where[0], tables)
-        for name, was in plan.shards[node].states.items():
-            now = states.get(name)
-            if now is None or (now.oid, now.publication, now.membership) != (was.oid, was.publication, was.membership):
-                return f"node {node}: table {name} was published otherwise"
-        return ""
+            return _change(sessions.connections[node], node, where[0], plan.catalogs[node])
 
     return next(filter(None, in_parallel(changed, sessions.primaries)), "")
+
+
+def _change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: Catalogs) -> str:
+    """What is not as it `was`, "" if all is: the fingerprint leaves out Cutline's own publications."""
+    if read_fingerprint(connection) != was.fingerprint:
+        return f"node {node}: its schema was changed"
+    groups = [table.group for table in was.tables]
+    published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
+    for name, state in was.states.items():
+        now = published.get(name, NOWHERE)
+        if (now.publication, now.membership) != (state.publication, state.membership):
+            return f"node {node}: table {name} was published otherwise"
+    return ""

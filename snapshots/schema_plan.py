@@ -81,7 +81,7 @@ def plan_shard(
     node: str,
     before: Iterable[Before],
     archived: Iterable[Before],
-    now: tuple[list[Table], Mapping[str, TableState]],
+    now: tuple[Iterable[Table], Mapping[str, TableState]],
     number: int,
     moved: Collection[int] = (),
 ) -> ShardPlan:

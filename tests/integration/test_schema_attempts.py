@@ -185,3 +185,41 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
     assert tried.runs.increment(tried.name).schema is None
     tried.check(3)
     assert tried.runs.check(tried.name).exit_code == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_is(tried: Tried) -> None:
+    tried.runs.full(tried.name)
+    with psycopg.connect(tried.fleet.primaries[0].dsn) as connection:
+        query = "SELECT pubname FROM pg_publication_tables WHERE schemaname = 'tried' AND tablename = 't'"
+        (publication,) = connection.execute(query).fetchone() or ("",)
+
+    def unpublished() -> None:
+        tried.run(
+            f"ALTER PUBLICATION {publication} DROP TABLE tried.t", "UPDATE tried.t SET a = a || '!' WHERE id < 9",
+            f"ALTER PUBLICATION {publication} ADD TABLE ONLY tried.t",
+        )  # fmt: skip
+
+    # Before the checks have read the catalogs, after that, and after the plan.
+    for increment, point in enumerate((Point.LOCKED, Point.CHECKED, Point.FINISHES_WRITTEN), start=1):
+        commit = tried.create(point, unpublished)
+        assert commit.schema
+        assert [group.table for group in commit.schema.groups["s1"]] == ["t"]
+        is_met = any("tried.t was published otherwise" in note for note in tried.notes)
+        assert is_met == (point == Point.FINISHES_WRITTEN), tried.notes
+        tried.check(increment)
+    assert tried.runs.check(tried.name).exit_code == 0
+
+
+@pytest.mark.timeout(600)
+def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried: Tried) -> None:
+    tried.runs.full(tried.name)
+
+    def changed() -> None:
+        tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
+
+    commit = tried.create(Point.CHECKED, changed)
+    assert commit.schema
+    assert len(commit.schema.successions["s1"]) == 1
+    assert not any("met a change" in note for note in tried.notes), tried.notes
+    tried.check(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from check.copies import Copies
 from check.report import Conflict, SnapshotReport
-from snapshots.manifest import Chain
+from snapshots.chain import Chain
 from storage.errors import ReportedError, UnreachableError
 from storage.store import ObjectStore
 

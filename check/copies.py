@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from check.report import Conflict, Skipped, SnapshotReport
-from snapshots.manifest import Chain
+from snapshots.chain import Chain
 from snapshots.present import present_terms
 
 if TYPE_CHECKING:

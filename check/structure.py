@@ -8,6 +8,7 @@ from functools import partial
 
 from check.report import Conflict, Skipped, SnapshotReport
 from fleet.left_out import warned_of
+from snapshots.chain import Chain
 from snapshots.commits import (
     SnapshotMissingError,
     commit_key,
@@ -16,7 +17,6 @@ from snapshots.commits import (
     read_chain,
     snapshot_names,
 )
-from snapshots.manifest import Chain
 from snapshots.schema import listed_schema
 from snapshots.store_identity import FLEET_KEY, foreign_snapshot
 from snapshots.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full

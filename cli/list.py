@@ -13,7 +13,8 @@ from cli.left_out import warnings_of_several
 from cli.output import emit
 from fleet.left_out import warned_of
 from snapshots.catalog import Entry, Listing, list_store
-from snapshots.manifest import Chain, Commit
+from snapshots.chain import Chain
+from snapshots.manifest import Commit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,8 +14,9 @@ from cli.list import chain_bytes, entry_document
 from cli.output import emit
 from fleet.lsn import lsn_to_text
 from snapshots.catalog import Entry, show_snapshot
+from snapshots.chain import Chain
 from snapshots.commit_file import cut_to_json
-from snapshots.manifest import Chain, Commit
+from snapshots.manifest import Commit
 from snapshots.names import newest_name
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.embedded_server import HOST, EmbeddedNode
-from fleet.postgres_wheel import can_enter, server_programs, shared_temporary_directory
+from fleet.postgres_wheel import can_enter, server_programs
+from fleet.wheel_copy import shared_temporary_directory
 from storage.errors import BusyError, RefusedError, UsageError
 
 STATE = "demo.json"

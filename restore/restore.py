@@ -33,10 +33,10 @@ from restore.target import (
     release_slots,
     target_of,
 )
+from snapshots.chain import Chain
 from snapshots.commits import read_chain
 from snapshots.jobs import SparkSource
 from snapshots.leases import leased
-from snapshots.manifest import Chain
 from snapshots.open_operations import OpenOperation, read_open_operations, told_where_missing
 from snapshots.operations import Operation, new_operation
 from snapshots.store_identity import check_of_fleet, read_identity

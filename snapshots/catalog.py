@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleet.config import Fleet
+from snapshots.chain import Chain
 from snapshots.commits import read_chain, read_commit, snapshot_names
 from snapshots.documents import ManifestError
 from snapshots.lost import Lost, read_lost
-from snapshots.manifest import Chain
 from snapshots.open_operations import OpenOperation, read_open_operations, told_where_missing
 from snapshots.retained import Kept, over_limit, warning_of
 from snapshots.store_identity import StoreIdentity, check_of_fleet, read_identity

@@ -20,11 +20,12 @@ from fleet.progress import Progress
 from fleet.sessions import open_sessions
 from snapshots.commits import NAME
 from snapshots.exclusive import exclusive
-from snapshots.garbage import Kind, SnapshotJudge, Verdict, Why, place_of
+from snapshots.garbage import SnapshotJudge, Verdict, Why
 from snapshots.leases import open_leases
 from snapshots.old_records import RecordJudge, judge_probe
 from snapshots.open_operations import CREATE, OpenOperation, read_open_operations
 from snapshots.operations import close
+from snapshots.places import Kind, place_of
 from snapshots.settle import settle_operations
 from snapshots.store_identity import FLEET_KEY, read_identity
 from storage.errors import RefusedError, SnapshotError, UnreachableError

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.hints import NEW_CHAIN
+from snapshots.chain import Chain
 from snapshots.commit_file import commit_from_json
 from snapshots.documents import ManifestError, check_about, read_document, read_sealed
-from snapshots.manifest import Chain, Commit
+from snapshots.manifest import Commit
 from snapshots.tombstones import check_not_deleted, is_deleted, is_only_full
 from snapshots.well_formed import check_fits
 from storage.errors import RefusedError, UsageError

@@ -17,10 +17,10 @@ from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
 from fleet.preconditions import check_decoding
 from fleet.sessions import Sessions, in_parallel
+from snapshots.chain import Chain
 from snapshots.commits import commit_gone
 from snapshots.counted import check_counted, counted_states, since_of
 from snapshots.create import CreateRequest
-from snapshots.manifest import Chain
 from snapshots.operations import recorded_commits
 from snapshots.schema_changes import Catalogs, SchemaPlan, known_of, plan_schema, read_all
 from storage.errors import RefusedError

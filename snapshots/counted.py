@@ -14,7 +14,7 @@ from fleet.connections import answering
 from fleet.left_out import LeftOut, LeftOutKind
 from fleet.sessions import Sessions
 from fleet.table_state import TableState
-from snapshots.manifest import Chain
+from snapshots.chain import Chain
 from snapshots.schema_changes import Known, SchemaPlan
 
 

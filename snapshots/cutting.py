@@ -29,7 +29,8 @@ from wal.archive import Segment
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.cut import NodeWindow, resolve
 from wal.cut_values import Cut, Undecided
-from wal.drain import DrainReport, DrainTask, advanced, drain
+from wal.drain import drain
+from wal.drain_values import DrainReport, DrainTask, advanced
 from wal.markers import Marker, marker_from_bytes, write_markers
 from wal.replay import ReplayLagError
 from wal.segment_schema import MARKER, SEGMENT_SCHEMA

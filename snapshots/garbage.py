@@ -19,7 +19,6 @@ the protocol, such as clocks and people.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,23 +34,10 @@ from snapshots.lost import is_lost, lost_key
 from snapshots.manifest import Commit
 from snapshots.open_operations import read_open_operations
 from snapshots.operations import operation_key, read_intent, recorded_commits
+from snapshots.places import Kind, Place
 from snapshots.tombstones import is_deleted, is_only_full
 from storage.errors import RefusedError
-from storage.ids import OPERATION_ID
 from storage.store import Listed, ObjectMissingError, ObjectStore
-
-
-class Kind(StrEnum):
-    """What an object is, as its key says."""
-
-    BASE = "base"
-    SCHEMA = "schema"
-    SEGMENT = "wal"
-    COMMIT = "commit"
-    MARK = "mark"
-    RECORD = "record"
-    PROBE = "probe"
-    UNFINISHED = "unfinished"
 
 
 class Why(StrEnum):
@@ -80,42 +66,6 @@ class Why(StrEnum):
 # Within this time of its checks a create has stored its intent, or it is not going on.
 LOST_SECONDS = 3600.0
 GARBAGE = frozenset({Why.DELETED, Why.PRUNED, Why.FAILED, Why.UNLISTED, Why.LOST, Why.LEFT_OVER, Why.OLD_RECORD})
-
-_NODE = r"(?P<node>[^/]+)"
-_OWNER = rf"(?P<owner>{OPERATION_ID.pattern})"
-KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
-    Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/part-[^/]+\.parquet"),),
-    Kind.SCHEMA: (re.compile(rf"schema/{_NODE}/{_OWNER}/[a-z-]+-[0-9a-f]{{8}}\.sql\.zst"),),
-    Kind.SEGMENT: (re.compile(rf"wal/{_NODE}/{_OWNER}/(?P<number>\d{{20}})\.parquet"),),
-    Kind.COMMIT: (
-        re.compile(r"snapshot(\.\d+)?\.json"),
-        re.compile(r"increments/(?P<number>\d{16})(\.\d+)?\.json"),
-    ),
-    Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What the key of an object of a snapshot says. `number` is a segment's or increment's."""
-
-    kind: Kind
-    snapshot: str
-    owner: str = ""
-    node: str = ""
-    number: int = 0
-
-
-def place_of(snapshot: str, key: str) -> Place | None:
-    """What the key `snapshots/<snapshot>/…` says; None where it is none of this program's."""
-    rest = key.removeprefix(f"snapshots/{snapshot}/")
-    for kind, patterns in KEYS.items():
-        for pattern in patterns:
-            if found := pattern.fullmatch(rest):
-                said = found.groupdict()
-                number = int(said.get("number") or 0)
-                return Place(kind, snapshot, said.get("owner") or "", said.get("node") or "", number)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

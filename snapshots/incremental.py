@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fleet.left_out import read_left_out
 from fleet.progress import Progress
 from snapshots.carrying import Work
+from snapshots.chain import Chain
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.counting import counts_of
 from snapshots.create import Creating
@@ -19,7 +20,7 @@ from snapshots.cutting import Before
 from snapshots.exclusive import check_exclusive
 from snapshots.jobs import SparkSource
 from snapshots.large_objects import with_stored
-from snapshots.manifest import Chain, Commit, Previous
+from snapshots.manifest import Commit, Previous
 from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared

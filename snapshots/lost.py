@@ -13,8 +13,8 @@ from typing import Any
 
 from fleet.hints import NEW_CHAIN
 from fleet.sizes import size_text
+from snapshots.chain import Chain
 from snapshots.documents import check_schema, read_sealed, sealed, understood
-from snapshots.manifest import Chain
 from snapshots.value_types import check_types
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore

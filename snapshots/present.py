@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from fleet.groups import Group
+from snapshots.chain import Chain
 from snapshots.conversions import Conversion, conversion, converted_lines
-from snapshots.manifest import Chain
 from snapshots.overlay import runs
 from wal.arrow_numbers import to_arrow, to_mask, to_numpy
 from wal.bytes_column import Flags, Ints, from_arrow, partition_of

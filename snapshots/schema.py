@@ -24,10 +24,11 @@ from fleet.hints import NEW_CHAIN
 from fleet.postgres_wheel import ProgramFailedError, run_tool
 from fleet.relation_locks import LockWatch, locked_error
 from fleet.watch import Watch
+from snapshots.chain import Chain
 from snapshots.documents import ManifestError
 from snapshots.dump_faults import corrected
 from snapshots.fingerprint import OWN_PUBLICATION
-from snapshots.manifest import DDL, Chain, StoredObject
+from snapshots.manifest import DDL, StoredObject
 from storage.digest import digest
 from storage.store import ObjectStore
 from storage.storing import create_or_find

@@ -22,8 +22,8 @@ from fleet.publications import NOWHERE, check_admissible, check_published, ensur
 from fleet.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from fleet.sessions import Sessions, in_parallel
 from fleet.table_state import TableState, read_table_states
+from snapshots.chain import Chain
 from snapshots.fingerprint import read_fingerprint
-from snapshots.manifest import Chain
 from snapshots.schema_plan import Before, ShardPlan, plan_shard
 
 if TYPE_CHECKING:

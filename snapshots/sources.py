@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.manifest import Chain
+from snapshots.chain import Chain
 from snapshots.present import Present, in_present_terms, present_terms
 from storage.errors import SnapshotError, report_of
 from storage.store import ObjectStore

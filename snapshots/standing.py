@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from snapshots.chain import Chain
 from snapshots.commits import listed_numbers, read_chain
 from snapshots.documents import ManifestError
-from snapshots.manifest import Chain
 from snapshots.tombstones import is_only_full
 from storage.errors import RefusedError
 from storage.store import Inventory, Listed, ObjectMissingError, ObjectStore

@@ -7,9 +7,9 @@ import secrets
 from dataclasses import dataclass
 
 from fleet.config import Fleet
+from snapshots.chain import Chain
 from snapshots.commits import commit_key
 from snapshots.documents import check_schema, read_document, sealed, understood
-from snapshots.manifest import Chain
 from snapshots.value_types import check_types
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore

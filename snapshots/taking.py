@@ -27,7 +27,7 @@ from snapshots.schema_changes import SchemaPlan, check_unchanged
 from snapshots.schema_record import schema_part
 from snapshots.sequences import never_back, read_sequences
 from storage.errors import ReportedError
-from wal.drain import DrainTask
+from wal.drain_values import DrainTask
 from wal.slots import slot_name
 from wal.versions import Version
 

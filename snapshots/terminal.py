@@ -31,7 +31,7 @@ from snapshots.points import Point
 from snapshots.prepared import await_prepared
 from storage.errors import RefusedError
 from storage.store import ObjectStore
-from wal.drain import DrainTask
+from wal.drain_values import DrainTask
 from wal.segments import read_changed_groups
 
 SLOT_SECONDS_MAX = 10.0

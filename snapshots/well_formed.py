@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from snapshots.chain import Chain
 from snapshots.documents import understood
-from snapshots.manifest import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, Chain, Commit, FullPart, SchemaPart
+from snapshots.manifest import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, Commit, FullPart, SchemaPart
 from snapshots.value_types import check_time, check_types
 from storage.store import check_key
 

@@ -10,7 +10,6 @@ advanced when its last is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from fleet.config import Node
 from fleet.connections import connect, unreachable
 from fleet.encodings import Texts, texts_of
 from fleet.hints import NEW_CHAIN
@@ -30,6 +28,7 @@ from wal.archive import OpenTransaction, Segment, SegmentRange, archive_prefix, 
 from wal.arrow_numbers import to_mask, to_numpy
 from wal.bytes_column import from_arrow, from_list
 from wal.decoding import Decoded, Decoder
+from wal.drain_values import DrainReport, DrainTask
 from wal.peek import SlotInUseError, peek, slot_in_use
 from wal.pgoutput import DecodingError
 from wal.replay import await_replay
@@ -37,7 +36,6 @@ from wal.rolled_back import RolledBack, undecodable_ahead
 from wal.segment_schema import SEGMENT_SCHEMA
 from wal.segments import create_segment, unlisted_segments
 from wal.slots import SlotLostError, advance_slot, check_slot, slot_state
-from wal.versions import Version
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
@@ -50,49 +48,6 @@ SLOT_IN_USE_SECONDS_MAX = 20.0
 
 class DrainBusyError(BusyError):
     """Another process writes the archive."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainTask:
-    """What an executor needs to bring one node's archive up to `finish`.
-
-    `known` are the segments that commits list; later ones are found in the store. `base` is where the
-    archive begins. `versions` are the tables' definitions, of one table the old before the new; `begun` are the
-    numbers of those that no commit lists yet. `planned` is the number of the last segment that was there when the
-    task was planned: later ones must have been written under the same definitions.
-    """
-
-    node: Node
-    slot: str
-    publications: tuple[str, ...]
-    snapshot: str
-    chain: str
-    operation: str
-    versions: tuple[Version, ...]
-    global_id_form: str
-    base: int
-    known: tuple[Segment, ...]
-    finish: int
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
-    begun: frozenset[int] = frozenset()
-    planned: int = 0
-
-    @property
-    def definitions(self) -> tuple[Version, ...]:
-        """The versions that no commit lists yet."""
-        return tuple(version for version in self.versions if version.group.number in self.begun)
-
-
-@dataclass(frozen=True, slots=True)
-class DrainReport:
-    """What came of a DrainTask: the segments after the known ones, or the error that ended it."""
-
-    node: str
-    segments: tuple[Segment, ...] = ()
-    ignored: int = 0
-    seconds: float = 0.0
-    problem: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -308,8 +263,3 @@ def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
         return changes
     is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)
     return changes.filter(to_mask(~is_held))
-
-
-def advanced(task: DrainTask, finish: int, known: tuple[Segment, ...]) -> DrainTask:
-    """The same task for a later cut, once `known` are archived."""
-    return replace(task, finish=finish, known=known)

@@ -13,8 +13,8 @@ from check.report import CheckReport, Conflict
 from check.verify import CheckRequest, check_snapshots
 from fleet.config import Fleet
 from fleet.progress import Silent
+from snapshots.chain import Chain
 from snapshots.commits import commit_key
-from snapshots.manifest import Chain
 from tests.snapshot_runs import Ready
 
 NAME = "chain"

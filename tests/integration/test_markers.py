@@ -18,7 +18,8 @@ import wal.markers
 from fleet.embedded import EmbeddedFleet
 from fleet.embedded_server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, free_ports, start_server, stop_server
 from fleet.lsn import lsn_from_text
-from fleet.postgres_wheel import Programs, server_programs, shared_temporary_directory
+from fleet.postgres_wheel import Programs, server_programs
+from fleet.wheel_copy import shared_temporary_directory
 from wal.markers import Marker, marker_from_bytes, write_marker, write_markers
 
 MARKER = Marker("chain ü", "1", "start")

@@ -18,10 +18,10 @@ from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.postgres_wheel import run_tool
 from fleet.progress import Silent
+from snapshots.chain import Chain
 from snapshots.commits import read_chain
 from snapshots.create import CreateRequest
 from snapshots.increment import create_increment
-from snapshots.manifest import Chain
 from snapshots.points import Point
 from storage.open import open_store
 from tests.integration.odd_tables import statements

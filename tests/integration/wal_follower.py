@@ -20,7 +20,8 @@ from fleet.publications import ensure_publications, publication_names
 from snapshots.exported import exported_session
 from storage.open import open_store
 from wal.archive import check_contiguous
-from wal.drain import DrainReport, DrainTask, drain
+from wal.drain import drain
+from wal.drain_values import DrainReport, DrainTask
 from wal.slots import create_exported_slot
 from wal.versions import Version
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from fleet.baseline import NodeIdentity
 from fleet.config import Fleet, GroupRules
+from snapshots.chain import Chain
 from snapshots.commits import check_name, check_not_pruned, commit_gone, free_turn, increment_numbers, read_chain
 from snapshots.continuable import check_commits, check_objects
 from snapshots.deciding import has_committed
 from snapshots.documents import ManifestError
 from snapshots.exclusive import check_exclusive
 from snapshots.lost import check_not_lost, is_lost
-from snapshots.manifest import Chain, Commit, CutRecord, FullPart, Previous, StoredObject
+from snapshots.manifest import Commit, CutRecord, FullPart, Previous, StoredObject
 from snapshots.operations import Operation, commit_operation, has_failed, new_operation, read_intent, recorded
 from snapshots.settle import settle_operations
 from snapshots.tombstones import check_not_deleted, is_deleted, is_only_full

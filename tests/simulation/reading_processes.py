@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snapshots.catalog import Entry, _entry
+from snapshots.chain import Chain
 from snapshots.commits import read_chain, snapshot_names
 from snapshots.leases import leased
-from snapshots.manifest import Chain
 from snapshots.open_operations import read_open_operations
 from snapshots.operations import new_operation
 from snapshots.store_identity import StoreIdentity

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from snapshots.catalog import Entry
-from snapshots.manifest import Chain
+from snapshots.chain import Chain
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.faulty_store import Late
 from tests.simulation.reading_processes import list_store, restore

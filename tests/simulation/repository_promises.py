@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from snapshots.catalog import Entry
+from snapshots.chain import Chain
 from snapshots.documents import read_document
-from snapshots.manifest import Chain, Commit
+from snapshots.manifest import Commit
 from snapshots.open_operations import OpenOperation
 from snapshots.operations import operation_key, pending
 from storage.digest import digest

@@ -21,8 +21,9 @@ from fleet.groups import Column, Group
 from fleet.progress import Silent
 from snapshots.base_copy import BASE_SCHEMA, base_table
 from snapshots.base_rows import rows_that_hold
+from snapshots.chain import Chain
 from snapshots.folding import fold
-from snapshots.manifest import Chain, Commit, SchemaPart, StoredObject
+from snapshots.manifest import Commit, SchemaPart, StoredObject
 from snapshots.sources import read_present, sources_of
 from storage.digest import digest
 from storage.open import open_store

@@ -10,12 +10,13 @@ from typing import Any
 
 from fleet.progress import Silent
 from snapshots.base_plan import base_prefix
+from snapshots.chain import Chain
 from snapshots.collecting import GcReport, find_garbage, remove_garbage
 from snapshots.commits import free_turn, read_chain
 from snapshots.documents import sealed
 from snapshots.garbage import Why
 from snapshots.lost import Lost, mark_lost
-from snapshots.manifest import Chain, Commit, Previous, SchemaPart, StoredObject
+from snapshots.manifest import Commit, Previous, SchemaPart, StoredObject
 from snapshots.operations import Operation, begin, close, commit_operation, new_operation
 from snapshots.schema import schema_prefix
 from snapshots.tombstones import only_full_key, tombstone_key

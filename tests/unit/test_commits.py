@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 import snapshots.publishing as module
+from snapshots.chain import Chain
 from snapshots.commit_file import commit_to_json
 from snapshots.commits import (
     SnapshotExistsError,
@@ -18,7 +19,6 @@ from snapshots.commits import (
     snapshot_names,
 )
 from snapshots.documents import ManifestError, sealed
-from snapshots.manifest import Chain
 from snapshots.publishing import CommitIndeterminateError, publish
 from storage.errors import UsageError
 from storage.memory import InMemoryStore

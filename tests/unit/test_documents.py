@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from fleet.config import Fleet, GroupRules, Node
 from fleet.left_out import LeftOut, LeftOutKind
 from snapshots.baselines import claim_majority, recorded_baseline
+from snapshots.chain import Chain
 from snapshots.commits import commit_key, find_place, read_chain, read_commit
 from snapshots.deciding import decide
 from snapshots.documents import ManifestError, sealed
 from snapshots.leases import open_leases
 from snapshots.lost import Lost, lost_key, mark_lost, read_lost
-from snapshots.manifest import Chain, Previous, Sequence
+from snapshots.manifest import Previous, Sequence
 from snapshots.operations import Operation, begin, pending, read_intent, recorded, recorded_commits, write
 from snapshots.publishing import publish
 from snapshots.store_identity import FLEET_KEY, ForeignSnapshotError, check_of_fleet, ensure_identity, read_identity

@@ -8,7 +8,7 @@ from fleet.lsn import lsn_to_text
 from snapshots.cutting import _AttemptFailedError, _raise_problems
 from storage.errors import ReportedError, SnapshotError, UnreachableError, report_of
 from tests.unit.made_changes import FULL, KEYED
-from wal.drain import DrainReport
+from wal.drain_values import DrainReport
 from wal.slots import SlotLostError
 from wal.versions import Described, SchemaMovedError
 

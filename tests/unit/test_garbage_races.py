@@ -20,10 +20,11 @@ from fleet.progress import Silent
 from snapshots import garbage
 from snapshots.commits import find_place, free_turn, read_chain, snapshot_names
 from snapshots.deciding import decide
-from snapshots.garbage import Place, SnapshotJudge, Verdict, Why
+from snapshots.garbage import SnapshotJudge, Verdict, Why
 from snapshots.leases import leased
 from snapshots.lost import is_lost
 from snapshots.operations import Operation, begin, close, commit_operation, new_operation, pending
+from snapshots.places import Place
 from snapshots.tombstones import is_deleted, is_only_full
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectMissingError

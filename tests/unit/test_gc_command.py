@@ -13,8 +13,9 @@ import pytest
 
 from fleet.config import Fleet, load_fleet
 from snapshots.collecting import Garbage, GcReport, Refused, Total
-from snapshots.garbage import Kind, Verdict, Why
+from snapshots.garbage import Verdict, Why
 from snapshots.operations import close
+from snapshots.places import Kind
 from snapshots.store_identity import ensure_identity
 from storage.local import LocalStore
 from tests.snapshot_runs import command_line, run_command

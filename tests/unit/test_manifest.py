@@ -17,21 +17,14 @@ from fleet.config import GroupRules
 from fleet.groups import Column, Group
 from fleet.left_out import LeftOut, LeftOutKind
 from fleet.table_state import TableState
+from snapshots.chain import Chain
 from snapshots.commit_file import commit_from_json, commit_to_json
 from snapshots.commits import (
     commit_key,
     read_commit,
 )
 from snapshots.documents import ManifestError, sealed
-from snapshots.manifest import (
-    Chain,
-    Commit,
-    CutRecord,
-    FullPart,
-    SchemaPart,
-    Sequence,
-    StoredObject,
-)
+from snapshots.manifest import Commit, CutRecord, FullPart, SchemaPart, Sequence, StoredObject
 from tests.unit.made_commits import commit, memory
 from wal.archive import OpenTransaction, Segment, SegmentRange
 from wal.cut_values import Cut, NodeCut, Undecided

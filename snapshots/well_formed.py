@@ -6,6 +6,7 @@ nothing is begun with one that can't.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from snapshots.chain import Chain
@@ -37,9 +38,11 @@ def check_commit(commit: Commit) -> None:
 
 
 def check_fits(chain: Chain, increment: Commit, key: str) -> None:
-    """Raise ManifestError unless the increment is of the chain's nodes."""
+    """Raise ManifestError unless the increment is of the chain's nodes, and goes on from its definitions."""
     with understood(key, f"increment of the full snapshot {chain.name}"):
         _check_nodes(chain.part, increment)
+        if increment.schema:
+            _check_definitions(chain, increment.schema)
 
 
 def _check_nodes(full: FullPart, commit: Commit) -> None:
@@ -65,6 +68,25 @@ def _check_schema(full: FullPart, primaries: set[str], part: SchemaPart) -> None
             raise ValueError(f"object {stored.key} has rows of a group that did not begin")
 
 
+def _check_definitions(before: Chain, part: SchemaPart) -> None:
+    """That every number means something: state and rows are put together by them."""
+    for shard in before.part.groups:
+        if not any(shard in one for one in (part.groups, part.gone, part.successions)) and not part.begun:
+            continue
+        known = before.definitions(shard).keys()
+        begun = {group.number for group in part.groups.get(shard, ())}
+        successions = part.successions.get(shard, {})
+        if len(begun) != len(part.groups.get(shard, ())) or begun & known:
+            raise ValueError(f"schema_changes.groups.{shard} has a number that is another's")
+        if not successions.keys() <= begun or not set(successions.values()) <= known:
+            raise ValueError(f"schema_changes.successions.{shard} has a number that is none of its definitions'")
+        if not set(part.gone.get(shard, ())) <= known:
+            raise ValueError(f"schema_changes.gone.{shard} has a number that is none of its definitions'")
+        for node in before.part.baseline:
+            if before.shard_of(node) == shard and part.begun.get(node, {}).keys() != begun:
+                raise ValueError(f"schema_changes.begun.{node} is not of the definitions that began")
+
+
 def _check_full(commit: Commit, part: FullPart) -> None:
     _check_nodes(part, commit)
     primaries = {node for node, identity in part.baseline.items() if identity.backup_of is None}
@@ -77,6 +99,8 @@ def _check_full(commit: Commit, part: FullPart) -> None:
             raise ValueError(f"{what} of {_names(found)} instead of {_names(nodes)}")
     if not part.tables.keys() | part.fingerprints.keys() <= primaries:
         raise ValueError("tables or fingerprints of what is no primary")
+    if commit.schema:
+        _check_definitions(Chain(replace(commit, schema=None)), commit.schema)
     numbers = {shard: [group.number for group in found] for shard, found in part.groups.items()}
     for shard, here in numbers.items():
         if len(set(here)) != len(here):

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     import psycopg
 
 # Ordinary permanent tables (leaf partitions among them) that no extension owns. The size of one that somebody has, or
-# wants, for himself is not asked for but taken from the catalog: asking would wait, perhaps for ever.
+# wants, for himself is not asked for but taken from the catalog: asking would wait, perhaps for ever. A table that was
+# dropped since the query began has neither size nor privileges.
 TABLES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
-       CASE WHEN l.relation IS NULL THEN pg_relation_size(c.oid)
+       CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
             ELSE c.relpages * current_setting('block_size')::bigint END,
-       has_table_privilege(c.oid, 'SELECT'),
+       coalesce(has_table_privilege(c.oid, 'SELECT'), true),
        (SELECT p.indimmediate FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
        EXISTS (SELECT FROM pg_attribute a
                  LEFT JOIN pg_index i ON i.indrelid = c.oid

@@ -6,7 +6,6 @@ split into key and row by whole columns and stored as Parquet objects of BASE_SC
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.parquet as pq
 from psycopg import pq as libpq
 
 from fleet.config import Node
@@ -22,16 +20,13 @@ from fleet.encodings import RAW
 from fleet.groups import Group, column_list, qualified
 from fleet.relation_locks import locked_error
 from snapshots.exported import exported_session
-from snapshots.manifest import StoredObject
-from storage.digest import digest
+from snapshots.manifest import BASE, StoredObject
+from snapshots.object_writer import ObjectWriter
 from storage.errors import SnapshotError, UnreachableError, report_of
 from storage.open import open_store
-from storage.store import ObjectStore
-from storage.storing import create_or_find
 from wal.arrow_numbers import to_arrow
 from wal.bytes_column import BytesColumn, offsets_of, partition_of
 from wal.lines import keys_of
-from wal.segments import parquet_options
 
 BASE_SCHEMA = pa.schema(
     [
@@ -85,14 +80,18 @@ def copy_ranges(task: CopyTask) -> CopyReport:
     try:
         # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
         with exported_session(task.node, task.exported) as connection:
-            writer = _Writer(task, open_store(task.store_url, task.store_options))
+            objects = ObjectWriter(
+                open_store(task.store_url, task.store_options), BASE_SCHEMA, BASE, task.node.id,
+                f"{task.prefix}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
+            )  # fmt: skip
+            rows = _Rows(objects)
             for part in task.ranges:
                 for lines in _copied(connection, task.node, part):
-                    writer.add(part.group, lines)
+                    rows.add(part.group, lines)
                     # A line may be of 1 GB: nothing of it is held while the next one comes.
                     del lines
-            writer.close_object()
-            return CopyReport(tuple(writer.objects))
+            rows.close()
+            return CopyReport(tuple(objects.objects))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
 
@@ -155,23 +154,17 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 
 
 @dataclass(slots=True)
-class _Writer:
-    """Puts tables into Parquet objects of about OBJECT_BYTES, or OBJECT_RAW_BYTES before compression.
+class _Rows:
+    """Lines on their way into objects.
 
-    Lines wait until they fill a row group, whichever tables they are of: one of its own for each of thousands of small
+    They wait until they fill a row group, whichever tables they are of: one of its own for each of thousands of small
     tables would cost more than their rows.
     """
 
-    task: CopyTask
-    store: ObjectStore
-    objects: list[StoredObject] = field(default_factory=list)
-    sink: Any = None
-    writer: Any = None
+    objects: ObjectWriter
     waiting: list[pa.Table] = field(default_factory=list)
     waiting_rows: int = 0
     waiting_bytes: int = 0
-    raw_bytes: int = 0
-    rows: dict[int, int] = field(default_factory=dict)
 
     def add(self, group: Group, lines: BytesColumn) -> None:
         if self.waiting_rows + len(lines) > CHUNK_ROWS or self.waiting_bytes + len(lines.data) > CHUNK_BYTES:
@@ -179,30 +172,17 @@ class _Writer:
         self.waiting.append(base_table(group, lines))
         self.waiting_rows += len(lines)
         self.waiting_bytes += len(lines.data)
-        self.rows[group.number] = self.rows.get(group.number, 0) + len(lines)
-        self.raw_bytes += len(lines.data)
+        self.objects.count(group.number, len(lines), len(lines.data))
         if self.waiting_bytes > CHUNK_BYTES:
             self._write_waiting()
-        if self.raw_bytes > OBJECT_RAW_BYTES or (self.sink is not None and self.sink.tell() > OBJECT_BYTES):
-            self.close_object()
+        if self.objects.is_full:
+            self.close()
 
     def _write_waiting(self) -> None:
-        if not self.waiting:
-            return
-        if self.writer is None:
-            self.sink = pa.BufferOutputStream()
-            self.writer = pq.ParquetWriter(self.sink, BASE_SCHEMA, **parquet_options(BASE_SCHEMA))
-        self.writer.write_table(pa.concat_tables(self.waiting))
-        self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+        if self.waiting:
+            self.objects.write(pa.concat_tables(self.waiting))
+            self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
 
-    def close_object(self) -> None:
+    def close(self) -> None:
         self._write_waiting()
-        if self.writer is None:
-            return
-        self.writer.close()
-        body = self.sink.getvalue().to_pybytes()
-        # The random part keeps a task that Spark repeats apart from its first attempt.
-        key = f"{self.task.prefix}/part-{self.task.number:06d}-{len(self.objects):03d}-{secrets.token_hex(4)}.parquet"
-        create_or_find(self.store, key, body)
-        self.objects.append(StoredObject(key, "base", self.task.node.id, len(body), digest(body), dict(self.rows)))
-        self.sink, self.writer, self.raw_bytes, self.rows = None, None, 0, {}
+        self.objects.close()

@@ -5,7 +5,8 @@ The plan is made first and tells what would be lost; what is taken away and in w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -141,14 +142,19 @@ def delete_snapshot(
     identity = read_identity(store, fleet)
     if is_finished(store, check_name(name)):
         return Deletion(_begun(store, fleet, name), None)
+    with holding(fleet, store, identity.fleet_id, (DELETE, name), progress) as on_nodes:
+        return delete_held(Deleting(fleet, store, on_nodes, progress, force), name, announce)
+
+
+@contextmanager
+def holding(
+    fleet: Fleet, store: ObjectStore, fleet_id: str, command: tuple[str, str], progress: Progress
+) -> Iterator[FleetNodes]:
+    """Hold the fleet for a command and its snapshot, with operations that died before settled."""
     progress.step("check nodes")
-    with (
-        open_sessions(fleet, fleet.primaries) as sessions,
-        exclusive(sessions, store, DELETE, name) as lock,
-    ):
+    with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
         settle_operations(store, fleet, progress)
-        deleting = Deleting(fleet, store, FleetNodes(lock, identity.fleet_id), progress, force)
-        return delete_held(deleting, name, announce)
+        yield FleetNodes(lock, fleet_id)
 
 
 def delete_held(deleting: Deleting, name: str, announce: Callable[[DeletionPlan], None]) -> Deletion:

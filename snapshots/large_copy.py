@@ -6,14 +6,12 @@ privileges of each large object, where pg_largeobject is for superusers. Holes c
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fleet.config import Node
 from fleet.large_objects import bounds
@@ -21,13 +19,10 @@ from fleet.relation_locks import naming_holders
 from snapshots.base_copy import CopyReport
 from snapshots.base_plan import base_prefix
 from snapshots.exported import exported_session
-from snapshots.manifest import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
-from storage.digest import digest
+from snapshots.manifest import LARGE_OBJECTS, LARGE_OBJECTS_COUNT
+from snapshots.object_writer import ObjectWriter
 from storage.errors import SnapshotError, report_of
 from storage.open import open_store
-from storage.store import ObjectStore
-from storage.storing import create_or_find
-from wal.segments import parquet_options
 
 # `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(
@@ -96,11 +91,14 @@ def copy_large(task: LargeTask) -> CopyReport:
             exported_session(task.node, task.exported) as connection,
             naming_holders(task.node, "copying large objects", LARGE_OBJECT_TABLES),
         ):
-            writer = _Writer(task, open_store(task.store_url, task.store_options))
+            objects = ObjectWriter(
+                open_store(task.store_url, task.store_options), LARGE_SCHEMA, LARGE_OBJECTS, task.node.id,
+                f"{task.prefix}/part-large-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
+            )  # fmt: skip
             for parts in _read(connection, task):
-                writer.add(parts)
-            writer.close_object()
-            return CopyReport(tuple(writer.objects))
+                _add(objects, parts)
+            objects.close()
+            return CopyReport(tuple(objects.objects))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
 
@@ -129,39 +127,10 @@ def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[Part]]
             return
 
 
-@dataclass(slots=True)
-class _Writer:
-    """Puts parts into Parquet objects of about OBJECT_BYTES, or OBJECT_RAW_BYTES before compression."""
-
-    task: LargeTask
-    store: ObjectStore
-    objects: list[StoredObject] = field(default_factory=list)
-    sink: Any = None
-    writer: Any = None
-    raw_bytes: int = 0
-    begun: int = 0
-
-    def add(self, parts: list[Part]) -> None:
-        if self.writer is None:
-            self.sink = pa.BufferOutputStream()
-            self.writer = pq.ParquetWriter(self.sink, LARGE_SCHEMA, **parquet_options(LARGE_SCHEMA))
-        columns = [
-            pa.array(column, kind.type) for column, kind in zip(zip(*parts, strict=True), LARGE_SCHEMA, strict=True)
-        ]
-        self.writer.write_table(pa.table(columns, schema=LARGE_SCHEMA))
-        self.raw_bytes += sum(len(data) for _, _, data, _ in parts)
-        self.begun += sum(definition is not None for *_, definition in parts)
-        if self.sink.tell() > OBJECT_BYTES or self.raw_bytes > OBJECT_RAW_BYTES:
-            self.close_object()
-
-    def close_object(self) -> None:
-        if self.writer is None:
-            return
-        self.writer.close()
-        body = self.sink.getvalue().to_pybytes()
-        name = f"part-large-{self.task.number:06d}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
-        key = f"{self.task.prefix}/{name}"
-        create_or_find(self.store, key, body)
-        counts = {LARGE_OBJECTS_COUNT: self.begun}
-        self.objects.append(StoredObject(key, LARGE_OBJECTS, self.task.node.id, len(body), digest(body), counts))
-        self.sink, self.writer, self.raw_bytes, self.begun = None, None, 0, 0
+def _add(objects: ObjectWriter, parts: list[Part]) -> None:
+    columns = [pa.array(column, kind.type) for column, kind in zip(zip(*parts, strict=True), LARGE_SCHEMA, strict=True)]
+    objects.write(pa.table(columns, schema=LARGE_SCHEMA))
+    begun = sum(definition is not None for *_, definition in parts)
+    objects.count(LARGE_OBJECTS_COUNT, begun, sum(len(data) for _, _, data, _ in parts))
+    if objects.is_full:
+        objects.close()

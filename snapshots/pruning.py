@@ -13,16 +13,13 @@ from datetime import UTC, datetime
 from fleet.config import Fleet, Retention
 from fleet.label import own_label
 from fleet.progress import Progress
-from fleet.sessions import open_sessions
 from snapshots.commits import read_commit, snapshot_names
-from snapshots.deletion import Deleting, FleetNodes, mark_of, plan_deletion, removal_of, unfinished_deletions
+from snapshots.deletion import Deleting, holding, mark_of, plan_deletion, removal_of, unfinished_deletions
 from snapshots.documents import ManifestError
-from snapshots.exclusive import exclusive
 from snapshots.leases import check_not_in_use
 from snapshots.operations import new_operation, now_text
 from snapshots.removal import DELETE, PRUNE, Removal, Removed, open_removals, take_away
 from snapshots.retention import Fate, Held, Verdict, check_rules, judge
-from snapshots.settle import settle_operations
 from snapshots.standing import Standing, survey
 from snapshots.store_identity import read_identity
 from snapshots.tombstones import ONLY_FULL_SCHEMA, Mark, only_full_key, read_mark
@@ -86,14 +83,8 @@ def prune_store(
     check_rules(rules)
     store = open_store(fleet.store_url, fleet.store_options)
     identity = read_identity(store, fleet)
-    progress.step("check nodes")
-    with (
-        open_sessions(fleet, fleet.primaries) as sessions,
-        exclusive(sessions, store, PRUNE, "") as lock,
-    ):
-        settle_operations(store, fleet, progress)
-        deleting = Deleting(fleet, store, FleetNodes(lock, identity.fleet_id), progress, force)
-        return prune_held(deleting, rules, announce)
+    with holding(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as on_nodes:
+        return prune_held(Deleting(fleet, store, on_nodes, progress, force), rules, announce)
 
 
 def prune_held(deleting: Deleting, rules: Retention, announce: Callable[[PrunePlan], None]) -> Pruned:

@@ -29,7 +29,7 @@ CHANGED = 7_000
 STANDING_STILL = """
 import os, time
 from pathlib import Path
-import snapshots.base_copy, wal.drain
+import snapshots.object_writer, wal.drain
 
 def stand_still(what, node):
     from pyspark import TaskContext
@@ -40,7 +40,7 @@ def stand_still(what, node):
         (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
         time.sleep(300)
 
-create, close = wal.drain.create_segment, snapshots.base_copy._Writer.close_object
+create, close = wal.drain.create_segment, snapshots.object_writer.ObjectWriter.close
 
 def create_segment(store, prefix, number, held, *rest):
     made = create(store, prefix, number, held, *rest)
@@ -49,10 +49,10 @@ def create_segment(store, prefix, number, held, *rest):
 
 def close_object(writer):
     close(writer)
-    stand_still("copy", writer.task.node.id)
+    stand_still("copy", writer.node)
 
 wal.drain.create_segment = create_segment
-snapshots.base_copy._Writer.close_object = close_object
+snapshots.object_writer.ObjectWriter.close = close_object
 """
 
 # Prints one JSON line: what was killed, and what the commands reported.

@@ -23,9 +23,10 @@ from fleet.connections import PINNED_SETTINGS, connect, with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.postgres_wheel import run_tool
 from tests.integration import shaped_tables
+from tests.integration.consequence_cases import CONSEQUENCE_CASES
 from tests.integration.odd_tables import statements
 from tests.integration.own_shard import database_on
-from tests.integration.statement_cases import CASES
+from tests.integration.statement_cases import STATEMENT_CASES
 from tests.integration.toasted_tables import TOAST_INCREMENTS, toasted
 from tests.integration.typed_tables import Typed, changes_of, create_typed, run
 from tests.integration.values_of_types import RENAMES
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # The first test waits for the whole chain.
 pytestmark = pytest.mark.timeout(900)
 NAME = "exact"
+CASES = STATEMENT_CASES | CONSEQUENCE_CASES
 DATABASE, BACK = "exact", "exact_back"
 ROLE = "reader of 'odd' settings"
 # Of the role: what changes how values are printed and read, and what would end our sessions.

@@ -26,7 +26,8 @@ from snapshots.points import Point
 from storage.open import open_store
 from tests.integration.odd_tables import statements
 from tests.integration.own_shard import database_on
-from tests.integration.schema_cases import CASES
+from tests.integration.schema_cases import COLUMN_CASES
+from tests.integration.table_cases import TABLE_CASES
 from tests.snapshot_runs import Ready, Runs, chains_dropped, sorted_copies
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 NAME = "schemas"
 DATABASE, BACK = "schema_changes", "schema_changes_back"
 INCREMENTS = (1, 2, 3)
+CASES = COLUMN_CASES | TABLE_CASES
 SEQUENCES_QUERY = """
 SELECT format('%I.%I', n.nspname, c.relname), pg_sequence_last_value(c.oid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S'

@@ -36,6 +36,26 @@ def flip_byte(path: Path, place: float = 0.5) -> None:
     path.write_bytes(bytes(body))
 
 
+def truncate(path: Path) -> None:
+    """Take the last byte away."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def extend(path: Path) -> None:
+    """Add a byte."""
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def empty(path: Path) -> None:
+    """Leave nothing in it."""
+    path.write_bytes(b"")
+
+
+def remove(path: Path) -> None:
+    """Take the file away."""
+    path.unlink()
+
+
 def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
     """Change a commit's document and seal it anew, with those of the increments after it: no digest tells."""
     path = store / commit_key(name, increment)

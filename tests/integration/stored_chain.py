@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +12,25 @@ import pyarrow.parquet as pq
 
 from check.report import CheckReport, Conflict
 from check.verify import CheckRequest, check_snapshots
+from fleet.bank_workload import BankWorkload
 from fleet.config import Fleet
+from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from snapshots.chain import Chain
-from snapshots.commits import commit_key
-from tests.snapshot_runs import Ready
+from snapshots.commits import commit_key, read_chain
+from storage.open import open_store
+from tests.integration.refusing import execute
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 
 NAME = "chain"
+ONLY_PRIMARIES = "primaries"
+TRANSACTIONS = 60
+# Its long value is TOASTed, and its last updates leave that out: without its base row it can't be completed.
+WIDE_TABLE = """
+CREATE TABLE wide (id int PRIMARY KEY, n int, a text);
+ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;
+INSERT INTO wide SELECT i, 0, repeat(md5(i::text), 100) FROM generate_series(1, 5) AS i
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,40 @@ class Stored:
             "full commit": commit_key(NAME, 0),
             "increment's commit": commit_key(NAME, 1),
         }
+
+    def every_kind(self) -> dict[str, str]:
+        """An object of every kind, each of another node or section where there are several."""
+        full, increment = self.chain.full, self.chain.increments[0]
+        return {
+            "base": next(one.key for one in self.chain.part.objects if one.kind == "base" and one.node == "s2"),
+            "pre-data": next(one.key for one in self.chain.part.objects if one.kind == "pre-data"),
+            "post-data": next(one.key for one in self.chain.part.objects if one.kind == "post-data"),
+            "segment": full.segments["s1-b1"][0].key,
+            "segment of an increment": increment.segments["s1"][0].key,
+        }
+
+
+@contextmanager
+def stored_chain(servers: EmbeddedFleet, directory: Path, spark: Ready) -> Iterator[Stored]:
+    """A full snapshot and an increment of a bank, and a snapshot without standbys."""
+    fleet = described(servers, directory / "fleet.toml", f"file://{directory}/store")
+    runs = Runs(fleet, spark)
+    first = servers.dsns()[0]
+    try:
+        execute(first, WIDE_TABLE)
+        with chains_dropped(fleet):
+            runs.init()
+            with BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005) as bank:
+                runs.full(NAME)
+                while bank.committed.total < TRANSACTIONS:
+                    assert bank.wait(0.05)
+                execute(first, "UPDATE wide SET n = 1 WHERE id < 4")
+                runs.increment(NAME)
+                runs.full(ONLY_PRIMARIES, only_primary=True)
+            # With its slots: what the next increment says of a damaged store is asked, too.
+            yield Stored(read_chain(open_store(fleet.store_url, {}), NAME), fleet, directory / "store", runs.spark)
+    finally:
+        execute(first, "DROP TABLE IF EXISTS wide")
 
 
 def group_number(stored: Stored, table: str) -> int:

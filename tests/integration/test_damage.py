@@ -18,28 +18,39 @@ import pytest
 
 from check.report import CheckReport
 from check.verify import CheckRequest, check_snapshots
-from fleet.bank_workload import BankWorkload
 from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
 from snapshots.catalog import list_store, show_snapshot
-from snapshots.commits import SnapshotMissingError, commit_key, read_chain
+from snapshots.commits import SnapshotMissingError, commit_key
 from snapshots.continuable import ChainObjectMissingError
 from snapshots.create import CreateRequest
 from snapshots.documents import ManifestError
 from snapshots.increment import estimate_increment
 from snapshots.store_identity import ForeignSnapshotError, StoreNotInitialisedError
 from storage.errors import SnapshotError
-from storage.open import open_store
-from tests.integration.stored_chain import NAME, Stored, changed_keys, group_number, is_shared, row_of
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, run_command
+from tests.integration.stored_chain import (
+    NAME,
+    ONLY_PRIMARIES,
+    Stored,
+    changed_keys,
+    group_number,
+    is_shared,
+    row_of,
+    stored_chain,
+)
+from tests.snapshot_runs import Ready, run_command
 from tests.store_damage import (
     Document,
     change_base,
     change_commit,
     change_document,
     change_segment,
+    empty,
+    extend,
     flip_byte,
+    remove,
+    truncate,
     with_value,
     without_row,
 )
@@ -48,40 +59,13 @@ from wal.segment_schema import PREPARE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ONLY_PRIMARIES = "primaries"
-TRANSACTIONS = 60
-# Its long value is TOASTed, and its last updates leave that out: without its base row it can't be completed.
-WIDE_TABLE = """
-CREATE TABLE wide (id int PRIMARY KEY, n int, a text);
-ALTER TABLE wide ALTER a SET STORAGE EXTERNAL;
-INSERT INTO wide SELECT i, 0, repeat(md5(i::text), 100) FROM generate_series(1, 5) AS i
-"""
-
 
 @pytest.fixture(scope="module")
 def made(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stored]:
-    """The chain: a full snapshot and an increment of a bank, and a snapshot without standbys."""
-    directory = tmp_path_factory.mktemp("damage")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
-    runs = Runs(fleet, Ready(spark))
-    first = shared_fleet.dsns()[0]
-    try:
-        execute(first, WIDE_TABLE)
-        with chains_dropped(fleet):
-            runs.init()
-            with BankWorkload(shared_fleet.dsns(), clients=2, pause_seconds=0.005) as bank:
-                runs.full(NAME)
-                while bank.committed.total < TRANSACTIONS:
-                    assert bank.wait(0.05)
-                execute(first, "UPDATE wide SET n = 1 WHERE id < 4")
-                runs.increment(NAME)
-                runs.full(ONLY_PRIMARIES, only_primary=True)
-            # With its slots: what the next increment says of a damaged store is asked, too.
-            yield Stored(read_chain(open_store(fleet.store_url, {}), NAME), fleet, directory / "store", runs.spark)
-    finally:
-        execute(first, "DROP TABLE IF EXISTS wide")
+    with stored_chain(shared_fleet, tmp_path_factory.mktemp("damage"), Ready(spark)) as found:
+        yield found
 
 
 @pytest.fixture
@@ -94,13 +78,12 @@ def stored(made: Stored, tmp_path: Path) -> Stored:
     return replace(made, fleet=replace(made.fleet, path=path, store_url=f"file://{store}"), store=store)
 
 
-def execute(dsn: str, script: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(script.encode())
+def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:
+    return check_snapshots(stored.fleet, CheckRequest(name, metadata_only=True), stored.spark, Silent())
 
 
-def remove(path: Path) -> None:
-    path.unlink()
+def next_increment(stored: Stored) -> object:
+    return estimate_increment(stored.fleet, CreateRequest(NAME), Silent())
 
 
 def test_a_healthy_chain_is_valid(stored: Stored) -> None:
@@ -302,44 +285,12 @@ def test_the_command_exits_1_on_a_changed_commit(stored: Stored) -> None:
     assert [one["object"] for found in document["snapshots"] for one in found["conflicts"]] == [key]
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def extend(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def every_kind(stored: Stored) -> dict[str, str]:
-    """An object of every kind, each of another node or section where there are several."""
-    full, increment = stored.chain.full, stored.chain.increments[0]
-    return {
-        "base": next(one.key for one in stored.chain.part.objects if one.kind == "base" and one.node == "s2"),
-        "pre-data": next(one.key for one in stored.chain.part.objects if one.kind == "pre-data"),
-        "post-data": next(one.key for one in stored.chain.part.objects if one.kind == "post-data"),
-        "segment": full.segments["s1-b1"][0].key,
-        "segment of an increment": increment.segments["s1"][0].key,
-    }
-
-
-def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:
-    return check_snapshots(stored.fleet, CheckRequest(name, metadata_only=True), stored.spark, Silent())
-
-
-def next_increment(stored: Stored) -> object:
-    return estimate_increment(stored.fleet, CreateRequest(NAME), Silent())
-
-
 @pytest.mark.parametrize("damage", [truncate, extend, empty, remove])
 def test_presence_and_size_are_seen_without_reading_and_end_the_next_increment(
     stored: Stored, damage: Callable[[Path], None]
 ) -> None:
     assert next_increment(stored)
-    bodies = {key: (stored.store / key).read_bytes() for key in every_kind(stored).values()}
+    bodies = {key: (stored.store / key).read_bytes() for key in stored.every_kind().values()}
     for key, body in bodies.items():
         damage(stored.store / key)
         report = metadata(stored)
@@ -354,7 +305,7 @@ def test_presence_and_size_are_seen_without_reading_and_end_the_next_increment(
 
 
 def test_what_a_check_of_metadata_did_not_look_at_is_named(stored: Stored) -> None:
-    for key in every_kind(stored).values():
+    for key in stored.every_kind().values():
         flip_byte(stored.store / key)
     report = metadata(stored)
     assert (report.result, report.exit_code) == ("inconclusive", 4)
@@ -367,7 +318,7 @@ def test_what_a_check_of_metadata_did_not_look_at_is_named(stored: Stored) -> No
 
 
 def test_one_check_tells_every_kind_of_damage_to_every_kind_of_object(stored: Stored) -> None:
-    keys = every_kind(stored)
+    keys = stored.every_kind()
     truncate(stored.store / keys["base"])
     extend(stored.store / keys["pre-data"])
     flip_byte(stored.store / keys["post-data"])

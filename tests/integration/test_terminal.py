@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from fleet.bank import read_invariants
 from fleet.bank_workload import BankStoppedError, BankWorkload
-from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.progress import Silent
 from snapshots.commits import SnapshotExistsError, read_chain
@@ -28,6 +24,7 @@ from snapshots.read_only import FleetFrozenError, resume_fleet
 from snapshots.terminal import FinalStateError
 from storage.errors import SnapshotError
 from storage.open import open_store
+from tests.integration.entry_writers import ENTRY, TABLE, check_final, restored, value, writing
 from tests.integration.test_frozen import WRITE, execute, may_write, state
 from tests.integration.test_waits import gids
 from tests.snapshot_runs import Runs, names_of_snapshots, run_command, runs_on, sorted_copies
@@ -40,9 +37,6 @@ if TYPE_CHECKING:
     from fleet.config import Fleet, Node
     from storage.store import ObjectStore
 
-RESTORED = "restored"
-TABLE = "CREATE TABLE entry (id uuid PRIMARY KEY, number bigserial)"
-ENTRY = "INSERT INTO public.entry VALUES (%s)"
 NEXT = "SELECT nextval('entry_number_seq')"
 INSISTING = "-c default_transaction_read_only=off"
 
@@ -76,86 +70,6 @@ def writable_in_the_end(runs: Runs) -> Iterator[None]:
     for node in runs.fleet.primaries:
         for gid in gids(node):
             execute(node, f"ROLLBACK PREPARED '{gid}'")
-
-
-@dataclass(slots=True)
-class Writer:
-    """Writes a row after the other, in a new session where one is lost, and keeps what was acknowledged."""
-
-    dsn: str
-    options: str = ""
-    acknowledged: list[uuid.UUID] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            with suppress(psycopg.Error), psycopg.connect(self.dsn, options=self.options, autocommit=True) as session:
-                self._write(session)
-
-    def _write(self, session: psycopg.Connection[Any]) -> None:
-        while not self.stop.is_set():
-            entry = uuid.uuid4()
-            try:
-                session.execute(ENTRY, (entry,))
-            except psycopg.Error as error:
-                self.errors[type(error).__name__] += 1
-                self.stop.wait(0.2)
-                raise
-            self.acknowledged.append(entry)
-            self.stop.wait(0.01)
-
-
-@contextmanager
-def writing(*dsns: str, options: str = "") -> Iterator[list[Writer]]:
-    writers = [Writer(dsn, options) for dsn in dsns]
-    threads = [threading.Thread(target=writer.run) for writer in writers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield writers
-    finally:
-        for writer in writers:
-            writer.stop.set()
-        for thread in threads:
-            thread.join()
-
-
-@contextmanager
-def restored(runs: Runs, name: str) -> Iterator[list[Node]]:
-    """The newest state of the snapshot, in databases beside those of the fleet."""
-    nodes = tuple(with_database(node, RESTORED) for node in runs.fleet.primaries)
-    try:
-        runs.restore(name, replace(runs.fleet, nodes=nodes))
-        yield list(nodes)
-    finally:
-        for node in nodes:
-            execute(with_database(node, "postgres"), f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)")
-
-
-def check_final(runs: Runs, name: str, writers: list[Writer]) -> None:
-    """The fleet is what the snapshot restores to, whatever the writers still try; nothing acknowledged is missing."""
-    with restored(runs, name) as copies:
-        for node, copy in zip(runs.fleet.primaries, copies, strict=True):
-            assert sorted_copies(node.dsn) == sorted_copies(copy.dsn)
-            assert value(node, "SELECT last_value FROM entry_number_seq") == value(
-                copy, "SELECT last_value FROM entry_number_seq"
-            )
-        for writer, copy in zip(writers, copies, strict=True):
-            assert writer.acknowledged
-            with psycopg.connect(copy.dsn) as connection:
-                found = {row[0] for row in connection.execute("SELECT id FROM entry")}
-            assert found >= set(writer.acknowledged)
-            assert writer.errors["ReadOnlySqlTransaction"] > 0
-            # A session that is ended says so, or is just gone.
-            assert set(writer.errors) <= {"ReadOnlySqlTransaction", "AdminShutdown", "OperationalError"}
-        assert read_invariants([copy.dsn for copy in copies]).hold
-
-
-def value(node: Node, query: str) -> Any:
-    with psycopg.connect(node.dsn) as connection:
-        (found,) = connection.execute(query.encode()).fetchone() or (None,)
-        return found
 
 
 def taken(runs: Runs, name: str, watching: Watching, *, incremental: bool = False, wait: float = 20.0) -> Any:

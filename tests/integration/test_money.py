@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from fleet.connections import with_database
-from fleet.postgres_wheel import shared_temporary_directory
+from fleet.wheel_copy import shared_temporary_directory
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, described, sorted_copies
 

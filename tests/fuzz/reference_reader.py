@@ -13,57 +13,10 @@ from typing import Any
 import xxhash
 
 from fleet.groups import Group
-from wal.versions import Version
+from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copied, text_or
+from tests.fuzz.reference_tables import Tables
 
-ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 92: b"\\\\"}
-UNCHANGED = object()
-LAST_POSITION = 2**63 - 1
 Row = dict[str, Any]
-
-
-class RefusedError(Exception):
-    """The messages are not what the protocol says, or no definition of ours has the table."""
-
-
-@dataclass(slots=True)
-class Cursor:
-    """One message, read from left to right."""
-
-    message: bytes
-    place: int = 0
-
-    def take(self, size: int) -> bytes:
-        if size < 0 or self.place + size > len(self.message):
-            raise RefusedError("too short")
-        self.place += size
-        return self.message[self.place - size : self.place]
-
-    def number(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self.take(size), "big", signed=signed)
-
-    def position(self) -> int:
-        if (found := self.number(8)) > LAST_POSITION:
-            raise RefusedError("no position")
-        return found
-
-    def name(self) -> str:
-        end = self.message.find(b"\0", self.place)
-        if end < 0:
-            raise RefusedError("a name without an end")
-        content = self.take(end - self.place)
-        self.take(1)
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise RefusedError("no text") from error
-
-    def zero(self) -> None:
-        if self.number(1) != 0:
-            raise RefusedError("flags")
-
-    def end(self) -> None:
-        if self.place != len(self.message):
-            raise RefusedError("too long")
 
 
 @dataclass(slots=True)
@@ -90,12 +43,10 @@ class Read:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the messages of a node whose tables are `versions`."""
+    """Reads the messages of a node."""
 
-    versions: Sequence[Version]
+    tables: Tables
     found: Read = field(default_factory=Read)
-    # By oid the group that the last description stands for; None: not ours; "moved": ours, but as nobody knows it.
-    tables: dict[int, Group | str | None] = field(default_factory=dict)
     begun: Begun | None = None
     ended: int = 0
 
@@ -226,36 +177,7 @@ class Reader:
         cursor.name()
 
     def relation(self, cursor: Cursor) -> None:
-        oid, schema, table, identity = cursor.number(4), cursor.name(), cursor.name(), cursor.take(1)
-        columns = []
-        for _ in range(cursor.number(2)):
-            flags, name = cursor.number(1), cursor.name()
-            if flags > 1:
-                raise RefusedError("flags")
-            columns.append((flags, name, cursor.number(4), cursor.number(4, signed=True)))
-        if identity not in (b"d", b"n", b"f", b"i"):
-            raise RefusedError("identity")
-        mine = [version for version in self.versions if version.oid == oid]
-        self.tables[oid] = "moved" if mine else None
-        for version in mine:
-            group = version.group
-            described = sorted(group.columns, key=lambda column: column.position)
-            keys = {column.name for column in group.columns[: group.key_width]}
-            if (
-                (group.schema, group.table) == (schema or "pg_catalog", table)
-                and [(c.name, c.type_oid, c.type_modifier) for c in described] == [column[1:] for column in columns]
-                and (group.identity == "full") == (identity == b"f")
-                and (identity == b"f" or keys == {name for flags, name, _, _ in columns if flags})
-            ):
-                self.tables[oid] = group
-
-    def table(self, oid: int) -> Group | None:
-        if oid not in self.tables:
-            raise RefusedError("nobody has described it")
-        found = self.tables[oid]
-        if isinstance(found, str):
-            raise RefusedError(found)
-        return found
+        self.tables.describe(cursor)
 
     def truncate(self, cursor: Cursor) -> None:
         begun = self.within()
@@ -263,7 +185,7 @@ class Reader:
         if options > 3 or count * 4 != len(cursor.message) - cursor.place:
             raise RefusedError("options or tables")
         for _ in range(count):
-            group = self.table(cursor.number(4))
+            group = self.tables.group(cursor.number(4))
             if group is None:
                 self.found.ignored += 1
             else:
@@ -323,7 +245,7 @@ class Reader:
     def row_of(self, cursor: Cursor) -> Group | None:
         """The table of a row; of one that is not ours nothing more is read."""
         self.within()
-        group = self.table(cursor.number(4))
+        group = self.tables.group(cursor.number(4))
         if group is None:
             cursor.take(3)
             cursor.place = len(cursor.message)
@@ -383,19 +305,3 @@ READINGS = {
     "Y": Reader.type, "R": Reader.relation, "T": Reader.truncate,
     "I": Reader.insert, "U": Reader.update, "D": Reader.delete,
 }  # fmt: skip
-
-
-def copied(value: Any) -> bytes:
-    """A value as COPY prints it, or the mark of one that was left unchanged."""
-    if value is None:
-        return b"\\N"
-    if value is UNCHANGED:
-        return b"\\u"
-    return b"".join(ESCAPES.get(byte, bytes([byte])) for byte in value)
-
-
-def text_or(content: bytes, otherwise: str | None) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return otherwise

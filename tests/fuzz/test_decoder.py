@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 from tests.fuzz.captured import Captured, captured
-from tests.fuzz.reference_reader import Read, Reader, RefusedError
+from tests.fuzz.reference_cursor import RefusedError
+from tests.fuzz.reference_reader import Read, Reader
+from tests.fuzz.reference_tables import Tables
 from tests.pgoutput_messages import begin, commit
 from tests.soak import SEED, SOAK_SECONDS
 from wal.bytes_column import from_list
@@ -52,7 +54,7 @@ def decoded(source: Captured, parts: list[Batch]) -> tuple[list[Decoded], Except
 
 def said(source: Captured, messages: Batch) -> Read | None:
     try:
-        return Reader(source.versions).read(messages)
+        return Reader(Tables(source.versions)).read(messages)
     except RefusedError:
         return None
 

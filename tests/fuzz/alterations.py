@@ -7,9 +7,21 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from tests.fuzz.maker import INTEGER, STORAGES, TEXT, Maker
 from tests.fuzz.names import quoted
 from tests.fuzz.objects import alter_object
-from tests.fuzz.schemas import INTEGER, SCHEMAS, STORAGES, TEXT, Maker
+from tests.fuzz.partitions import alter_partition
+from tests.fuzz.renaming import rename_schema
+from tests.fuzz.schemas import make_keyed, make_table, make_trigger
+from tests.fuzz.table_changes import (
+    alter,
+    change_computed,
+    change_logged,
+    change_table,
+    create_from,
+    put,
+    with_column,
+)
 from tests.fuzz.tables import Column, Table
 from tests.fuzz.values import FAMILIES, NULL, Family
 
@@ -21,12 +33,16 @@ OTHER_TYPES = {
     "integer": (BIGINT, TEXT), "varchar(40)": (LONGER, TEXT), "text": (LONGER, TEXT), "smallint": (INTEGER, BIGINT),
 }  # fmt: skip
 VOLATILE = ("(random() * 1000)::integer", "(clock_timestamp() - now() > '1 hour')::integer + 1")
-CLAUSES = ("SET DEFAULT ", "DROP DEFAULT", "DROP NOT NULL", "SET STATISTICS 7", "SET STORAGE ", "SET NOT NULL")
+CLAUSES = (
+    "SET DEFAULT ", "DROP DEFAULT", "DROP NOT NULL", "SET STATISTICS 7", "SET STORAGE ", "SET NOT NULL",
+    "SET COMPRESSION pglz", "SET (n_distinct = 5)",
+)  # fmt: skip
 KINDS = (
     *["add_column"] * 4, *["drop_column"] * 3, *["rename_column"] * 2, *["change_type"] * 3, *["change_column"] * 2,
     *["rename_table"] * 2, *["create_table"] * 3, "drop_table", "drop_table", "create_again", "change_key",
-    "change_key", "change_identity", "partition", "partition", *["objects"] * 5, "there_and_back", "there_and_back",
-    "swap",
+    "change_key", "change_identity", "change_identity", "partition", "partition", *["objects"] * 5, "there_and_back",
+    "there_and_back", "swap", "change_table", "change_table", "change_computed", "rename_schema", "create_from",
+    "trigger", "logged",
 )  # fmt: skip
 
 
@@ -49,11 +65,10 @@ class Alterer:
         return self.maker.draw(st.sampled_from(found)) if found else None
 
     def run(self, table: Table, clause: str) -> None:
-        self.maker.run(f"ALTER TABLE {table.sql} {clause}", table.shards)
+        alter(self.maker, table, clause)
 
     def put(self, old: Table, new: Table | None) -> None:
-        place = self.maker.tables.index(old)
-        self.maker.tables[place : place + 1] = [] if new is None else [new]
+        put(self.maker, old, new)
 
     def one_of(self, *values: str) -> str:
         return self.maker.draw(st.sampled_from(values))
@@ -119,7 +134,7 @@ class Alterer:
         if (table := self.table()) is None:
             return
         if self.maker.one_in(3) and not table.leaves:
-            other = next(schema for schema in SCHEMAS if schema != table.schema)
+            other = next(schema for schema in self.maker.schemas if schema != table.schema)
             self.run(table, f"SET SCHEMA {quoted(other)}")
             self.put(table, replace(table, schema=other))
         else:
@@ -128,7 +143,7 @@ class Alterer:
             self.put(table, replace(table, name=name))
 
     def create_table(self) -> None:
-        self.maker.make_table()
+        make_table(self.maker)
 
     def drop_table(self) -> None:
         if len(self.maker.tables) > 1 and (table := self.table()) is not None:
@@ -141,7 +156,7 @@ class Alterer:
             return
         self.maker.run(f"DROP TABLE {table.sql} CASCADE", table.shards)
         self.put(table, None)
-        self.maker.make_keyed()
+        make_keyed(self.maker)
         new = self.maker.tables[-1]
         if set(new.shards) <= set(table.shards):
             if new.schema != table.schema:
@@ -181,34 +196,39 @@ class Alterer:
             index, listed = quoted(self.maker.name()), ", ".join(quoted(name) for name in table.key)
             self.maker.run(f"CREATE UNIQUE INDEX {index} ON {table.sql} ({listed})", table.shards)
             self.run(table, f"REPLICA IDENTITY USING INDEX {index}")
+            if self.maker.one_in(3):
+                schema = quoted(table.schema)
+                self.maker.run(
+                    self.one_of(f"DROP INDEX {schema}.{index}", f"ALTER INDEX {schema}.{index} RENAME TO other")
+                )
         else:
-            self.run(table, f"REPLICA IDENTITY {self.one_of('FULL', 'DEFAULT')}")
+            self.run(table, f"REPLICA IDENTITY {self.one_of('FULL', 'FULL', 'DEFAULT', 'DEFAULT', 'NOTHING')}")
 
     def partition(self) -> None:
-        """Detach one, attach it again, or drop it and make another."""
-        detached = [table for table in self.maker.tables if table.detached_from]
-        if detached and self.maker.one_in(2):
-            table = self.maker.draw(st.sampled_from(detached))
-            self.maker.run(table.detached_from, table.shards)
-            self.put(table, None)
-            return
-        found = [table for table in self.maker.tables if table.leaves]
-        if not found:
-            self.maker.make_partitioned()
-            return
-        table = self.maker.draw(st.sampled_from(found))
-        (leaf, bounds), *kept = table.leaves
-        name = f"{quoted(table.schema)}.{quoted(leaf)}"
-        if self.maker.one_in(3):
-            self.maker.run(f"DROP TABLE {name}", table.shards)
-            fresh = self.maker.name()
-            self.maker.make_leaf(table, fresh, bounds, is_keyed=bool(table.key))
-            self.put(table, replace(table, leaves=((fresh, bounds), *kept)))
-            return
-        self.run(table, f"DETACH PARTITION {name}")
-        self.put(table, replace(table, leaves=tuple(kept)))
-        attach = f"ALTER TABLE {table.sql} ATTACH PARTITION {name} {bounds}"
-        self.maker.tables.append(replace(table, name=leaf, leaves=(), detached_from=attach, constraint="", primary=()))
+        alter_partition(self.maker)
+
+    def rename_schema(self) -> None:
+        rename_schema(self.maker)
+
+    def trigger(self) -> None:
+        if self.maker.tables:
+            make_trigger(self.maker)
+
+    def logged(self) -> None:
+        if (table := self.table()) is not None and not table.leaves:
+            change_logged(self.maker, table)
+
+    def change_table(self) -> None:
+        if (table := self.table()) is not None:
+            change_table(self.maker, table)
+
+    def change_computed(self) -> None:
+        if (table := self.table()) is not None and not table.leaves:
+            change_computed(self.maker, table)
+
+    def create_from(self) -> None:
+        if (table := self.table()) is not None and not table.leaves and not table.is_append_only and table.columns:
+            create_from(self.maker, table)
 
     def there_and_back(self) -> None:
         """A change and its reversal, which leave a catalog that looks as before."""
@@ -234,10 +254,6 @@ class Alterer:
             self.run(table, f"RENAME COLUMN {other} TO {column.sql}")
 
 
-def with_column(table: Table, old: Column, new: Column) -> Table:
-    return replace(table, columns=tuple(new if column == old else column for column in table.columns))
-
-
 def renamed(table: Table, old: Column, new: str) -> Table:
     """The table with one column under another name, wherever that is used."""
 
@@ -249,4 +265,5 @@ def renamed(table: Table, old: Column, new: str) -> Table:
                 generated=column.generated.replace(old.sql, quoted(new)))
         for column in table.columns
     )  # fmt: skip
-    return replace(table, columns=columns, key=names(table.key), primary=names(table.primary))
+    return replace(table, columns=columns, key=names(table.key), primary=names(table.primary),
+                   partitioned_by=new if table.partitioned_by == old.name else table.partitioned_by)  # fmt: skip

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 
 from hypothesis import strategies as st
 
 from tests.fuzz.alterations import Alterer
+from tests.fuzz.during import AFTER, BEFORE
+from tests.fuzz.maker import Maker
 from tests.fuzz.names import ODD
-from tests.fuzz.schemas import Maker, make_schema
+from tests.fuzz.schemas import make_schema
 from tests.fuzz.script import Case, Fate, Statement, Transaction
 from tests.fuzz.tables import SHARDS
 from tests.fuzz.workloads import Writer, transaction
 
 INCREMENTS = (1, 3)
-TRANSACTIONS = (5, 12)
+TRANSACTIONS = (8, 16)
 # Where schemas change, every how many-th transaction does it.
 ALTERING = 3
 ALTERING_FATES = (*[Fate.COMMIT] * 5, Fate.COMMIT_PREPARED, Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED)
-REWRITES = ("VACUUM FULL", "CLUSTER", "VACUUM FREEZE")
+REWRITES = ("VACUUM FULL", "CLUSTER", "VACUUM FREEZE", "ANALYZE", "REINDEX DATABASE", "CHECKPOINT")
+# Of one create out of so many something is done while it runs, at points of it before its cut and after.
+MEANWHILE = 2
+LISTS = ("tables", "families", "domains", "sequences", "objects", "schemas")
 ENCODINGS = (*["UTF8"] * 6, "LATIN1", "SQL_ASCII")
 # What a database or its owner may be set to, and no snapshot may be changed by.
 SETTINGS = (
@@ -37,7 +43,8 @@ def cases(draw: st.DrawFn) -> Case:
     maker = Maker(draw, [word for word in ODD if encoding != "LATIN1" or word.isascii() or word[0] < "\u0100"])
     make_schema(maker)
     setup = tuple(maker.statements)
-    intervals = [tuple(transaction(draw, maker.tables) for _ in range(draw(st.integers(*TRANSACTIONS))))]
+    intervals = [(*(transaction(draw, maker) for _ in range(draw(st.integers(*TRANSACTIONS)))),
+                  *meanwhile(draw, maker, alters=alters))]  # fmt: skip
     for _ in range(draw(st.integers(*INCREMENTS))):
         found: list[Transaction] = []
         for _ in range(draw(st.integers(*TRANSACTIONS))):
@@ -48,12 +55,14 @@ def cases(draw: st.DrawFn) -> Case:
                 part = (Statement(draw(st.sampled_from(REWRITES))),)
                 found.append(Transaction(Fate.BARE, ((draw(st.sampled_from(SHARDS)), part),)))
             else:
-                found.append(transaction(draw, maker.tables))
-        intervals.append(tuple(found))
+                found.append(transaction(draw, maker))
+        intervals.append((*found, *meanwhile(draw, maker, alters=alters)))
     options = {
         "encoding": encoding,
-        "judge": draw(st.sampled_from(["all", "last"])),
-        "check": draw(st.sampled_from(["no", "no", "yes"])),
+        "judge": draw(st.sampled_from(["last", "last", "all"])),
+        "check": draw(st.sampled_from([*["no"] * 5, "yes"])),
+        "sizes": draw(st.sampled_from(["usual", "usual", "small"])),
+        "origin": draw(st.sampled_from(["no", "no", "no", "yes"])),
     }
     for setting in draw(st.lists(st.sampled_from(SETTINGS), max_size=2)):
         name, _, value = setting.partition(" = ")
@@ -61,7 +70,18 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(setup, tuple(intervals), options)
 
 
-def altering(draw: st.DrawFn, maker: Maker) -> Transaction:
+def meanwhile(draw: st.DrawFn, maker: Maker, *, alters: bool) -> Iterator[Transaction]:
+    """Transactions at points of the create that comes."""
+    if draw(st.integers(1, MEANWHILE)) < MEANWHILE:
+        return
+    for points in (BEFORE, AFTER):
+        for _ in range(draw(st.integers(0, 2))):
+            at = draw(st.sampled_from(points))
+            is_altering = alters and draw(st.integers(0, 3)) == 3
+            yield altering(draw, maker, at) if is_altering else transaction(draw, maker, at)
+
+
+def altering(draw: st.DrawFn, maker: Maker, at: str = "") -> Transaction:
     """A transaction that alters the schema, with rows written before, between and after."""
     fate, before = draw(st.sampled_from(ALTERING_FATES)), copied(maker)
     parts: dict[int, list[Statement]] = {shard: [] for shard in SHARDS}
@@ -80,25 +100,28 @@ def altering(draw: st.DrawFn, maker: Maker) -> Transaction:
     if fate in (Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED):
         restore(maker, before)
     found = tuple((shard, tuple(statements)) for shard, statements in parts.items() if statements)
-    return Transaction(fate, found, has_savepoints=draw(st.integers(0, 2)) == 0)
+    return Transaction(fate, found, draw(st.integers(0, 2)) == 0, at)
 
 
 def write(draw: st.DrawFn, maker: Maker, parts: dict[int, list[Statement]]) -> None:
     """Now and then a statement on the tables as they are by now."""
-    if maker.tables and draw(st.booleans()):
-        shard, writer = draw(st.sampled_from(SHARDS)), Writer(draw, maker.tables)
+    is_writing = draw(st.booleans())
+    if maker.tables and is_writing:
+        shard, writer = draw(st.sampled_from(SHARDS)), Writer(draw, maker.tables, maker.sequences)
         parts[shard].append(Statement(writer.statement(shard)))
 
 
 def copied(maker: Maker) -> Maker:
     """The maker as it is now."""
     kept = copy(maker)
-    kept.tables, kept.families, kept.composed = [*maker.tables], [*maker.families], [*maker.composed]
     kept.labels = {name: [*labels] for name, labels in maker.labels.items()}
+    kept.composed = dict(maker.composed)
+    for name in LISTS:
+        setattr(kept, name, [*getattr(maker, name)])
     return kept
 
 
 def restore(maker: Maker, kept: Maker) -> None:
     """What was done since is undone, but for the names that were used."""
-    maker.tables, maker.families = kept.tables, kept.families
-    maker.labels, maker.composed = kept.labels, kept.composed
+    for name in ("labels", "composed", *LISTS):
+        setattr(maker, name, getattr(kept, name))

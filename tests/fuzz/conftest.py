@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz.ground import ground_in
-from tests.fuzz.run import Ground
+from tests.fuzz.ground import Ground, ground_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,5 +15,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Ground]:
-    with ground_in(tmp_path_factory.mktemp("fuzz"), spark, backups=0) as made:
+    with ground_in(tmp_path_factory.mktemp("fuzz"), spark, 0) as made:
         yield made

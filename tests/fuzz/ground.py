@@ -1,31 +1,102 @@
-"""The ground that cases run on: two shards for all of them, with standbys or without."""
+"""The ground that cases run on: some shards for all of them, with standbys or without."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
+
+from fleet.config import Fleet
+from fleet.connections import with_database
 from fleet.embedded import is_fleet, start_fleet, stop_fleet
-from tests.fuzz.run import Ground
-from tests.snapshot_runs import described
+from tests.fuzz.databases import (
+    BACK,
+    SOURCE,
+    await_database,
+    create_database,
+    create_roles,
+    drop_databases,
+    drop_slots,
+    in_database,
+)
+from tests.fuzz.figures import Figures
+from tests.fuzz.merging import options_on
+from tests.fuzz.run import Run, told
+from tests.fuzz.schemas import APPEND_ONLY_PATTERN
+from tests.fuzz.script import Case
+from tests.fuzz.small_sizes import short_waits, small_sizes
+from tests.fuzz.tables import SHARDS
+from tests.snapshot_runs import Ready, Runs, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SHARDS = 2
+# How many cases are run at once, by how many standbys a shard has: of those, a run costs more.
+TOGETHER = {0: 3, 1: 2}
 # Nothing here outlives the test, and nothing may change a table's file but what a case says.
 SETTINGS = {"fsync": "off", "autovacuum": "off"}
 
 
+@dataclass(slots=True)
+class Ground:
+    """Shards to run cases on, one after the other, each in databases and a store of its own."""
+
+    fleet: Fleet
+    spark: SparkSession
+    directory: Path
+    figures: Figures = field(default_factory=Figures)
+
+    def run(self, case: Case) -> None:
+        """Run one case; raise FoundError where what comes back is not what was there, or does not come back."""
+        store = self.directory / "store"
+        shutil.rmtree(store, ignore_errors=True)
+        rules = replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
+        source = in_database(replace(self.fleet, store_url=f"file://{store}", groups=rules), SOURCE)
+        with self.figures.timed("databases"):
+            self.clear()
+            for shard, node in enumerate(source.primaries):
+                create_database(with_database(node, "postgres").dsn, options_on(case.options, shard))
+            for node in source.nodes:
+                await_database(node.dsn)
+        try:
+            with told("case"), short_waits(), small_sizes() if case.options.get("sizes") == "small" else nullcontext():
+                Run(case, Runs(source, Ready(self.spark)), in_database(self.fleet, BACK), self.figures).whole()
+        finally:
+            self.figures.cases += together_in(case)
+            with self.figures.timed("databases"):
+                self.clear()
+
+    def clear(self) -> None:
+        """Drop what cases leave on the servers."""
+        for node in self.fleet.nodes:
+            with suppress(psycopg.OperationalError):
+                drop_slots(with_database(node, "postgres").dsn)
+        for node in self.fleet.primaries:
+            drop_databases(with_database(node, "postgres").dsn, with_database(node, SOURCE).dsn)
+
+
+def together_in(case: Case) -> int:
+    """How many cases a case is."""
+    shards = {shard for on, _ in case.setup for shard in on}
+    return len({shard // len(SHARDS) for shard in shards})
+
+
 @contextmanager
 def ground_in(directory: Path, spark: SparkSession, backups: int) -> Iterator[Ground]:
-    """Start the shards, with so many standbys each, and delete them at the end."""
+    """Start the shards, with `backups` standbys each, and delete them at the end."""
     place = directory / f"fleet-{backups}"
     try:
-        embedded = start_fleet(place, shards=SHARDS, backups=backups, schema=False, settings=SETTINGS)
+        embedded = start_fleet(
+            place, shards=len(SHARDS) * TOGETHER[backups], backups=backups, schema=False, settings=SETTINGS
+        )
         fleet = described(embedded, directory / f"fleet-{backups}.toml", f"file://{directory}/store")
+        for node in fleet.primaries:
+            create_roles(with_database(node, "postgres").dsn)
         yield Ground(fleet, spark, directory)
     finally:
         if is_fleet(place):

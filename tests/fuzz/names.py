@@ -10,6 +10,10 @@ ODD = (
 )  # fmt: skip
 
 
+# Of the whole server: a ground has them, so that cases may name them.
+ROLES = ("fuzz owner", "Fuzz.reader")
+
+
 def numbered(word: str, number: int) -> str:
     """The word with the number at its end, in at most 63 bytes."""
     end = str(number)

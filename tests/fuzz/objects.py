@@ -1,4 +1,4 @@
-"""Changes of what is no table: labels and fields of types, and what belongs to no table's rows."""
+"""Changes of what is no table: types of the database's own, and what belongs to no table's rows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tests.fuzz.names import numbered, quoted
-from tests.fuzz.schemas import SCHEMAS, Maker
-from tests.fuzz.tables import SHARDS
+from tests.fuzz.maker import Maker
+from tests.fuzz.names import ROLES, numbered, quoted
+from tests.fuzz.own_types import make_types
+from tests.fuzz.renaming import replace_everywhere
+from tests.fuzz.schemas import make_sequence
+from tests.fuzz.tables import SHARDS, Table
 from tests.fuzz.values import literal
 
 
 def alter_object(maker: Maker) -> None:
     """Draw one change."""
-    kind = maker.draw(st.integers(0, 4))
+    kind = maker.draw(st.integers(0, 9))
     if kind < 2 and maker.labels:
         alter_enum(maker)
     elif kind == 2 and maker.composed:
         alter_composite(maker)
     elif kind == 3:
-        maker.make_types()
+        make_types(maker)
+    elif kind == 4 and maker.domains:
+        alter_domain(maker)
+    elif kind == 5 and (maker.labels or maker.composed or maker.domains):
+        rename_type(maker)
+    elif kind == 6 and maker.objects:
+        alter_made(maker)
     else:
         make_object(maker)
 
@@ -33,7 +42,7 @@ def alter_enum(maker: Maker) -> None:
     label = literal(numbered("label", maker.numbers))
     if maker.one_in(3):
         maker.run(f"ALTER TYPE {name} RENAME VALUE {labels[0]} TO {label}")
-        replace_in_pools(maker, f"{labels[0]}::{name}", f"{label}::{name}")
+        replace_everywhere(maker, f"{labels[0]}::{name}", f"{label}::{name}")
         labels[0] = label
         return
     where = maker.draw(st.sampled_from(["", f" BEFORE {labels[0]}", f" AFTER {labels[0]}"]))
@@ -48,41 +57,89 @@ def alter_enum(maker: Maker) -> None:
 
 
 def alter_composite(maker: Maker) -> None:
-    """A field more."""
-    name = maker.draw(st.sampled_from(maker.composed))
-    maker.run(f"ALTER TYPE {name} ADD ATTRIBUTE {quoted(maker.name())} integer CASCADE")
-    replace_in_pools(maker, f")::{name}", f", 7)::{name}")
+    """A field more, a field less, or another name for one."""
+    name = maker.draw(st.sampled_from(sorted(maker.composed)))
+    fields, fresh = maker.composed[name], quoted(maker.name())
+    kind = maker.draw(st.integers(0, 3))
+    if kind < 2:
+        maker.run(f"ALTER TYPE {name} ADD ATTRIBUTE {fresh} integer CASCADE")
+        replace_everywhere(maker, f")::{name}", f", 7)::{name}")
+        maker.composed[name] = [*fields, fresh]
+    elif kind == 2:
+        maker.run(f"ALTER TYPE {name} RENAME ATTRIBUTE {fields[0]} TO {fresh} CASCADE")
+        maker.composed[name] = [fresh, *fields[1:]]
+    else:
+        # What was written of it before has a value too many, and is refused from now on.
+        maker.run(f"ALTER TYPE {name} DROP ATTRIBUTE {fields[-1]} CASCADE")
+        maker.composed[name] = fields[:-1] or [fresh]
 
 
-def replace_in_pools(maker: Maker, old: str, new: str) -> None:
-    """Write another expression for a value wherever it is used."""
-    for place, table in enumerate(maker.tables):
-        columns = (replace(one, pool=tuple(value.replace(old, new) for value in one.pool)) for one in table.columns)
-        maker.tables[place] = replace(table, columns=tuple(columns))
-    maker.families = [
-        replace(one, edges=tuple(value.replace(old, new) for value in one.edges)) for one in maker.families
-    ]
+def alter_domain(maker: Maker) -> None:
+    """What its values may be, and what they are by default."""
+    name = maker.draw(st.sampled_from(maker.domains))
+    constraint = quoted(maker.name())
+    clauses = [
+        f"ADD CONSTRAINT {constraint} CHECK (num_nulls(VALUE) < 3)", "SET DEFAULT NULL", "DROP DEFAULT", "SET NOT NULL",
+        f"ADD CONSTRAINT {constraint} CHECK (VALUE IS NOT NULL) NOT VALID", f"OWNER TO {quoted(ROLES[0])}",
+    ]  # fmt: skip
+    maker.run(f"ALTER DOMAIN {name} {maker.draw(st.sampled_from(clauses))}")
+
+
+def rename_type(maker: Maker) -> None:
+    """Another name for a type, in the same schema or another."""
+    old = maker.draw(st.sampled_from([*sorted(maker.labels), *sorted(maker.composed), *maker.domains]))
+    fresh = quoted(maker.name())
+    schema = next(f"{quoted(one)}." for one in maker.schemas if old.startswith(f"{quoted(one)}."))
+    maker.run(f"ALTER TYPE {old} RENAME TO {fresh}")
+    replace_everywhere(maker, old, f"{schema}{fresh}")
 
 
 def make_object(maker: Maker) -> None:
     """What belongs to no table's rows."""
-    name = f"{quoted(maker.draw(st.sampled_from(SCHEMAS)))}.{quoted(maker.name())}"
+    name = f"{quoted(maker.draw(st.sampled_from(maker.schemas)))}.{quoted(maker.name())}"
     table = maker.draw(st.sampled_from(maker.tables)) if maker.tables else None
-    kind = maker.draw(st.integers(0, 7 if table else 4))
+    kind = maker.draw(st.integers(0, 6 if table else 4))
     if kind == 0:
-        maker.run(f"CREATE VIEW {name} AS SELECT 1 AS one")
+        of = f"SELECT count(*) FROM {table.sql}" if table and len(table.shards) > 1 else "SELECT 1 AS one"
+        maker.run(f"CREATE VIEW {name} AS {of}")
+        maker.objects.append(("VIEW", name))
     elif kind == 1:
         maker.run(f"CREATE MATERIALIZED VIEW {name} AS SELECT 1 AS one")
+        maker.objects.append(("MATERIALIZED VIEW", name))
     elif kind == 2:
         maker.run(f"CREATE FUNCTION {name}() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        maker.objects.append(("FUNCTION", name))
     elif kind == 3:
-        start = maker.draw(st.sampled_from(["1", "-5 MINVALUE -9", "9"]))
-        maker.run(f"CREATE SEQUENCE {name} START {start};\nSELECT nextval({literal(name)})")
+        make_sequence(maker)
     elif table is None or kind == 4:
         maker.run(f"CREATE SCHEMA {quoted(maker.name())}", SHARDS)
-    elif kind == 5:
-        maker.run(f"COMMENT ON TABLE {table.sql} IS {literal(maker.name())}", table.shards)
-    elif kind == 6:
-        maker.run(f"GRANT SELECT ON {table.sql} TO PUBLIC", table.shards)
-    elif table.columns:
-        maker.run(f"CREATE INDEX ON {table.sql} (({table.columns[0].sql} IS NULL))", table.shards)
+    else:
+        of_table(maker, table)
+
+
+def of_table(maker: Maker, table: Table) -> None:
+    """What belongs to a table, and not to its rows."""
+    name, role = quoted(maker.name()), quoted(ROLES[1])
+    first = table.columns[0].sql if table.columns else "tableoid"
+    statements = [
+        f"COMMENT ON TABLE {table.sql} IS {literal(maker.name())}",
+        f"GRANT SELECT, INSERT ON {table.sql} TO PUBLIC",
+        f"GRANT SELECT ({first}) ON {table.sql} TO {role} WITH GRANT OPTION",
+        f"CREATE INDEX ON {table.sql} (({first} IS NULL))",
+        f"CREATE INDEX {name} ON {table.sql} ((1)) WHERE {first} IS NULL",
+        f"CREATE STATISTICS {name} ON (({first} IS NULL)), (num_nulls({first})) FROM {table.sql}",
+        f"CREATE POLICY {name} ON {table.sql} TO {role} USING ({first} IS NULL)",
+        f"CREATE RULE {name} AS ON DELETE TO {table.sql} DO ALSO NOTHING",
+        f"COMMENT ON COLUMN {table.sql}.{first} IS {literal(maker.name())}",
+    ]
+    maker.run(maker.draw(st.sampled_from(statements)), table.shards)
+
+
+def alter_made(maker: Maker) -> None:
+    """Another name or owner for what was made, or none of it any more."""
+    kind, name = maker.draw(st.sampled_from(maker.objects))
+    fresh = quoted(maker.name())
+    maker.objects.remove((kind, name))
+    clauses = [f"RENAME TO {fresh}", f"OWNER TO {quoted(ROLES[0])}", f"SET SCHEMA {quoted(maker.schemas[0])}"]
+    dropped = f"DROP {kind} {name} CASCADE"
+    maker.run(maker.draw(st.sampled_from([dropped, *(f"ALTER {kind} {name} {clause}" for clause in clauses)])))

@@ -6,7 +6,7 @@ A case is everything that a run needs: it is printed where one fails, and a fixe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MARK = "--@ "
@@ -15,7 +15,7 @@ THEN = "\n;;\n"
 
 
 class Fate(StrEnum):
-    """How a transaction ends. All but the first three are prepared on every shard that has a part of it."""
+    """How a transaction ends. All but the first three and the last two are prepared on every shard that has a part."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -30,9 +30,13 @@ class Fate(StrEnum):
     # Open at the increment that comes, and ended before anything else is done.
     HALF = "half commit"
     NEVER = "never"
+    # Not prepared, on sessions of its own, and open over the increment that comes.
+    OPEN_COMMIT = "open commit"
+    OPEN_ROLL_BACK = "open roll back"
 
 
 ONE_PHASE = frozenset({Fate.COMMIT, Fate.ROLL_BACK, Fate.BARE})
+OPEN = frozenset({Fate.OPEN_COMMIT, Fate.OPEN_ROLL_BACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Statements by shard, in order. With `savepoints` what fails is passed over; else the transaction ends there."""
+    """Statements by shard, in order. With `savepoints` what fails is passed over; else the transaction ends there.
+
+    `at`: the point of the create after this interval at which it is run (snapshots.points); else it is run before.
+    """
 
     fate: Fate
     parts: tuple[tuple[int, tuple[Statement, ...]], ...]
     has_savepoints: bool = True
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +77,13 @@ def written(case: Case) -> str:
     for interval in case.intervals:
         lines.append(f"{MARK}interval")
         for transaction in interval:
-            lines.append(f"{MARK}transaction {transaction.fate}{'' if transaction.has_savepoints else ', whole'}")
+            place = f", at {transaction.at}" if transaction.at else ""
+            whole = "" if transaction.has_savepoints else ", whole"
+            lines.append(f"{MARK}transaction {transaction.fate}{whole}{place}")
             for shard, statements in transaction.parts:
                 lines.append(f"{MARK}shard {shard}")
-                for statement in statements:
-                    lines += [f"{MARK}{'undone' if statement.is_undone else 'statement'}", statement.sql]
+                for one in statements:
+                    lines += [f"{MARK}{'undone' if one.is_undone else 'statement'}", one.sql]
     return "\n".join(lines) + "\n"
 
 
@@ -91,8 +101,9 @@ def read(text: str) -> Case:
         elif word == "interval":
             intervals.append([])
         elif word == "transaction":
-            fate = Fate(rest.removesuffix(", whole"))
-            intervals[-1].append(Transaction(fate, (), has_savepoints=not rest.endswith(", whole")))
+            head, _, at = rest.partition(", at ")
+            fate = Fate(head.removesuffix(", whole"))
+            intervals[-1].append(Transaction(fate, (), has_savepoints=not head.endswith(", whole"), at=at))
         else:
             last = intervals[-1][-1]
             parts = [*last.parts]
@@ -103,7 +114,7 @@ def read(text: str) -> Case:
                 parts[-1] = shard, (*statements, Statement(body, is_undone=word == "undone"))
             else:
                 raise ValueError(f"{MARK}{word} is not known")
-            intervals[-1][-1] = Transaction(last.fate, tuple(parts), last.has_savepoints)
+            intervals[-1][-1] = replace(last, parts=tuple(parts))
     return Case(tuple(setup), tuple(tuple(interval) for interval in intervals), options)
 
 

@@ -39,8 +39,8 @@ class Table:
     """A table, with its leaves if it is partitioned.
 
     `key` names what rows are told apart by, `primary` what may be referred to, `constraint` the primary key. `leaves`
-    are names and bounds; a leaf that was detached keeps the end of the statement that would attach it again. `shards`
-    have the table. One that is append-only has no identity: it takes no UPDATE and no DELETE.
+    are names and bounds, `partitioned_by` is a column; one that was detached keeps the statement that would attach it
+    again. `shards` have the table. One that is append-only has no identity: it takes no UPDATE and no DELETE.
     """
 
     schema: str
@@ -50,6 +50,7 @@ class Table:
     primary: tuple[str, ...] = ()
     constraint: str = ""
     leaves: tuple[tuple[str, str], ...] = ()
+    partitioned_by: str = ""
     detached_from: str = ""
     is_append_only: bool = False
     shards: tuple[int, ...] = SHARDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,25 +18,30 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from tests.fuzz.cases import cases
-from tests.fuzz.ground import ground_in
+from tests.fuzz.ground import TOGETHER, Ground, ground_in
+from tests.fuzz.merging import merged
 from tests.fuzz.reduce import reduced
-from tests.fuzz.run import FoundError, Ground, signature
 from tests.fuzz.script import Case, read, written
+from tests.fuzz.state import FoundError, signature
 from tests.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CASES = 3
-CASES_OF_ROUND = 12
+CASES = TOGETHER[0]
+RUNS_OF_ROUND = 3
 # Of these examples many are small, or hardly differ from one before.
 EXAMPLES_MAX = 100
 STATEMENTS_MIN = 40
 REDUCE_SECONDS = 300.0
-ROUNDS_OF_FLEET = 4
+ROUNDS_OF_FLEET = 6
 SHORT_SECONDS_MAX = 900
 KNOWN = sorted(Path(__file__).with_name("cases").glob("*.sql"))
 FOUND = Path(__file__).with_name("found")
+
+
+class EnoughError(BaseException):
+    """As many cases as were asked for; no failure of an example."""
 
 
 @dataclass(slots=True)
@@ -67,28 +73,31 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(cases())
     def draw(case: Case) -> None:
-        if len(found) < count and chosen.admits(case):
+        if chosen.admits(case):
             found.append(case)
+        if len(found) >= count:
+            raise EnoughError
 
-    draw()
+    with suppress(EnoughError):
+        draw()
     yield from found
 
 
 @pytest.mark.timeout(SHORT_SECONDS_MAX)
 def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
     print(f"CUTLINE_SEED={SEED}")  # noqa: T201  # shown when the test fails
-    for case in drawn(SEED, CASES):
-        assert read(written(case)) == case
-        try:
-            ground.run(case)
-        except FoundError as error:
-            print(written(case))  # noqa: T201  # to be put into cases/ until it is mended, and for good
-            raise FoundError(f"CUTLINE_SEED={SEED}: {error}") from error
+    case = merged([*drawn(SEED, CASES)])
+    assert read(written(case)) == case
+    try:
+        ground.run(case)
+    except FoundError as error:
+        print(written(case))  # noqa: T201  # to be put into cases/ until it is mended, and for good
+        raise FoundError(f"CUTLINE_SEED={SEED}: {error}") from error
     figures = ground.figures
     with capsys.disabled():
         print(f"\nCUTLINE_SEED={SEED}: {figures}")  # noqa: T201  # what was run differs from run to run
     assert figures.cases == CASES
-    assert figures.restored >= CASES
+    assert figures.restored > 0
     assert sum(figures.refused.values()) < figures.statements / 2
     assert figures.rows > CASES
 
@@ -105,14 +114,17 @@ class Soak:
     deadline: float
     failures: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def round(self, ground: Ground, seed: int) -> None:
-        for number, case in enumerate(drawn(seed, CASES_OF_ROUND)):
+    def round(self, ground: Ground, seed: int, together: int) -> None:
+        cases = [*drawn(seed, RUNS_OF_ROUND * together)]
+        for number in range(0, len(cases), together):
             if time.monotonic() > self.deadline:
                 return
+            case = merged(cases[number : number + together])
             try:
                 ground.run(case)
             except FoundError as error:
                 self.note(ground, case, f"{seed}-{number}", error)
+            print(".", end="", flush=True)  # noqa: T201  # a case may take a minute where others work too
 
     def note(self, ground: Ground, case: Case, name: str, error: FoundError) -> None:
         kind = signature(error)
@@ -143,12 +155,12 @@ def test_random_databases_come_back_for_hours(
     soak = Soak(time.monotonic() + SOAK_SECONDS)
     seed = SEED
     while time.monotonic() < soak.deadline:
-        for backups in (0, 1):
+        for backups, together in TOGETHER.items():
             directory = tmp_path / f"from-{seed}-{backups}"
             directory.mkdir()
             with capsys.disabled(), ground_in(directory, spark, backups) as ground:
                 for _ in range(ROUNDS_OF_FLEET):
-                    soak.round(ground, seed)
+                    soak.round(ground, seed, together)
+                    print(f"\nto CUTLINE_SEED={seed}, {backups} standbys: {ground.figures}", flush=True)  # noqa: T201
                     seed += 1
-                print(f"\nto CUTLINE_SEED={seed - 1}, {backups} standbys: {ground.figures}", flush=True)  # noqa: T201
     assert not soak.failures, "\n\n".join(f"{count} times: {text}" for text, count in soak.failures.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.reduce import reduced, without
+from tests.fuzz.reduce import Place, reduced, without
 from tests.fuzz.script import Case, Fate, Statement, Transaction, read, written
 from tests.fuzz.test_database import drawn
 
@@ -49,5 +49,5 @@ def test_no_time_leaves_the_case_as_it_is() -> None:
 
 
 def test_intervals_stay_where_they_are() -> None:
-    everything = {(1, t, p, s) for t in range(9) for p in range(2) for s in range(2)}
+    everything: set[Place] = {(1, t, p, s) for t in range(9) for p in range(2) for s in range(2)}
     assert [len(interval) for interval in without(CASE, everything).intervals] == [2, 0, 1]

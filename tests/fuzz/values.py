@@ -40,9 +40,9 @@ def literal(text: str, type_: str = "") -> str:
     return "'" + text.replace("'", "''") + "'" + (f"::{type_}" if type_ else "")
 
 
-def wide(word: str, length: int) -> str:
+def wide(word: str, length: int | str) -> str:
     """Text of that length that hardly compresses, the same at every run."""
-    of = f"SELECT string_agg(md5(i || {literal(word)}), '' ORDER BY i) FROM generate_series(1, {length // 32 + 1}) AS i"
+    of = f"SELECT string_agg(md5(i || {literal(word)}), '' ORDER BY i) FROM generate_series(1, {length} / 32 + 1) AS i"
     return f"left(({of}), {length})"
 
 
@@ -93,6 +93,7 @@ FAMILIES = (
     family("boolean", "t", "f"),
     family("varchar(40)", "", "\\N", "ü" * 40, "\t", others=TEXT),
     family("char(10)", "", "a\\", "ü", " x", others=st.text(CHARACTERS, max_size=10)),
+    family("bpchar", "", "a ", "ü\\"),
     family('"char"', "a", "", "\\", "\t", "\\377"),
     family("name", "", "a\\b\tc", "x" * 63, others=TEXT),
     family("bytea", "\\x", "\\x00", "\\x5c5c0a09ff00", "\\x" + bytes(range(256)).hex(), others=BYTES),
@@ -106,6 +107,8 @@ FAMILIES = (
     family("interval", "infinity", "-infinity", "-1 year 2 mons -3 days 04:05:06.789", "0", "-00:00:00.000001",
            "178000000 years", "1 mon -1 day", "30 days", "1 mon"),
     family("interval day to second", "1 day 02:03:04.5"),
+    family("interval year to month", "-1 year 2 mons"),
+    family("timestamp(3)", "1999-12-31 23:59:59.9996", others=MOMENTS),
     family("uuid", "00000000-0000-0000-0000-000000000000", others=st.uuids().map(str)),
     family("json", '{"a" :  1, "a": "\\u00e9\\n"}', "null", '"\\\\"', others=JSONS, sorts=False),
     family("jsonb", '{"a": 1e400, "b": ["\\t", null, "\\\\u"]}', "[]", "1.00", "1", others=JSONS),
@@ -153,6 +156,17 @@ FAMILIES = (
     family("public.ltree", "Top.Science.a_1", ""),
     family("public.cube", "(1,2),(3,-4.5)", "(0)"),
 )  # fmt: skip
+# Of values like these some are kept outside their row, and not written to the WAL where they are unchanged.
+LENGTH = "…length…"
+_A, _B = wide("a", LENGTH), wide("b", LENGTH)
+WIDE = (
+    Family("text", (_A, _B, literal("short"), "repeat('c', 20000)")),
+    Family("bytea", (f"convert_to({_A}, 'UTF8')", f"convert_to({_B}, 'UTF8')", "'\\x00'::bytea")),
+    Family("jsonb", (f"to_jsonb({_A})", f"jsonb_build_object('k', {_B})", "'1.00'::jsonb")),
+    Family(
+        "text[]", (f"ARRAY[{_A}, NULL, {_B}]", f"ARRAY[{_B}]", "'{}'::text[]", "array_fill('d'::text, ARRAY[3000])")
+    ),
+)
 EXTENSIONS = ("hstore", "citext", "ltree", "cube")
 KEY_FAMILIES = tuple(one for one in FAMILIES if one.sorts)
 

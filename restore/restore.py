@@ -165,7 +165,7 @@ def _check(restoring: Restoring, connections: Mapping[str, Any]) -> None:
         connection = connections[target.shard]
         roles, may_create = restoring.chain.roles(target.shard), restoring.request.create_roles
         place = check_target(target, connection, source, replace=restoring.request.replace)
-        check_xml(target, connection, restoring.groups(target.shard))
+        check_xml(target, connection, source, restoring.groups(target.shard))
         missing = missing_roles(target, connection, roles, source.encoding, may_create=may_create)
         restoring.missing[target.shard] = missing
         if place in seen:

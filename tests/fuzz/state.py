@@ -118,4 +118,4 @@ def _compare(expected: list[Any], found: list[Any], what: str) -> None:
 def signature(error: BaseException) -> str:
     """What two failures have in common that are probably one fault."""
     first = str(error).partition("\n")[0]
-    return re.sub(r'"[^"]*"|\b[\w.-]*\d[\w.-]*\b', "…", first)[:160]
+    return re.sub(r'"[^"]*"|\b[\w.-]*\d[\w.-]*\b', "…", first)[:90]

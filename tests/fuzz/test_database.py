@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from tests.fuzz.cases import cases
+from tests.fuzz.figures import Figures
 from tests.fuzz.ground import TOGETHER, Ground, ground_in
 from tests.fuzz.merging import merged
 from tests.fuzz.reduce import reduced
@@ -142,7 +143,10 @@ class Soak:
 
             FOUND.mkdir(exist_ok=True)
             (FOUND / f"{name}.whole.sql").write_text(f"{error}\n{written(case)}")
+            # What is run to make it smaller is no case.
+            counted, ground.figures = ground.figures, Figures()
             small = reduced(case, fails, REDUCE_SECONDS)
+            ground.figures = counted
             (FOUND / f"{name}.sql").write_text(f"{error}\n{written(small)}")
         self.failures[kind] = text, count + 1
 

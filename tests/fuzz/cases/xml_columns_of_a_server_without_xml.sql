@@ -1,0 +1,11 @@
+A server that is built without XML has columns of it, with nothing in them: restoring to that server was refused.
+--@ setup 0 1
+CREATE TABLE one (id int PRIMARY KEY, x xml, more xml[])
+--@ interval
+--@ transaction commit prepared
+--@ shard 0
+--@ statement
+INSERT INTO one VALUES (1, NULL, '{}'), (2, NULL, NULL)
+--@ shard 1
+--@ statement
+INSERT INTO one VALUES (1, NULL, '{NULL}')

@@ -18,7 +18,8 @@ import snapshots.changed_keys
 import snapshots.cutting
 import wal.changes
 import wal.drain
-from wal.drain import DrainReport, DrainTask, drain
+from wal.drain import drain
+from wal.drain_values import DrainReport, DrainTask
 
 Bounds = dict[ModuleType, dict[str, Any]]
 OF_THE_DRAIN: Bounds = {

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import psycopg
+
 from fleet.config import Fleet
 from fleet.connections import with_database
 from fleet.groups import SchemaChangedError
@@ -112,7 +114,14 @@ class Run:
         if error.slug in WAITED and shards.is_holding:
             shards.end_all()
             return True
-        return error.exit_code == RefusedError.exit_code and any([mend(dsn) for dsn in shards.dsns])
+        if error.exit_code != RefusedError.exit_code:
+            return False
+        try:
+            return any([mend(dsn) for dsn in shards.dsns])
+        except psycopg.errors.LockNotAvailable:
+            # Somebody holds a table that has to be altered.
+            shards.end_all()
+            return any([mend(dsn) for dsn in shards.dsns])
 
     def judge(self, number: int) -> None:
         for node in self.target.primaries:

@@ -116,7 +116,8 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
     if multisets:
         # There a row that is gone is known by its line.
         moves = moves.where(f"`group` NOT IN ({', '.join(map(str, sorted(multisets)))})")
-    return moves.select("node", "group", "key", "row", "lsn", "seq")
+    # The line of the new key, which may be empty itself.
+    return moves.selectExpr("node", "`group`", "key", "substring(row, 1, length(row) - 1) AS row", "lsn", "seq")
 
 
 def _lineage(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Take Ctrl-C even where a shell has started the tests in the background, deaf to it: commands inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Processes that share the tests collect the same ones, and draw the same.
+    # What tests start draws the same, and so does who repeats a part of them.
     os.environ["CUTLINE_SEED"] = str(SEED)
 
 

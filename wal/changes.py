@@ -86,9 +86,9 @@ def _updated(messages: Messages, numbers: Ints, group: Group) -> Iterator[Change
     new = [n.filled(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
     _check_there(numbers, _key_columns(new, group), group)
     gone = _gone(messages, numbers, old, group)
-    now = key_lines(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
+    now = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
     # A key is sent too where it is only TOASTed; what did not change is no removal.
-    moved = np.flatnonzero(~equal(gone.keys, now))
+    moved = np.flatnonzero(~equal(gone.keys, gather(now.data, now.offsets[:-1], now.lengths - 1)))
     if len(moved):
         is_partial = np.any([column.kinds[moved] == ord("u") for column in new], axis=0)
         yield ChangeColumns(

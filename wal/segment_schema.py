@@ -18,7 +18,8 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #   U  a row is now `row`, complete
 #   u  a row is now `row`, where \u stands for a value that is the same as before
 #   D  the row with this `key` (of a group without a key: with the line `row`) is gone. Where the update that
-#      took it away left values unchanged, `row` is the key under which the row lives on
+#      took it away left values unchanged, `row` is the key under which the row lives on, as a line: with a
+#      newline, since a key may be empty
 #   T  every row of the group is gone
 #   C  COMMIT   P  PREPARE   K  COMMIT PREPARED   R  ROLLBACK PREPARED   M  a marker; `row` is its content
 #

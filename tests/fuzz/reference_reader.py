@@ -229,7 +229,7 @@ class Reader:
             self.change("D", group, 2 * self.within().rows, b"", self.line(group, old))
         elif before != after:
             is_partial = any(value is UNCHANGED for value in new)
-            self.change("D", group, 2 * self.within().rows, before, after if is_partial else b"")
+            self.change("D", group, 2 * self.within().rows, before, after + b"\n" if is_partial else b"")
         self.written(group, new, 1)
 
     def delete(self, cursor: Cursor) -> None:

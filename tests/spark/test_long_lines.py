@@ -39,7 +39,7 @@ BASE = [(KEYED, b"%d" % n, b"%d\told\t%s\n" % (n, A)) for n in range(5)] + [
 CHANGES = [
     [
         (KEYED, b"1", PARTIAL, b"1\tnew\t\\u\n"),
-        (KEYED, b"2", DELETE, b"9"),
+        (KEYED, b"2", DELETE, b"9\n"),
         (KEYED, b"9", PARTIAL, b"9\tmoved\t\\u\n"),
         (KEYED, b"4", UPSERT, b"4\tonce\t%s\n" % B),
         (BAG, b"", DELETE, A + b"\n"),

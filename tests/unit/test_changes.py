@@ -54,7 +54,7 @@ def test_a_moved_key_is_a_removal_and_a_new_row() -> None:
     assert found == [
         (0, "D", 3, b"1\tb", b""),
         (1, "U", 3, b"2\tb", b"2\tb\tc\td\n"),
-        (2, "D", 3, b"2\tb", b"3\tb"),
+        (2, "D", 3, b"2\tb", b"3\tb\n"),
         (3, "u", 3, b"3\tb", b"3\tb\tc\t\\u\n"),
     ]
 

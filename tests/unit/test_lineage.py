@@ -18,7 +18,7 @@ PLACE = [("node", pa.int32()), ("group", pa.int32())]
 WANTED = pa.schema([*PLACE, ("key", pa.binary())])
 MOVES = pa.schema([*PLACE, ("key", pa.binary()), ("row", pa.binary()), ("lsn", pa.int64()), ("seq", pa.int64())])
 MARK = b"\\u"
-KEYS = [b"a", b"b", b"c"]
+KEYS = [b"", b"b", b"c"]
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["insert", "delete", "update", "move", "touch"]),
@@ -53,7 +53,7 @@ class RememberedTable:
             self._write(key, self.rows[key], written if what == "update" else (False, False))
         elif what == "move" and key in self.rows and to not in self.rows:
             old = self.rows.pop(key)
-            self._log(DELETE, key, b"" if all(written) else to)
+            self._log(DELETE, key, b"" if all(written) else to + b"\n")
             self._write(to, old, written)
 
     def _write(self, key: bytes, old: tuple[bytes | None, ...], written: tuple[bool, bool]) -> None:
@@ -76,7 +76,7 @@ def folded(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> di
     state = {key: change[4] for key, change in latest.items() if change[2] == UPSERT}
     wanted = [key for key, change in latest.items() if change[2] == PARTIAL]
     moves = [
-        {"node": 0, "group": 1, "key": key, "row": row, "lsn": lsn, "seq": seq}
+        {"node": 0, "group": 1, "key": key, "row": row[:-1], "lsn": lsn, "seq": seq}
         for lsn, seq, op, key, row in table.changes
         if op == DELETE and row
     ]

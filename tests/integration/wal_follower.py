@@ -118,7 +118,7 @@ class Fold:
         elif op == "D":
             gone = self.rows.pop(key)
             if row:
-                self.moved[row] = gone
+                self.moved[row.removesuffix(b"\n")] = gone
         else:
             assert self.key(row) == key
             self.rows[key] = row if op == "U" else self.filled(key, row)

@@ -157,7 +157,7 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
             key, row, is_line = b"", b"", False
         elif op == DELETE and not definition.is_multiset:
             # The key that the row moved to, where values were left unchanged.
-            row, is_line = draw(st.sampled_from([b"", b"another key", key])), False
+            row, is_line = draw(st.sampled_from([b"", b"another key\n", key + b"\n"])), False
         part = -1 if op == TRUNCATE else partition(definition, key, row)
         stored = place | {"op": op, "group": number, "partition": part, "key": key, "row": row}
         path = history.path(number) if number != STRANGER else None

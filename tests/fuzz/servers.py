@@ -94,6 +94,9 @@ class Shards:
         done = [shard for shard, statements in transaction.parts if self.part(shard, statements, transaction)]
         if transaction.fate in ONE_PHASE:
             return
+        if transaction.fate is Fate.HALF and transaction.parts[0][0] in done:
+            # A COMMIT PREPARED of what wrote nothing is in no WAL, and says nothing of the other half.
+            self.sessions[done[0]].execute("SELECT pg_logical_emit_message(true, 'others', 'half')")
         gid = f"fuzz '{self.transactions}"
         if len(done) < len(transaction.parts) or not all([self.prepare(shard, gid) for shard in done]):
             for shard in done:

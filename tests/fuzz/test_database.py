@@ -7,17 +7,14 @@ made small and written into found/, and the run goes on. CUTLINE_SEED=N repeats 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
 
-from tests.fuzz.cases import cases
+from tests.fuzz.drawing import drawn
 from tests.fuzz.figures import Figures
 from tests.fuzz.ground import TOGETHER, Ground, ground_in
 from tests.fuzz.merging import merged
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
 
 CASES = TOGETHER[0]
 RUNS_OF_ROUND = 3
-# Of these examples many are small, or hardly differ from one before.
-EXAMPLES_MAX = 100
-STATEMENTS_MIN = 40
 REDUCE_SECONDS = 300.0
 ROUNDS_OF_FLEET = 6
 SHORT_SECONDS_MAX = 900
@@ -42,54 +36,10 @@ KNOWN = [FILES[start : start + CASES] for start in range(0, len(FILES), CASES)]
 FOUND = Path(__file__).with_name("found")
 
 
-class EnoughError(BaseException):
-    """As many cases as were asked for; no failure of an example."""
-
-
-@dataclass(slots=True)
-class Chosen:
-    """Which of Hypothesis's examples are run: large ones, mostly of statements that were in none before."""
-
-    seen: set[str] = field(default_factory=set)
-
-    def admits(self, case: Case) -> bool:
-        statements = [
-            statement.sql
-            for interval in case.intervals
-            for one in interval
-            for _, part in one.parts
-            for statement in part
-        ]
-        fresh = {statement for statement in statements if statement not in self.seen}
-        self.seen |= fresh
-        return len(statements) >= STATEMENTS_MIN and len(fresh) > len(statements) // 2
-
-
-def drawn(seed: int, count: int) -> Iterator[Case]:
-    """Cases that Hypothesis makes of that seed; they are made at once, and run later."""
-    found: list[Case] = []
-    chosen = Chosen()
-
-    @seeded(seed)
-    @settings(max_examples=EXAMPLES_MAX, phases=[Phase.generate], database=None, deadline=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(cases())
-    def draw(case: Case) -> None:
-        if chosen.admits(case):
-            found.append(case)
-        if len(found) >= count:
-            raise EnoughError
-
-    with suppress(EnoughError):
-        draw()
-    yield from found
-
-
 @pytest.mark.timeout(SHORT_SECONDS_MAX)
 def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
     print(f"CUTLINE_SEED={SEED}")  # noqa: T201  # shown when the test fails
     case = merged([*drawn(SEED, CASES)])
-    assert read(written(case)) == case
     # Every state of every run, and the check of each, are for the long form.
     case.options.update(judge="last", check="no")
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz.drawing import drawn
 from tests.fuzz.reduce import Place, reduced, without
 from tests.fuzz.script import Case, Fate, Statement, Transaction, read, written
-from tests.fuzz.test_database import drawn
 
 
 def transaction(*texts: str, fate: Fate = Fate.COMMIT) -> Transaction:

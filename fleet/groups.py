@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fleet.column_types import NOTHING_TOLD, Contained, read_contained
 from fleet.config import GroupRules
 from fleet.encodings import raw_text
 from storage.errors import RefusedError
@@ -150,6 +151,7 @@ class Table:
 
     `key_is_immediate` is None without a primary key, and False where that is deferrable, which makes it no identity.
     `hides_rows`: policies decide which of its rows our role may read. `is_published`: its updates are, by Cutline.
+    `contained` is what is told of its columns' types.
     """
 
     oid: int
@@ -161,6 +163,7 @@ class Table:
     identity_is_generated: bool = False
     hides_rows: bool = False
     is_published: bool = False
+    contained: Contained = NOTHING_TOLD
 
     @property
     def is_admissible(self) -> bool:
@@ -194,9 +197,11 @@ def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[
     """Every table of the connection's database that `rules` admit, by name; groups numbered 0 for now."""
     found = [row for row in connection.execute(TABLES_QUERY) if included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in found}
-    for row in connection.execute(COLUMNS_QUERY, ([row[0] for row in found],)):
+    for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
         columns[row[0]].append(row[1:])
-    return [_table(row, columns[row[0]], rules) for row in found]
+    contained = read_contained(connection, list(columns))
+    tables = (_table(row, columns[row[0]], rules) for row in found)
+    return [replace(table, contained=contained.get(table.oid, table.contained)) for table in tables]
 
 
 def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:

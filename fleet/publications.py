@@ -43,11 +43,6 @@ SELECT p.pubname,
 OTHERS_QUERY = "SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s) AND NOT pg_has_role(relowner, 'USAGE')"
 KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS = "insert, update, delete, truncate", "insert, truncate"
 GENERATED_COLUMNS_VERSION = 180000
-# Their input functions take nothing: they are for PostgreSQL's catalogs and indexes alone.
-UNLOADABLE = {
-    "pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "pg_brin_bloom_summary",
-    "pg_brin_minmax_multi_summary", "gtsvector",
-}  # fmt: skip
 
 
 class TableNotAdmissibleError(RefusedError):
@@ -109,10 +104,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
             hint="GRANT pg_read_all_data TO the role, or exclude the tables in fleet.toml under groups.exclude",
         )
     unloadable = [
-        f"column {column.name} of {name}"
-        for name, table in found
-        for column in table.group.columns
-        if column.type.removesuffix("[]") in UNLOADABLE
+        f"column {column} ({type_}) of {name}" for name, table in found for column, type_ in table.contained.unloadable
     ]
     if unloadable:
         raise TableNotAdmissibleError(

@@ -79,6 +79,7 @@ SELECT u.relid::bigint, 'names ' || named.hash
 """
 # A label may have any bytes of the database's encoding.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
+XML_STAMP = "xml "
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,9 @@ class TableState:
     """One table as a commit found it.
 
     `publication` and `membership` stamp the rows of pg_publication and pg_publication_rel, `columns` those of
-    pg_attribute, `types` those that say how values are printed; `file` is where its rows are; `attributes` is how many
-    columns it ever had. `counted` is what PostgreSQL has counted of an append-only one, None of all others.
+    pg_attribute, `types` those that say how values are printed, and which columns have XML in them (`xml_columns`);
+    `file` is where its rows are; `attributes` is how many columns it ever had. `counted` is what PostgreSQL has counted
+    of an append-only one, None of all others.
     """
 
     table: str
@@ -103,6 +105,16 @@ class TableState:
     def to_json(self) -> dict[str, Any]:
         """The table's entry in a commit."""
         return asdict(self)
+
+    @property
+    def printed(self) -> frozenset[str]:
+        """The stamps of how values are printed."""
+        return frozenset(stamp for stamp in self.types if not stamp.startswith(XML_STAMP))
+
+    @property
+    def xml_columns(self) -> frozenset[int]:
+        """The numbers of the columns that have XML in them, however deep; older commits do not say."""
+        return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
 
 
 def table_state_from_json(entry: dict[str, Any]) -> TableState:
@@ -127,6 +139,7 @@ def read_table_states(
     groups = [table.group for table in tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
     names = {table.oid: table.group.name for table in tables}
+    contained = {table.oid: table.contained for table in tables}
     oids = list(names)
     types: dict[int, list[str]] = {oid: [] for oid in oids}
     for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (oids,)):
@@ -141,7 +154,7 @@ def read_table_states(
             file,
             attributes,
             columns or "",
-            tuple(sorted(types[oid])),
+            tuple(sorted(types[oid])) + tuple(f"{XML_STAMP}{number}" for number in contained[oid].xml),
             counted.get(oid),
         )
         for oid, file, attributes, columns in connection.execute(FILES_QUERY, (oids,))

@@ -26,6 +26,7 @@ from restore.target import (
     TargetUnfitError,
     check_target,
     check_xml,
+    columns_of_xml,
     create_database,
     drop_loading,
     locked_targets,
@@ -165,7 +166,8 @@ def _check(restoring: Restoring, connections: Mapping[str, Any]) -> None:
         connection = connections[target.shard]
         roles, may_create = restoring.chain.roles(target.shard), restoring.request.create_roles
         place = check_target(target, connection, source, replace=restoring.request.replace)
-        check_xml(target, connection, source, restoring.groups(target.shard))
+        states = restoring.chain.tables(target.shard)
+        check_xml(target, connection, source, columns_of_xml(restoring.groups(target.shard), states))
         missing = missing_roles(target, connection, roles, source.encoding, may_create=may_create)
         restoring.missing[target.shard] = missing
         if place in seen:

@@ -21,6 +21,7 @@ from fleet.groups import Group
 from fleet.label import own_label
 from fleet.lock import lock_key, take_lock
 from fleet.sessions import in_parallel
+from fleet.table_state import TableState
 from storage.errors import RefusedError, SnapshotError, UsageError
 
 MAINTENANCE_DATABASE = "postgres"
@@ -138,14 +139,21 @@ def check_target(
     return f"{system}/{target.database}"
 
 
-def check_xml(
-    target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, groups: Iterable[Group]
-) -> None:
-    """Raise TargetUnfitError where groups have XML and the target's server is built without it: it would read none.
+def columns_of_xml(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
+    """The groups' columns that have XML in them, as `schema.table.column`; `states` are the tables' by name."""
+    found: list[str] = []
+    for group in groups:
+        numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
+        of_xml = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
+        found += [f"{group.name}.{column.name}" for column in of_xml]
+    return found
+
+
+def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, of_xml: list[str]) -> None:
+    """Raise TargetUnfitError where there are columns of XML and the target's server is built without: it reads none.
 
     The server that the snapshot was taken from has read what there is: built without, it has nothing in them.
     """
-    of_xml = [f"{g.name}.{column.name}" for g in groups for column in g.columns if column.type in ("xml", "xml[]")]
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     try:
         if of_xml and system != source.system_identifier:

@@ -152,7 +152,7 @@ def _why_state(before: TableState, after: TableState) -> str:
         return "it was taken out of Cutline's publication and put back"
     if before.file != after.file and before.columns != after.columns:
         return "it was rewritten"
-    if set(before.types) - set(after.types):
+    if before.printed - after.printed:
         return "a type of its columns prints other values than before"
     if _lost_attributes(before, after):
         return "a column was added and dropped again"

@@ -160,6 +160,12 @@ def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
     assert plan(OLD, after, before=before).unchanged == (OLD,)
 
 
+def test_a_column_with_xml_in_it_goes_like_any_other() -> None:
+    before, after = state(OLD, types=("xml 2", "xml 3")), state(OLD, types=("xml 3",))
+    assert plan(OLD, after, before=before).unchanged == (OLD,)
+    assert before.xml_columns == {2, 3}
+
+
 def test_a_multiset_stays_one_of_its_kind() -> None:
     full = replace(with_columns(ID, A, B, width=0), identity="full")
     more = replace(full, columns=(*full.columns, C))

@@ -33,6 +33,13 @@ class _TextLoader(Loader):
         return bytes(data).decode("utf-8", "backslashreplace")
 
 
+class _BytesLoader(Loader):
+    """Text of the server as its bytes."""
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
 def _adapters() -> AdaptersMap:
     adapters = AdaptersMap(psycopg.adapters)
     for name in TEXT_TYPES:
@@ -44,10 +51,15 @@ ADAPTERS = _adapters()
 
 
 def readable(expression: str) -> str:
-    """SQL: the text of `expression`, as ASCII with octal escapes where a session in UTF-8 might not take it."""
+    """SQL: the text of `expression`, as ASCII with octal escapes where a session in UTF-8 might not take it.
+
+    It may be of another database, and no text in the encoding of this one: nothing here looks at its characters.
+    """
+    # What quote_literal adds is taken off again: it makes any bytes the text of a bytea.
+    escaped = f"encode(quote_literal({expression})::bytea, 'escape')"
     return (
-        f"CASE WHEN getdatabaseencoding() = 'UTF8' OR {expression} !~ '[^\\x01-\\x7f]' THEN {expression}"
-        f" ELSE encode(convert_to({expression}, getdatabaseencoding()), 'escape') END"
+        f"CASE WHEN getdatabaseencoding() = 'UTF8' OR {escaped} !~ '\\\\[23][0-7][0-7]' THEN {expression}"
+        f" ELSE replace(regexp_replace({escaped}, '^E?''|''$', '', 'g'), '''''', '''') END"
     )
 
 
@@ -84,6 +96,24 @@ def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
         return [known[value] for value in values]
 
     return texts
+
+
+def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[Any, ...]]:
+    """The query's rows, where it may give names of other databases: bytes that are no text in this one are escaped.
+
+    No transaction may be open: what it did next would have the client encoding RAW.
+    """
+    texts = texts_of(connection)
+    if texts is None:
+        return connection.execute(query.encode()).fetchall()
+    with connection.transaction(), connection.cursor() as cursor:
+        for name in TEXT_TYPES:
+            cursor.adapters.register_loader(name, _BytesLoader)
+        cursor.execute(f"SET LOCAL client_encoding = '{RAW}'")
+        rows = cursor.execute(query.encode()).fetchall()
+    values = list({value for row in rows for value in row if isinstance(value, bytes)})
+    known = dict(zip(values, texts(values), strict=True))
+    return [tuple(known[value] if isinstance(value, bytes) else value for value in row) for row in rows]
 
 
 def without_text(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from fleet.config import GroupRules, Node
+from fleet.encodings import fetch_texts
 from fleet.groups import TABLE_NAME, Group, included, matches
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def read_left_out(
     """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
     found: list[LeftOut] = []
     for node, connection in primaries.items():
-        for kind, name, of, count in connection.execute(LEFT_OUT_QUERY).fetchall():
+        for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not included(name, rules):

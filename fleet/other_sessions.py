@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
+from fleet.encodings import readable
 from fleet.progress import Progress
 from storage.errors import RefusedError
 
@@ -21,8 +22,8 @@ POLL_SECONDS = 0.05
 NOTE_SECONDS = 2.0
 NAMED_MAX = 5
 # Who streams WAL writes nothing; workers of a query end with it; autovacuum changes no row.
-OTHERS = """
-SELECT a.pid, coalesce(a.usename, ''), coalesce(nullif(a.application_name, ''), a.backend_type, ''),
+OTHERS = f"""
+SELECT a.pid, coalesce({readable("a.usename::text")}, ''), coalesce(nullif(a.application_name, ''), a.backend_type, ''),
        coalesce(a.state, ''), coalesce(host(a.client_addr), 'local socket'), coalesce(r.rolsuper, true)
   FROM pg_stat_activity a LEFT JOIN pg_roles r ON r.oid = a.usesysid
  WHERE a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())

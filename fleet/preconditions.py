@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.encodings import UTF8, encoding_of, without_text
+from fleet.encodings import RAW, UTF8, encoding_of, without_text
 from fleet.sessions import Sessions
 from storage.errors import RefusedError
 
@@ -22,27 +22,31 @@ SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_
            OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
        has_database_privilege(current_database(), 'CREATE')
 """
-# Every name that a session of ours may be told, as bytes: as text it would end the query that asks for it.
-NAMES_QUERY = """
-SELECT kind, convert_to(name, getdatabaseencoding()) FROM (
-    SELECT 'schema', nspname::text FROM pg_namespace
-    UNION ALL SELECT 'relation', relname::text FROM pg_class WHERE relkind NOT IN ('i', 'I', 't')
-    UNION ALL SELECT 'column', a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-               WHERE NOT a.attisdropped AND c.relkind NOT IN ('i', 'I', 't')
-    UNION ALL SELECT 'type', typname::text FROM pg_type WHERE typrelid = 0 AND typelem = 0
-    UNION ALL SELECT 'role', rolname::text FROM pg_roles
-    UNION ALL SELECT 'database', datname::text FROM pg_database
-    UNION ALL SELECT 'extension', extname::text FROM pg_extension
-    UNION ALL SELECT 'foreign server', srvname::text FROM pg_foreign_server
-    UNION ALL SELECT 'subscription', subname::text FROM pg_subscription
-    UNION ALL SELECT 'publication', pubname::text FROM pg_publication
-) AS every (kind, name) WHERE name COLLATE "C" ~ '[^\\x01-\\x7f]'
-"""
-# In UTF-8 all but roles have text: they may have been named in a database of another encoding. As the server has them.
+# Every name of the database that a session of ours may be told, as the server has it. Roles may have been named in a
+# database of another encoding: one counts if something here belongs or is granted to it, or is said in its name.
 ROLES_QUERY = """
-SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
- WHERE d.refclassid = 'pg_authid'::regclass
-   AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_roles r
+ WHERE r.oid = 10 OR r.oid IN (
+       SELECT refobjid FROM pg_shdepend
+        WHERE refclassid = 'pg_authid'::regclass
+          AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+       UNION ALL SELECT setrole FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS setting
+        WHERE setting ^@ 'default_transaction_read_only=')
+"""
+NAMES_QUERY = f"""
+SELECT kind, name FROM (
+    SELECT 'schema', namesend(nspname) FROM pg_namespace
+    UNION ALL SELECT 'relation', namesend(relname) FROM pg_class WHERE relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'column', namesend(a.attname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+               WHERE NOT a.attisdropped AND c.relkind NOT IN ('i', 'I', 't')
+    UNION ALL SELECT 'type', namesend(typname) FROM pg_type WHERE typrelid = 0 AND typelem = 0
+    UNION ALL SELECT 'database', namesend(datname) FROM pg_database
+    UNION ALL SELECT 'extension', namesend(extname) FROM pg_extension
+    UNION ALL SELECT 'foreign server', namesend(srvname) FROM pg_foreign_server
+    UNION ALL SELECT 'subscription', namesend(subname) FROM pg_subscription
+    UNION ALL SELECT 'publication', namesend(pubname) FROM pg_publication
+    UNION ALL ({ROLES_QUERY})
+) AS every (kind, name) WHERE encode(name, 'escape') ~ '\\\\[23][0-7][0-7]'
 """
 NAMES_SHOWN_MAX = 8
 
@@ -80,7 +84,11 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
     """Raise NodeUnfitError naming what has a name that is no text: commits and reports could not name it."""
     problems: list[tuple[str, str, str]] = []
     for node, connection in connections.items():
-        names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
+        with connection.transaction():
+            # As the server has them: as text, one that is none would end the query that asks for it.
+            connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
+            # In UTF-8 all but roles have text.
+            names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
         unfit = set(without_text(connection, list({name for _, name in names})))
         # What a name has of ASCII tells which it is.
         found = sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in unfit})

@@ -16,16 +16,18 @@ import psycopg
 
 from fleet.config import Node
 from fleet.connections import connect
+from fleet.encodings import readable
 from storage.errors import RefusedError
 
 LOCK_SECONDS_MAX = 60.0
 POLL_SECONDS = 1.0
 # A standby holds by its startup process what a transaction of its primary has locked.
-HOLDERS_QUERY = """
+HOLDERS_QUERY = f"""
 SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
          WHEN l.pid IS NULL THEN 'a prepared transaction'
          WHEN a.backend_type = 'startup' THEN 'a transaction of its primary'
-         ELSE concat('session ', l.pid, ' of ' || a.usename, CASE WHEN NOT l.granted THEN ', which waits itself' END)
+         ELSE concat('session ', l.pid, ' of ' || {readable("a.usename::text")},
+                     CASE WHEN NOT l.granted THEN ', which waits itself' END)
        END)
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)

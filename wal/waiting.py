@@ -22,16 +22,16 @@ NOTE_SECONDS = 2.0
 # As long as nothing changes, it is repeated this seldom.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-# A gid may be another database's, in that one's encoding.
+# A gid may be another database's, in that one's encoding, and so may a role's name.
 PREPARED = f"""
 SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
-       '', owner::text, 'prepared', database::text, transaction::text
+       '', {readable("owner::text")}, 'prepared', database::text, transaction::text
   FROM pg_prepared_xacts
 """
-RUNNING = """
+RUNNING = f"""
 SELECT 'process', pid::text, extract(epoch FROM now() - xact_start)::float8,
-       coalesce(nullif(application_name, ''), backend_type, ''), coalesce(usename, ''), coalesce(state, ''),
-       coalesce(datname, ''), backend_xid::text
+       coalesce(nullif(application_name, ''), backend_type, ''), coalesce({readable("usename::text")}, ''),
+       coalesce(state, ''), coalesce(datname, ''), backend_xid::text
   FROM pg_stat_activity WHERE backend_xid IS NOT NULL
 """
 OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,14 @@ from cli.create import lines_of as create_lines
 from fleet.bank import create_bank, read_invariants
 from fleet.bank_workload import BankWorkload
 from fleet.config import Fleet, Node
-from fleet.connections import with_database
+from fleet.connections import connect, with_database
 from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.left_out import LeftOut, LeftOutKind
 from fleet.preconditions import NodeUnfitError
 from fleet.progress import Silent
 from restore.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
+from snapshots.create import CreateRequest, estimate_full
 from snapshots.initialise import initialise
 from tests.integration.encoded_tables import (
     CHANGES,
@@ -51,6 +53,7 @@ from tests.integration.typed_tables import run as run_changes
 from tests.other_servers import OTHERS, has_lz4, has_xml, major_of, needed
 from tests.snapshot_runs import Ready, Runs, described, run_command, sorted_copies
 from tests.soak import SOAK_SECONDS
+from wal.waiting import prepared_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -249,6 +252,47 @@ def test_a_name_that_is_no_text_is_refused_and_said(embedded: EmbeddedFleet, tmp
             create(readable, "refused")
     finally:
         run(only.nodes[0].dsn, [b'ALTER ROLE "r\xfe" RENAME TO plain'])
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", *["WIN1251", "UTF8"] * bool(SOAK_SECONDS)])
+def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothing(
+    embedded: EmbeddedFleet, tmp_path: Path, encoding: str
+) -> None:
+    """Settings of its own in the database, as its owner, and a transaction: all that names it is shown."""
+    server = embedded.primaries[0].dsn("postgres")
+    create_database(server, "apart", encoding)
+    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    only = replace(fleet, nodes=(with_database(fleet.primaries[0], "apart"),))
+    initialise(only, Silent())
+    (node,) = only.nodes
+    # No characters of any of these encodings but LATIN1: what is sent to the database itself can't have them.
+    role = b'"r\x98\xff\\\'"'
+    newest = b"(SELECT rolname FROM pg_roles ORDER BY oid DESC LIMIT 1)"
+    create_database(server, "unnamed", "SQL_ASCII")
+    elsewhere = with_database(node, "unnamed").dsn
+    run(elsewhere, [b"CREATE ROLE %b" % role])
+    try:
+        setting = b"ALTER ROLE %b IN DATABASE apart SET work_mem = '1MB'" % role
+        run(elsewhere, [setting, b"ALTER DATABASE apart OWNER TO %b" % role])
+        run(node.dsn, [
+            b"CREATE TABLE t (id int PRIMARY KEY)", b"SELECT set_config('session_authorization', %b, false)" % newest,
+            b"BEGIN", b"SELECT pg_current_xact_id()", b"PREPARE TRANSACTION 'of the role'",
+        ])  # fmt: skip
+        plan = estimate_full(only, CreateRequest("seen"), Silent())
+        named = "r\x98ÿ\\'" if encoding == "LATIN1" else r"r\x98\xff\'"
+        assert {one.name for one in plan.left_out} >= {f"work_mem of role {named}", named}
+        with connect(node) as connection:
+            users = [one.user for one in prepared_transactions(node.id, connection)]
+        assert users == [r"r\x98\xff\'" if encoding == "UTF8" else r"r\230\377\\'"]
+        # It has something there now.
+        run(node.dsn, [b"DO $$BEGIN EXECUTE format('GRANT SELECT ON t TO %%I', %b); END$$" % newest])
+        if encoding != "LATIN1":
+            with pytest.raises(NodeUnfitError, match=r"can't be written in UTF-8: role r\\x98\\xff\\'$"):
+                estimate_full(only, CreateRequest("seen"), Silent())
+    finally:
+        with suppress(psycopg.errors.UndefinedObject):
+            run(node.dsn, [b"ROLLBACK PREPARED 'of the role'"])
+        run(elsewhere, [b"DROP DATABASE apart WITH (FORCE)", b"DROP ROLE %b" % role])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(one.encoding for one in case))

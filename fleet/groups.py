@@ -37,7 +37,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.rel
                   AND (c.relreplident = 'f' OR a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))),
        row_security_active(c.oid),
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
-                WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete))
+                WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l ON l.relation = c.oid
@@ -151,7 +152,8 @@ class Table:
 
     `key_is_immediate` is None without a primary key, and False where that is deferrable, which makes it no identity.
     `hides_rows`: policies decide which of its rows our role may read. `is_published`: its updates are, by Cutline.
-    `contained` is what is told of its columns' types.
+    `has_generated`: it has generated columns, which no identity may have. `contained` is what is told of its columns'
+    types.
     """
 
     oid: int
@@ -163,6 +165,7 @@ class Table:
     identity_is_generated: bool = False
     hides_rows: bool = False
     is_published: bool = False
+    has_generated: bool = False
     contained: Contained = NOTHING_TOLD
 
     @property
@@ -179,13 +182,17 @@ class Table:
     def remedy(self) -> str:
         """The statement that would make this table admissible."""
         name = qualified(self.group)
+        by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one"
         if self.identity_is_generated:
-            return f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one, without generated columns"
+            return f"{by_index}, without generated columns"
         if self.key_is_immediate:
             return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
+        full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
         if self.key_is_immediate is False:
-            return f"ALTER TABLE {name} REPLICA IDENTITY FULL  -- a deferrable primary key is no identity"
-        return f"ALTER TABLE {name} ADD PRIMARY KEY (…)  -- or: ALTER TABLE {name} REPLICA IDENTITY FULL"
+            deferrable = "a deferrable primary key is no identity"
+            return f"{by_index}: {deferrable}" if self.has_generated else f"{full}  -- {deferrable}"
+        # FULL is no way out with generated columns: updates would fail.
+        return f"ALTER TABLE {name} ADD PRIMARY KEY (…)" + ("" if self.has_generated else f"  -- or: {full}")
 
 
 def group_from_json(entry: dict[str, Any]) -> Group:

@@ -8,10 +8,10 @@ needs Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.baseline import BaselineChangedError, check_baseline, check_presence
-from fleet.config import Fleet, Node
+from fleet.config import Fleet, GroupRules, Node
 from fleet.connections import answering
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import lsn_from_text, lsn_to_text
@@ -63,6 +63,18 @@ def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     return nodes
 
 
+def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
+    """The rules that an increment follows: the full snapshot's, and what fleet.toml has come to exclude or admit since.
+
+    A table that it would include again stays out of the chain: what is stored of it before is no more.
+    """
+    then, now = chain.part.rules, fleet.groups
+    exclude, append_only = (
+        (*one, *other) for one, other in ((then.exclude, now.exclude), (then.append_only, now.append_only))
+    )
+    return replace(then, exclude=tuple(dict.fromkeys(exclude)), append_only=tuple(dict.fromkeys(append_only)))
+
+
 def check_commits(store: ObjectStore, chain: Chain) -> None:
     """Raise SnapshotMissingError if an increment after the chain's last was committed, and its commit file is gone.
 
@@ -85,7 +97,7 @@ def check_continuable(continuing: Continuing) -> dict[str, Catalogs]:
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(continuing, node), sessions.nodes)
     chain.check_archive()
-    catalogs = read_all(sessions, (chain.part.fleet_id, chain.part.rules))
+    catalogs = read_all(sessions, (chain.part.fleet_id, rules_since(chain, continuing.fleet)))
     check_counted(sessions, counted_states(plan_next(chain, catalogs), known_of(chain)), since_of(chain))
     check_objects(continuing.store, chain)
     return catalogs

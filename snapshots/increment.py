@@ -17,7 +17,7 @@ from fleet.left_out import LeftOut, read_left_out
 from fleet.progress import Progress
 from fleet.sessions import open_sessions
 from snapshots.commits import check_not_pruned, free_turn, read_chain
-from snapshots.continuable import Continuing, check_continuable, check_described, plan_next
+from snapshots.continuable import Continuing, check_continuable, check_described, plan_next, rules_since
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.create import CreateRequest, Creating, terminal_details, undone
 from snapshots.exclusive import exclusive
@@ -105,7 +105,8 @@ def estimate_increment(fleet: Fleet, request: CreateRequest, progress: Progress)
         check_terminal(sessions, chain.part.fleet_id, progress, terminal=request.terminal)
         slot = slot_name(chain.full.operation)
         waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
-        left_out = read_left_out(sessions.primaries, chain.part.rules, chain.all_groups)
+        groups = {shard: one.groups for shard, one in plan.shards.items()}
+        left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
         left_out = with_stored(left_out, chain.full) + chain.too_old
         return IncrementPlan(waiting, with_warnings(left_out, chain, untold))
 

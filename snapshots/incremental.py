@@ -13,6 +13,7 @@ from fleet.left_out import read_left_out
 from fleet.progress import Progress
 from snapshots.carrying import Work
 from snapshots.chain import Chain
+from snapshots.continuable import rules_since
 from snapshots.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.counting import counts_of
 from snapshots.create import Creating
@@ -57,7 +58,8 @@ def take_increment(
     progress.step("commit")
     untold = check_counted(sessions, counted_states(taken.tables, work.known), since_of(chain))
     left_out = (
-        with_stored(read_left_out(sessions.primaries, chain.part.rules, taken.groups), chain.full) + chain.too_old
+        with_stored(read_left_out(sessions.primaries, rules_since(chain, creating.fleet), taken.groups), chain.full)
+        + chain.too_old
     )
     check_final(taken.plan, taken.made, taken.ends, sessions, store)
     commit = Commit(
@@ -88,7 +90,7 @@ def _work(creating: Creating, chain: Chain, seen: Mapping[str, Catalogs]) -> Wor
     return Work(
         creating,
         chain.part.fleet_id,
-        chain.part.rules,
+        rules_since(chain, creating.fleet),
         chain.full.operation,
         known_of(chain),
         seen,

@@ -10,7 +10,7 @@ from cli.arguments import DryRun
 from cli.context import command_context
 from cli.exit_codes import DONE, REFUSED, UNREACHABLE
 from cli.format import count_text, size_text
-from cli.output import emit, progress
+from cli.output import emit, foretell, progress
 from fleet.label import read_label
 from snapshots.commits import check_name
 from snapshots.deletion import Deletion, DeletionPlan, delete_snapshot, foresee_deletion
@@ -31,20 +31,15 @@ def delete(
     dry_run: DryRun = False,
 ) -> None:
     """Delete a snapshot with its increments, for good; its name is never used again. A repeat finishes it."""
-    options = command_context(context)
-    fleet = options.load_fleet()
+    fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:
         plan = foresee_deletion(fleet, name, force=force)
         emit(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
         return
 
-    def announce(plan: DeletionPlan) -> None:
-        if not options.json:
-            emit(context, {}, plan_lines(plan))
-
     with progress(context) as shown:
-        deletion = delete_snapshot(fleet, name, shown, announce, force=force)
+        deletion = delete_snapshot(fleet, name, shown, lambda plan: foretell(context, plan_lines(plan)), force=force)
     emit(context, document_of(deletion), lines_of(deletion))
     if deletion.removed and (code := code_of(deletion.removed)):
         raise typer.Exit(code)

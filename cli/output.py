@@ -44,6 +44,12 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
         discard_stdout()
 
 
+def foretell(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
+    """Write what a command is about to do; with `--json` nothing, as its one document comes at the end."""
+    if not command_context(context).json:
+        emit(context, {}, lines)
+
+
 def write_document(document: Mapping[str, object]) -> None:
     """Write one JSON document as one line."""
     sys.stdout.write(json.dumps(document, default=_json_value, allow_nan=False) + "\n")

@@ -12,7 +12,7 @@ from cli.context import command_context
 from cli.delete import code_of, mark_document, point_lines, removed_document, removed_lines, who
 from cli.exit_codes import DONE, UNREACHABLE
 from cli.format import count_text, size_text
-from cli.output import emit, progress
+from cli.output import emit, foretell, progress
 from fleet.config import Retention
 from snapshots.pruning import Pruned, PrunePlan, Step, foresee_prune, prune_store
 from snapshots.removal import DELETE
@@ -36,8 +36,7 @@ def prune(
     dry_run: DryRun = False,
 ) -> None:
     """Take away what no rule of retention keeps; options go before [retention] in fleet.toml."""
-    options = command_context(context)
-    fleet = options.load_fleet()
+    fleet = command_context(context).load_fleet()
     rules = fleet.retention
     for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
         rules = rules if value is None else replace(rules, **{name: value})
@@ -47,12 +46,8 @@ def prune(
         emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
-    def announce(plan: PrunePlan) -> None:
-        if not options.json:
-            emit(context, {}, plan_lines(plan))
-
     with progress(context) as shown:
-        pruned = prune_store(fleet, rules, shown, announce, force=force)
+        pruned = prune_store(fleet, rules, shown, lambda plan: foretell(context, plan_lines(plan)), force=force)
     emit(context, document_of(pruned), lines_of(pruned))
     codes = {code_of(one) for one in pruned.removed} - {DONE}
     if codes:

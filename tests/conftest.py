@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.spark import start_spark_at
+from tests.quick_spark import SETTINGS
 from tests.soak import SEED
 
 if TYPE_CHECKING:
@@ -34,5 +35,5 @@ def pytest_report_header() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session at local[2]; stopped, JVM included, after the last test."""
-    with start_spark_at("local[2]", {}, "tests") as start:
+    with start_spark_at("local[2]", SETTINGS, "tests") as start:
         yield start.session()

@@ -192,20 +192,20 @@ def end_sessions(world: World) -> None:
 
 def held(world: World, contest: Contest) -> tuple[Run, Run]:
     """Let the two compete; both have ended then."""
-    world.write()
+    world.writers.write()
     with running(world, contest.first, world.truth()) as first:
         assert first.is_stopped, f"{contest.first.stop} was not reached: {first.log.read_text()}"
         if contest.lock_lost:
             end_sessions(world)
-        world.write()
+        world.writers.write()
         with running(world, contest.second, world.truth()) as second:
             if contest.second.stop is None:
                 second.end()
-            world.write()
+            world.writers.write()
             first.go_on(world.truth())
             first.end()
             if second.is_stopped:
-                world.write()
+                world.writers.write()
                 second.go_on(world.truth())
             if contest.second.stop is not None:
                 second.end()

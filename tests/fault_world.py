@@ -1,17 +1,12 @@
-"""A fleet under faults: what is written to it, the commands on it, and how it must be after each of them.
-
-Every row is written once and never changed again, so that a loss stays visible to the end; the rows of the journal
-have no key, so that a row that was stored twice shows too.
-"""
+"""A fleet under faults: the commands on it, and how it must be after each of them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +23,10 @@ from snapshots.operations import Operation, pending
 from snapshots.read_only import resume_fleet
 from storage.errors import BusyError, SnapshotError
 from storage.open import open_store
+from tests.fault_writers import Writers
 from tests.faults import mended_after
 from tests.sights import Sight, sighting
-from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies, transfers_taken_back
+from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
 from tests.watching import Reached, Watching
 from wal.slots import drop_slot, slot_name
 
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from fleet.config import Fleet
-    from fleet.embedded import EmbeddedFleet
     from snapshots.manifest import Commit
     from storage.store import ObjectStore
     from tests.faults import Mend, Place
@@ -50,10 +45,6 @@ PROCESS_SECONDS_MAX = 150
 QUIET_SECONDS_MAX = 60
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
-JOURNAL = """
-CREATE TABLE journal (tag text, shard int, number int);
-ALTER TABLE journal REPLICA IDENTITY FULL;
-"""
 SESSIONS_QUERY = """
 SELECT format('%s %s %s', pid, state, left(query, 60)) FROM pg_stat_activity
  WHERE application_name LIKE 'cutline%' OR application_name = 'pg_dump'
@@ -92,45 +83,9 @@ class World:
     def runs(self) -> Runs:
         return Runs(self.fleet, Ready(self.spark))
 
-    # What the applications do.
-
-    def write(self) -> None:
-        """Rows of each shard alone, and of all of them in one transaction."""
-        self.write_where_possible()
-        tag = uuid.uuid4().hex
-        self.prepare(tag)
-        self.commit_prepared(tag)
-
-    def write_where_possible(self) -> None:
-        """Rows of the shards that are up."""
-        tag = uuid.uuid4().hex
-        for number, dsn in enumerate(self.place.servers.dsns()):
-            try:
-                with psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=5000") as connection:
-                    query = "INSERT INTO journal SELECT %s, %s, n FROM generate_series(1, 3) AS n"
-                    connection.execute(query, (tag, number))
-            except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
-                continue
-
-    def add_table(self, name: str) -> None:
-        """A table that no publication has yet, with rows."""
-        for dsn in self.place.servers.dsns():
-            with psycopg.connect(dsn) as connection:
-                connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)".encode())
-                connection.execute(f"INSERT INTO {name} SELECT generate_series(1, 5)".encode())
-
-    def prepare(self, tag: str) -> None:
-        """One transaction, prepared on all shards."""
-        for dsn in self.place.servers.dsns():
-            with psycopg.connect(dsn) as connection:
-                connection.execute("INSERT INTO transfer VALUES (%s, 1, 2, 3)", (uuid.UUID(hex=tag),))
-                connection.execute(f"PREPARE TRANSACTION '{tag}'".encode())
-
-    def commit_prepared(self, tag: str) -> None:
-        """Commit it everywhere."""
-        for dsn in self.place.servers.dsns():
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                connection.execute(f"COMMIT PREPARED '{tag}'".encode())
+    @property
+    def writers(self) -> Writers:
+        return Writers(self.place.servers)
 
     # What the operator does.
 
@@ -146,9 +101,9 @@ class World:
         mends: list[Mend] = []
 
         def begin() -> None:
-            self.write_where_possible()
+            self.writers.write_where_possible()
             mends.append(fault(self.place))
-            self.write_where_possible()
+            self.writers.write_where_possible()
 
         def then(reached: Reached) -> None:
             if (reached.point, reached.count) == at:
@@ -292,21 +247,6 @@ class World:
             for node in self.place.servers.primaries:
                 with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
                     connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
-
-
-@contextmanager
-def journalled(servers: EmbeddedFleet) -> Iterator[None]:
-    """Have the journal on all shards for the block."""
-    for dsn in servers.dsns():
-        with psycopg.connect(dsn) as connection:
-            connection.execute(JOURNAL)
-    try:
-        with transfers_taken_back(servers.dsns()):
-            yield
-    finally:
-        for dsn in servers.dsns():
-            with psycopg.connect(dsn) as connection:
-                connection.execute("DROP TABLE journal")
 
 
 def eventually(left: Callable[[], object]) -> None:

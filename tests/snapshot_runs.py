@@ -27,6 +27,7 @@ from snapshots.increment import create_increment
 from snapshots.initialise import initialise
 from snapshots.manifest import Commit
 from storage.open import open_store
+from tests.quick_spark import with_spark
 from wal.slots import drop_slot
 
 if TYPE_CHECKING:
@@ -86,11 +87,11 @@ class Runs:
 def described(
     embedded: EmbeddedFleet, path: Path, store_url: str, options: Mapping[str, object] | None = None, more: str = ""
 ) -> Fleet:
-    """Write a copy of the fleet's fleet.toml to `path`, with another store and the tables `more`."""
+    """Write a copy of the fleet's fleet.toml to `path`, with another store and the tables `more`, Spark's too."""
     text = re.sub(r"(?m)^store = .*$", f"store = {json.dumps(store_url)}", embedded.fleet_toml.read_text())
     if options:
         text += "\n[store_options]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    path.write_text(f"{text}\n{more}\n")
+    path.write_text(f"{text}\n{with_spark(more)}\n")
     return load_fleet(path)
 
 

@@ -13,6 +13,7 @@ from fleet.config import Fleet
 from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
 from tests.integration.refusing import execute
+from tests.quick_spark import with_spark
 from tests.snapshot_runs import chains_dropped, described
 
 
@@ -24,7 +25,8 @@ def own_database(embedded: EmbeddedFleet, directory: Path, name: str, more: str 
     node = with_database(server, name)
     # Commands read the file, too.
     lines = (directory / "fleet.toml").read_text().split("[[node]]")
-    (directory / "fleet.toml").write_text(f'{lines[0]}[[node]]\nid = "{node.id}"\ndsn = "{node.dsn}"\n{more}\n')
+    described_node = f'[[node]]\nid = "{node.id}"\ndsn = "{node.dsn}"\n'
+    (directory / "fleet.toml").write_text(f"{lines[0]}{described_node}{with_spark(more)}\n")
     fleet = replace(found, nodes=(node,))
     execute(with_database(server, "postgres").dsn, f"CREATE DATABASE {name}")
     try:

@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from fleet.config import Fleet, load_fleet
 from fleet.embedded import EmbeddedFleet
 from tests.integration.wal_place import await_database
+from tests.quick_spark import with_spark
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def database_on(
     for node in nodes:
         lines += ["", "[[node]]", f'id = "{node.id}"', *([f'backup_of = "{node.backup_of}"'] if node.backup_of else [])]
         lines += [f"dsn = {json.dumps(make_conninfo(node.dsn('postgres'), dbname=name, user=user))}"]
-    (folder / "fleet.toml").write_text("\n".join([*lines, more]) + "\n")
+    (folder / "fleet.toml").write_text("\n".join([*lines, with_spark(more)]) + "\n")
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,6 +101,14 @@ def stored_chain(servers: EmbeddedFleet, directory: Path, spark: Ready) -> Itera
             yield Stored(read_chain(open_store(fleet.store_url, {}), NAME), fleet, directory / "store", runs.spark)
     finally:
         execute(first, "DROP TABLE IF EXISTS wide")
+
+
+def copied(made: Stored, directory: Path) -> Stored:
+    """The chain with a copy of its store in `directory`, for one test to damage."""
+    store, path = directory / "store", directory / "fleet.toml"
+    shutil.copytree(made.store, store)
+    path.write_text(made.fleet.path.read_text().replace(str(made.store), str(store)))
+    return replace(made, fleet=replace(made.fleet, path=path, store_url=f"file://{store}"), store=store)
 
 
 def group_number(stored: Stored, table: str) -> int:

@@ -16,24 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from check.report import CheckReport
-from check.verify import CheckRequest, check_snapshots
 from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
-from snapshots.catalog import list_store, show_snapshot
 from snapshots.commits import SnapshotMissingError, commit_key
-from snapshots.continuable import ChainObjectMissingError
-from snapshots.create import CreateRequest
-from snapshots.documents import ManifestError
-from snapshots.increment import estimate_increment
-from snapshots.store_identity import ForeignSnapshotError, StoreNotInitialisedError
+from snapshots.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
 from tests.integration.stored_chain import (
     NAME,
     ONLY_PRIMARIES,
     Stored,
     changed_keys,
+    copied,
     group_number,
     is_shared,
     row_of,
@@ -46,7 +40,6 @@ from tests.store_damage import (
     change_commit,
     change_document,
     change_segment,
-    empty,
     extend,
     flip_byte,
     remove,
@@ -70,20 +63,7 @@ def made(
 
 @pytest.fixture
 def stored(made: Stored, tmp_path: Path) -> Stored:
-    """A copy of the chain's store, for one test to damage."""
-    store = tmp_path / "store"
-    shutil.copytree(made.store, store)
-    path = tmp_path / "fleet.toml"
-    path.write_text(made.fleet.path.read_text().replace(str(made.store), str(store)))
-    return replace(made, fleet=replace(made.fleet, path=path, store_url=f"file://{store}"), store=store)
-
-
-def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:
-    return check_snapshots(stored.fleet, CheckRequest(name, metadata_only=True), stored.spark, Silent())
-
-
-def next_increment(stored: Stored) -> object:
-    return estimate_increment(stored.fleet, CreateRequest(NAME), Silent())
+    return copied(made, tmp_path)
 
 
 def test_a_healthy_chain_is_valid(stored: Stored) -> None:
@@ -252,16 +232,6 @@ def test_without_standbys_a_check_is_inconclusive(stored: Stored) -> None:
     assert [one.what for one in report.snapshots[0].skipped] == ["rows of shard s1", "rows of shard s2"]
 
 
-def test_a_check_of_metadata_alone_is_inconclusive_at_best(stored: Stored) -> None:
-    request = CheckRequest(NAME, metadata_only=True)
-    assert check_snapshots(stored.fleet, request, stored.spark, Silent()).exit_code == 4
-    key = stored.kinds()["base"]
-    (stored.store / key).unlink()
-    report = check_snapshots(stored.fleet, request, stored.spark, Silent())
-    assert report.exit_code == 1
-    assert [one.object for one in report.snapshots[0].conflicts] == [key]
-
-
 def test_an_empty_store_is_inconclusive(stored: Stored) -> None:
     shutil.rmtree(stored.store / "snapshots")
     code, document = run_command(stored.fleet, "check")
@@ -285,38 +255,6 @@ def test_the_command_exits_1_on_a_changed_commit(stored: Stored) -> None:
     assert [one["object"] for found in document["snapshots"] for one in found["conflicts"]] == [key]
 
 
-@pytest.mark.parametrize("damage", [truncate, extend, empty, remove])
-def test_presence_and_size_are_seen_without_reading_and_end_the_next_increment(
-    stored: Stored, damage: Callable[[Path], None]
-) -> None:
-    assert next_increment(stored)
-    bodies = {key: (stored.store / key).read_bytes() for key in stored.every_kind().values()}
-    for key, body in bodies.items():
-        damage(stored.store / key)
-        report = metadata(stored)
-        (conflict,) = report.snapshots[0].conflicts
-        kind = "missing" if damage is remove else "size"
-        assert (report.exit_code, conflict.kind, conflict.object) == (1, kind, key)
-        assert report.snapshots[0].compared.objects == len(stored.objects()) - 1
-        with pytest.raises(ChainObjectMissingError, match=key) as refused:
-            next_increment(stored)
-        assert refused.value.details["object"] == key
-        (stored.store / key).write_bytes(body)
-
-
-def test_what_a_check_of_metadata_did_not_look_at_is_named(stored: Stored) -> None:
-    for key in stored.every_kind().values():
-        flip_byte(stored.store / key)
-    report = metadata(stored)
-    assert (report.result, report.exit_code) == ("inconclusive", 4)
-    skipped = [one.what for one in report.snapshots[0].skipped]
-    size = sum((stored.store / key).stat().st_size for key in stored.objects())
-    assert skipped == [
-        f"contents of the objects ({size} bytes in {len(stored.objects())} objects)",
-        "copies against each other", "global transactions between shards",
-    ]  # fmt: skip
-
-
 def test_one_check_tells_every_kind_of_damage_to_every_kind_of_object(stored: Stored) -> None:
     keys = stored.every_kind()
     truncate(stored.store / keys["base"])
@@ -332,49 +270,3 @@ def test_one_check_tells_every_kind_of_damage_to_every_kind_of_object(stored: St
         "segment of an increment": "size",
     }  # fmt: skip
     assert found.keys() == set(keys.values())
-
-
-@pytest.mark.parametrize("damage", [truncate, extend, empty, flip_byte])
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
-    stored: Stored, number: int, damage: Callable[[Path], None]
-) -> None:
-    key = commit_key(NAME, number)
-    damage(stored.store / key)
-    entries = {one.name: one for one in list_store(stored.fleet).entries}
-    assert (entries[NAME].state, entries[ONLY_PRIMARIES].state) == ("broken", "complete")
-    assert key in str(entries[NAME].problem)
-    for command in (
-        lambda: show_snapshot(stored.fleet, NAME),
-        lambda: plan_restore(stored.fleet, stored.fleet, RestoreRequest(NAME)),
-        lambda: next_increment(stored),
-    ):
-        with pytest.raises(ManifestError, match=key) as refused:
-            command()
-        assert refused.value.exit_code == 3
-    report = metadata(stored, None)
-    assert report.exit_code == 1
-    assert {one.name: [c.object for c in one.conflicts] for one in report.snapshots} == {
-        NAME: [key],
-        ONLY_PRIMARIES: [],
-    }
-
-
-def test_a_snapshot_of_another_fleet_is_refused_by_every_command(stored: Stored) -> None:
-    change_document(stored.store / "fleet.json", lambda document: document.update(fleet="0badf00d"))
-    assert {one.state for one in list_store(stored.fleet).entries} == {"broken"}
-    for command in (
-        lambda: show_snapshot(stored.fleet, NAME),
-        lambda: plan_restore(stored.fleet, stored.fleet, RestoreRequest(NAME)),
-        lambda: next_increment(stored),
-    ):
-        with pytest.raises(ForeignSnapshotError, match="0badf00d"):
-            command()
-
-
-def test_a_damaged_outcome_is_a_conflict_of_a_check(stored: Stored) -> None:
-    key = f"operations/{stored.chain.full.operation}/outcome.json"
-    truncate(stored.store / key)
-    report = metadata(stored)
-    assert report.exit_code == 1
-    assert [(one.kind, one.object) for one in report.snapshots[0].conflicts] == [("operation", key)]

@@ -26,7 +26,8 @@ from snapshots.points import (
     Point,
     of_terminal,
 )
-from tests.fault_world import JOURNAL, World, eventually
+from tests.fault_world import World, eventually
+from tests.fault_writers import JOURNAL
 from tests.faults import (
     HARMLESS,
     STORE_FAULTS,
@@ -158,20 +159,20 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
     walk.walked.append((case.name, str(case.step), 0))
     world.await_whole()
     before = world.newest(name)
-    world.write()
+    world.writers.write()
     tag = f"{len(walk.walked):032x}"
     if case.step.anew:
-        world.add_table(f"came_{len(walk.walked)}")
+        world.writers.add_table(f"came_{len(walk.walked)}")
     # The slot of a copy waits for what is prepared, and a terminal snapshot does too.
     is_held = case.step.incremental and not (case.step.terminal or case.step.anew)
     if is_held:
-        world.prepare(tag)
+        world.writers.prepare(tag)
     newest = faulty(world, case, name, before)
     left_open = world.left_open()
     if case.step.terminal:
         check_freeze(world, case, is_committed=newest != before, is_open=bool(left_open))
     else:
-        world.write()
+        world.writers.write()
     commit, notes = world.next(name)
     assert commit.increment == (0 if newest is None else newest + 1)
     for operation in left_open:
@@ -179,13 +180,13 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
     assert world.left_open() == []
     world.keep(name)
     if case.step.terminal:
-        world.write()
+        world.writers.write()
     elif is_held:
-        world.commit_prepared(tag)
+        world.writers.commit_prepared(tag)
     eventually(world.left_behind)
     if not case.step.incremental:
         if SOAK_SECONDS or len(walk.walked) % 8 == 0:
-            world.write()
+            world.writers.write()
             world.create_next_and_compare(name)
         world.end(name)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
@@ -198,7 +199,7 @@ def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool)
     if is_committed:
         assert frozen == primaries
         assert sorted(world.resume()) == primaries
-        world.write()
+        world.writers.write()
     elif case.fault in STORE_FAULTS or not is_open:
         # Undoing it needs no store.
         assert frozen == []
@@ -206,7 +207,7 @@ def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool)
         assert frozen
         if case.step.point == Point.FROZEN:
             assert sorted(world.resume()) == frozen
-            world.write()
+            world.writers.write()
 
 
 def faulty(world: World, case: Case, name: str, before: int | None) -> int | None:
@@ -247,7 +248,7 @@ def faulty(world: World, case: Case, name: str, before: int | None) -> int | Non
 @pytest.mark.parametrize("number", [0, 1], ids=["folder", "s3"])
 def test_nothing_was_lost_and_nothing_stored_twice(walk: Walk, number: int) -> None:
     world = walk.worlds[number]
-    world.write()
+    world.writers.write()
     world.create_next_and_compare(CHAIN)
     assert world.runs.check(CHAIN).exit_code == 0
     for fault, step, seconds in sorted(walk.walked):

@@ -18,7 +18,8 @@ from snapshots.commits import read_chain
 from snapshots.points import Point
 from tests.contest import Contest, Entrant, Run, commits_in, failed_that_committed, held, stop_at, stops
 from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import World, eventually, journalled
+from tests.fault_world import World, eventually
+from tests.fault_writers import journalled
 from tests.faults import Place
 from tests.s3_proxy import S3Proxy
 from tests.snapshot_runs import chains_dropped, described
@@ -157,7 +158,7 @@ def check_who_must_win(contest: Contest, first: Run, second: Run) -> None:
 
 def check_what_comes_next(world: World, told: dict[tuple[str, int], list[str]]) -> None:
     """The next command goes on, and nothing is left but what is committed."""
-    world.write()
+    world.writers.write()
     newest = world.newest(CHAIN)
     assert newest is not None
     commit, _ = world.next(CHAIN)
@@ -173,6 +174,6 @@ def check_what_comes_next(world: World, told: dict[tuple[str, int], list[str]]) 
 
 
 def test_nothing_was_lost_and_nothing_stored_twice(world: World) -> None:
-    world.write()
+    world.writers.write()
     world.create_next_and_compare(CHAIN)
     assert world.runs.check(CHAIN).exit_code == 0

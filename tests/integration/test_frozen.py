@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,89 +16,41 @@ from fleet.config import Fleet, Node
 from fleet.connections import connect
 from fleet.freezable import check_freezable
 from fleet.frozen import freeze, is_on, read_frozen, read_record, thaw
-from fleet.label import own_label
-from fleet.lock import FleetBusyError, locked_fleet
 from fleet.other_sessions import end_sessions
 from fleet.preconditions import NodeUnfitError
 from fleet.progress import Silent
-from fleet.publications import ensure_publications
 from fleet.sessions import open_sessions
-from snapshots.read_only import ReadOnlyLeftError, resume_fleet
-from tests.snapshot_runs import described
-from tests.watching import Watching
+from tests.integration.frozen_nodes import (
+    FLEET_ID,
+    WRITE,
+    execute,
+    may_write,
+    published_fleet,
+    role,
+    running_shards,
+    state,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fleet.embedded import EmbeddedFleet
 
-FLEET_ID = "ab12cd34"
-WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"
-# All that is set in or for the database, the fleet's own comment included.
-STATE = """
-SELECT coalesce(d.datname, ''), coalesce(r.rolname, ''), setting FROM pg_db_role_setting g
-  CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_database d ON d.oid = g.setdatabase
-  LEFT JOIN pg_roles r ON r.oid = g.setrole
-UNION ALL SELECT pubname, 'comment', coalesce(obj_description(oid, 'pg_publication'), '') FROM pg_publication
-ORDER BY 1, 2, 3
-"""
-
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
-    """A fleet of this module's own: sessions are ended on it."""
-    from fleet.embedded import start_fleet, stop_fleet
-
-    directory = tmp_path_factory.mktemp("frozen") / "fleet"
-    try:
-        yield start_fleet(directory, shards=2, backups=0)
-    finally:
-        stop_fleet(directory, delete=True)
+    with running_shards(tmp_path_factory.mktemp("frozen") / "fleet", 1) as found:
+        yield found
 
 
 @pytest.fixture
 def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
-    found = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    for node in found.primaries:
-        with connect(node) as connection:
-            ensure_publications(connection, FLEET_ID, [])
-    return found
+    return published_fleet(servers, tmp_path)
 
 
 @pytest.fixture
 def node(fleet: Fleet) -> Node:
     return fleet.primaries[0]
-
-
-def state(node: Node) -> list[Any]:
-    with connect(node) as connection:
-        return connection.execute(STATE).fetchall()
-
-
-def execute(node: Node, *statements: str) -> None:
-    with connect(node) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-@contextmanager
-def role(node: Node, name: str, *grants: str) -> Iterator[str]:
-    """A role of the node that may do what `grants` say; its connection string."""
-    execute(node, f"CREATE ROLE {name} LOGIN", f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}", *grants)
-    try:
-        yield psycopg.conninfo.make_conninfo(node.dsn, user=name)
-    finally:
-        execute(node, f"REASSIGN OWNED BY {name} TO postgres", f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
-
-
-def may_write(dsn: str, **options: Any) -> bool:
-    """Whether a session that begins now may write."""
-    with psycopg.connect(dsn, application_name="tests", **options) as connection:
-        try:
-            connection.execute(WRITE)
-        except psycopg.errors.ReadOnlySqlTransaction:
-            return False
-        return True
 
 
 @pytest.mark.parametrize(
@@ -228,6 +180,13 @@ def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
         assert ended == 0
 
 
+@pytest.mark.parametrize("text", ["on", "true", "yes", "1", "ON", "tr", "y", "off", "false", "no", "0", "of", "n"])
+def test_a_setting_is_read_as_the_server_reads_it(node: Node, text: str) -> None:
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        connection.execute(f"SET default_transaction_read_only = '{text}'".encode())
+        assert is_on(text) == (connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",))
+
+
 def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_changed(fleet: Fleet, node: Node) -> None:
     was = state(node)
     with (
@@ -271,66 +230,3 @@ def test_a_role_with_just_what_the_refusals_ask_for_can_freeze_and_thaw(fleet: F
             assert thaw(node, connection, Silent())
         assert state(node) == was
         execute(node, "ALTER DATABASE bank OWNER TO postgres")
-
-
-def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
-    was = [state(node) for node in fleet.primaries]
-    for node in fleet.primaries:
-        with connect(node) as connection:
-            freeze(connection, FLEET_ID, f"operation-{node.id}", "last")
-    with ExitStack() as stack:
-        pooled = [stack.enter_context(closing(psycopg.connect(node.dsn))) for node in fleet.primaries]
-        ours = [
-            stack.enter_context(connect(node, application_name=own_label("create", "x"))) for node in fleet.primaries
-        ]
-        report = resume_fleet(fleet, Silent())
-        assert [(one.node, one.was.operation, one.ended) for one in report.thawed] == [
-            (node.id, f"operation-{node.id}", 1) for node in fleet.primaries
-        ]
-        for session in pooled:
-            with pytest.raises(psycopg.OperationalError):
-                session.execute("SELECT 1")
-        # A command that settles what another one has left needs its own.
-        for session in ours:
-            session.execute(WRITE)
-    assert [state(node) for node in fleet.primaries] == was
-    assert resume_fleet(fleet, Silent()).thawed == ()
-
-
-def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node: Node) -> None:
-    with connect(node) as connection:
-        freeze(connection, FLEET_ID, "operation-1", "last")
-    with open_sessions(fleet, fleet.primaries[1:]) as sessions, locked_fleet(sessions, fleet.name):
-        with pytest.raises(FleetBusyError):
-            resume_fleet(fleet, Silent())
-        assert not may_write(node.dsn)
-    resume_fleet(fleet, Silent())
-    assert may_write(node.dsn)
-
-
-def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
-    for node in fleet.primaries:
-        with connect(node) as connection:
-            freeze(connection, FLEET_ID, "operation-1", "last")
-    first, second = fleet.primaries
-    servers.kill_node(servers.primaries[1])
-    watching = Watching()
-    try:
-        with pytest.raises(ReadOnlyLeftError) as caught:
-            resume_fleet(fleet, watching)
-    finally:
-        servers.start_node(servers.primaries[1])
-    assert caught.value.exit_code == 6
-    assert second.id in caught.value.message
-    assert caught.value.details == {"nodes": [second.id], "thawed": [first.id]}
-    assert watching.notes == [f"node {first.id} accepts writes again"]
-    assert [may_write(first.dsn), may_write(second.dsn)] == [True, False]
-    assert [one.node for one in resume_fleet(fleet, Silent()).thawed] == [second.id]
-    assert may_write(second.dsn)
-
-
-@pytest.mark.parametrize("text", ["on", "true", "yes", "1", "ON", "tr", "y", "off", "false", "no", "0", "of", "n"])
-def test_a_setting_is_read_as_the_server_reads_it(node: Node, text: str) -> None:
-    with psycopg.connect(node.dsn, autocommit=True) as connection:
-        connection.execute(f"SET default_transaction_read_only = '{text}'".encode())
-        assert is_on(text) == (connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",))

@@ -20,7 +20,8 @@ from snapshots.commits import read_chain
 from storage.errors import SnapshotError
 from tests.contest import Entrant, commits_in, end_sessions, failed_that_committed, running, stop_at
 from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import World, eventually, journalled
+from tests.fault_world import World, eventually
+from tests.fault_writers import journalled
 from tests.faults import UNAVAILABLE, Place
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.snapshot_runs import chains_dropped, described, run_command
@@ -76,7 +77,7 @@ def proxy(world: World) -> Iterator[S3Proxy]:
 
 def created(world: World, name: str = CHAIN, *, incremental: bool = True) -> tuple[Commit | SnapshotError, list[str]]:
     """What came of a create in this process, and its notes."""
-    world.write()
+    world.writers.write()
     watching = Watching()
     try:
         return world.create(name, watching, incremental=incremental), watching.notes
@@ -99,7 +100,7 @@ def commit_file(number: int) -> str:
 
 def next_goes_on(world: World, number: int) -> list[str]:
     """The next create is increment `number`; what it said."""
-    world.write()
+    world.writers.write()
     commit, notes = world.next(CHAIN)
     assert commit.increment == number
     assert world.left_open() == []
@@ -243,7 +244,7 @@ def test_a_process_that_sleeps_while_its_commit_is_under_way_loses_to_the_void(w
     number, goes = (world.newest(CHAIN) or 0) + 1, threading.Event()
     sleeper = Entrant(CHAIN, stop_at(ABOUT_TO_COMMIT, incremental=True), incremental=True)
     proxy.faults.append(Fault(arrives=False, key=commit_file(number), held=goes))
-    world.write()
+    world.writers.write()
     try:
         with running(world, sleeper, []) as run:
             run.go_on([])
@@ -261,6 +262,6 @@ def test_a_process_that_sleeps_while_its_commit_is_under_way_loses_to_the_void(w
 
 
 def test_nothing_was_lost_and_nothing_stored_twice(world: World) -> None:
-    world.write()
+    world.writers.write()
     world.create_next_and_compare(CHAIN)
     read_chain(world.store, CHAIN).check_archive()

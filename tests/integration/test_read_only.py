@@ -1,0 +1,105 @@
+"""`resume` lets a whole fleet accept writes again: everywhere it can, and only while nothing else changes the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from fleet.config import Fleet, Node
+from fleet.connections import connect
+from fleet.frozen import freeze
+from fleet.label import own_label
+from fleet.lock import FleetBusyError, locked_fleet
+from fleet.progress import Silent
+from fleet.sessions import open_sessions
+from snapshots.read_only import ReadOnlyLeftError, resume_fleet
+from tests.integration.frozen_nodes import (
+    FLEET_ID,
+    WRITE,
+    may_write,
+    published_fleet,
+    running_shards,
+    state,
+)
+from tests.watching import Watching
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleet.embedded import EmbeddedFleet
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    with running_shards(tmp_path_factory.mktemp("frozen") / "fleet", 2) as found:
+        yield found
+
+
+@pytest.fixture
+def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
+    return published_fleet(servers, tmp_path)
+
+
+@pytest.fixture
+def node(fleet: Fleet) -> Node:
+    return fleet.primaries[0]
+
+
+def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
+    was = [state(node) for node in fleet.primaries]
+    for node in fleet.primaries:
+        with connect(node) as connection:
+            freeze(connection, FLEET_ID, f"operation-{node.id}", "last")
+    with ExitStack() as stack:
+        pooled = [stack.enter_context(closing(psycopg.connect(node.dsn))) for node in fleet.primaries]
+        ours = [
+            stack.enter_context(connect(node, application_name=own_label("create", "x"))) for node in fleet.primaries
+        ]
+        report = resume_fleet(fleet, Silent())
+        assert [(one.node, one.was.operation, one.ended) for one in report.thawed] == [
+            (node.id, f"operation-{node.id}", 1) for node in fleet.primaries
+        ]
+        for session in pooled:
+            with pytest.raises(psycopg.OperationalError):
+                session.execute("SELECT 1")
+        # A command that settles what another one has left needs its own.
+        for session in ours:
+            session.execute(WRITE)
+    assert [state(node) for node in fleet.primaries] == was
+    assert resume_fleet(fleet, Silent()).thawed == ()
+
+
+def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node: Node) -> None:
+    with connect(node) as connection:
+        freeze(connection, FLEET_ID, "operation-1", "last")
+    with open_sessions(fleet, fleet.primaries[1:]) as sessions, locked_fleet(sessions, fleet.name):
+        with pytest.raises(FleetBusyError):
+            resume_fleet(fleet, Silent())
+        assert not may_write(node.dsn)
+    resume_fleet(fleet, Silent())
+    assert may_write(node.dsn)
+
+
+def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
+    for node in fleet.primaries:
+        with connect(node) as connection:
+            freeze(connection, FLEET_ID, "operation-1", "last")
+    first, second = fleet.primaries
+    servers.kill_node(servers.primaries[1])
+    watching = Watching()
+    try:
+        with pytest.raises(ReadOnlyLeftError) as caught:
+            resume_fleet(fleet, watching)
+    finally:
+        servers.start_node(servers.primaries[1])
+    assert caught.value.exit_code == 6
+    assert second.id in caught.value.message
+    assert caught.value.details == {"nodes": [second.id], "thawed": [first.id]}
+    assert watching.notes == [f"node {first.id} accepts writes again"]
+    assert [may_write(first.dsn), may_write(second.dsn)] == [True, False]
+    assert [one.node for one in resume_fleet(fleet, Silent()).thawed] == [second.id]
+    assert may_write(second.dsn)

@@ -5,6 +5,7 @@ Everything is bytes, as the server has them.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -244,7 +245,8 @@ def copies(dsn: str) -> dict[bytes, bytes]:
         return found
 
 
-def dump_command(dsn: str) -> list[str]:
-    """The command that prints the DDL, the same for the same DDL."""
+def dumped(dsn: str) -> bytes:
+    """The DDL as pg_dump prints it, the same for the same DDL."""
     what = ["--schema-only", "--no-publications", "--restrict-key=0", "--encoding=SQL_ASCII"]
-    return [*tool("pg_dump"), *what, f"--dbname={dsn}"]
+    command = [*tool("pg_dump"), *what, f"--dbname={dsn}"]
+    return subprocess.run(command, capture_output=True, check=True).stdout

@@ -6,7 +6,6 @@ case has databases of its own.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,6 @@ from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.left_out import LeftOut, LeftOutKind
 from fleet.preconditions import NodeUnfitError
 from fleet.progress import Silent
-from restore.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
 from snapshots.create import CreateRequest, estimate_full
 from snapshots.initialise import initialise
@@ -39,19 +37,15 @@ from tests.integration.encoded_tables import (
     Encoded,
     be_hostile,
     copies,
-    dump_command,
+    dumped,
     run,
     session,
 )
 from tests.integration.large_object_states import all_large
 from tests.integration.mixed_databases import await_standbys, change, create_database, fleet_of, on, slots_dropped
 from tests.integration.refusing import create, execute
-from tests.integration.toasted_tables import SCHEMA as TOAST_SCHEMA
-from tests.integration.toasted_tables import toasted
-from tests.integration.typed_tables import Typed, changes_of, create_typed
-from tests.integration.typed_tables import run as run_changes
-from tests.other_servers import OTHERS, has_lz4, has_xml, major_of, needed
-from tests.snapshot_runs import Ready, Runs, described, run_command, sorted_copies
+from tests.other_servers import OTHERS, major_of, needed
+from tests.snapshot_runs import Ready, Runs, described, run_command
 from tests.soak import SOAK_SECONDS
 from wal.waiting import prepared_transactions
 
@@ -74,15 +68,6 @@ OF_SECOND = (
     "CREATE ROLE keeper", "SELECT lo_from_bytea(4000000000, 'of the second')",
     "ALTER LARGE OBJECT 4000000000 OWNER TO keeper",
 )  # fmt: skip
-# XML within other types, where a server reads it at all.
-XML_WITHIN = (
-    "CREATE DOMAIN own.paper AS xml", "CREATE DOMAIN own.thin AS own.paper", "CREATE TYPE own.page AS (n int, x xml[])",
-    "CREATE DOMAIN own.pages AS own.page[]",
-    "CREATE TABLE own.papers (id int PRIMARY KEY, gone xml, a own.thin, n int, b own.pages, c own.paper[], d xml)",
-    "ALTER TABLE own.papers DROP gone",
-    "INSERT INTO own.papers VALUES (1, '<a>&amp;</a>', 2,"
-    """ ARRAY[(3, '{<b/>,"<c d=\\"e\\"/>"}')::own.page], '{<f/>}', '<g/>')""",
-)  # fmt: skip
 WHY = "PostgreSQL 15 does not decode WAL on a standby, 16 does: check has no copy of it"
 
 
@@ -101,10 +86,6 @@ def embedded(other: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     finally:
         if is_fleet(directory):
             stop_fleet(directory, delete=True)
-
-
-def dumped(dsn: str) -> bytes:
-    return subprocess.run(dump_command(dsn), capture_output=True, check=True).stdout
 
 
 def test_a_bank_at_work_on_two_versions_is_whole_at_every_cut(
@@ -139,94 +120,6 @@ def test_a_bank_at_work_on_two_versions_is_whole_at_every_cut(
         assert report.conflicts == []
         assert CROSSED_MIN <= report.compared.transactions <= bank.committed.cross
         assert report.large_objects == sum(map(len, large)) == 5
-
-
-def test_every_type_comes_back_on_every_version(embedded: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> None:
-    """XML and lz4 among them, where the server is built with them: the wheel's is not."""
-    described_fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    create_database(embedded.primaries[1].dsn("postgres"), "typed", "UTF8")
-    nodes = tuple(with_database(node, "typed") for node in described_fleet.nodes if node.shard == "s2")
-    fleet = replace(described_fleet, nodes=nodes)
-    runs, (source,) = Runs(fleet, Ready(spark)), fleet.primaries
-    typed, has = fill_typed(source.dsn)
-    await_standbys(embedded)
-    with slots_dropped(fleet):
-        runs.init()
-        runs.full(NAME)
-        states = [sorted_copies(source.dsn)]
-        for number in (1, 2):
-            change_typed(source.dsn, typed, number)
-            if number == 2 and "xml" in has:
-                execute(source.dsn, "ALTER TABLE own.papers ADD e own.paper")
-            runs.increment(NAME)
-            states.append(sorted_copies(source.dsn))
-        target = replace(fleet, nodes=(with_database(source, "typed_back"),))
-        for number in (0, 2):
-            runs.restore(NAME, target, number)
-            state, found = states[number], sorted_copies(target.nodes[0].dsn)
-            assert found.keys() == state.keys()
-            assert [table for table in state if found[table] != state[table]] == [], f"increment {number}"
-        assert dumped(target.nodes[0].dsn) == dumped(source.dsn)
-        assert compressions(target.nodes[0].dsn) == compressions(source.dsn)
-        assert runs.check_one(NAME).conflicts == []
-        assert_lacking_is_refused(runs, on(described_fleet, "lacking"), has)
-
-
-def fill_typed(dsn: str) -> tuple[list[Typed], set[str]]:
-    """A table of every type, and values that are compressed by what there is; which of xml and lz4 there is."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        has = {name for name, there in (("xml", has_xml), ("lz4", has_lz4)) if there(connection)}
-        typed = create_typed(connection)
-        connection.execute("RESET search_path")
-        first = toasted(0)
-        if "lz4" in has:
-            first.insert(len(TOAST_SCHEMA), "ALTER TABLE toast.t ALTER squeezed SET COMPRESSION lz4")
-        for statement in (*first, *XML_WITHIN * ("xml" in has)):
-            connection.execute(statement.encode())
-    assert ("xml" in {table.type for table in typed}) == ("xml" in has)
-    assert compressions(dsn) == (["lz4"] if "lz4" in has else ["pglz"])
-    return typed, has
-
-
-def change_typed(dsn: str, typed: list[Typed], increment: int) -> None:
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=pg_catalog,ext") as connection:
-        for table in typed:
-            run_changes(connection, changes_of(table, increment))
-        for statement in toasted(increment):
-            connection.execute(statement.encode())
-
-
-def compressions(dsn: str) -> list[str]:
-    """How the values that repeat themselves are compressed."""
-    query = "SELECT DISTINCT pg_column_compression(squeezed) FROM toast.t WHERE squeezed IS NOT NULL"
-    with psycopg.connect(dsn) as connection:
-        return [row[0] for row in connection.execute(query)]
-
-
-def assert_lacking_is_refused(runs: Runs, target: Fleet, has: set[str]) -> None:
-    """The wheel's server reads no XML and knows no lz4."""
-    there = replace(target, nodes=(Node("s2", target.nodes[0].dsn),))
-    if "xml" in has:
-        said = r"node s2: its PostgreSQL is built without XML, which the snapshot has in own\.papers\.a, "
-        with pytest.raises(TargetUnfitError, match=said) as refused:
-            runs.restore(NAME, there)
-        # `e` came after the full snapshot.
-        columns = refused.value.details["columns"]
-        assert [name for name in columns if name.startswith("own.")] == [f"own.papers.{column}" for column in "abcde"]
-        assert any(name.startswith("types.") for name in columns)
-    # Nor has it all of the extensions, maybe.
-    (source,) = runs.fleet.primaries
-    with psycopg.connect(source.dsn) as connection:
-        extensions = connection.execute("SELECT quote_ident(extname) FROM pg_extension WHERE extname <> 'plpgsql'")
-        names = ", ".join(name for (name,) in extensions)
-    execute(source.dsn, "DROP SCHEMA types, own CASCADE", *([f"DROP EXTENSION {names} CASCADE"] if names else []))
-    runs.increment(NAME)
-    if "lz4" in has:
-        with pytest.raises(SchemaLoadError, match=r"node s2: .*compression method lz4 not supported"):
-            runs.restore(NAME, there)
-    else:
-        runs.restore(NAME, there)
-        assert sorted_copies(there.nodes[0].dsn) == sorted_copies(source.dsn)
 
 
 def test_a_name_that_is_no_text_is_refused_and_said(embedded: EmbeddedFleet, tmp_path: Path) -> None:

@@ -5,229 +5,26 @@ One shard and its standby, whose base copies of a table copied anew are from dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from check.checking import Checking
 from check.report import Conflict, SnapshotReport
 from check.run import check_contents
-from fleet.groups import Column, Group
 from fleet.progress import Silent
-from snapshots.base_copy import BASE_SCHEMA, base_table
+from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.chain import Chain
 from snapshots.folding import fold
-from snapshots.manifest import Commit, SchemaPart, StoredObject
 from snapshots.sources import read_present, sources_of
-from storage.digest import digest
 from storage.open import open_store
-from storage.store import ObjectStore
-from tests.unit.made_commits import commit
-from wal.archive import SegmentRange
-from wal.bytes_column import from_list, partition_of
-from wal.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
-from wal.segments import create_segment
+from tests.spark.redefined_chain import NODES, STATES, Altered, Change, made_chain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-NODES = ("a", "b")
-STRANGER = 77  # a number that no commit lists
-Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without its newline)
-
-
-def group(number: int, table: str, columns: str, missing: Mapping[int, str] | None = None, key_width: int = 1) -> Group:
-    """A definition whose columns have these numbers, in stored order."""
-    found = tuple(
-        Column(f"c{one}", "text", 25, -1, place, int(one), (missing or {}).get(int(one)))
-        for place, one in enumerate(columns)
-    )
-    return Group(number, "s", table, "default" if key_width else "full", key_width, found, 4)
-
-
-# 1 to 7 are the full snapshot's. person loses its second column and gains the fourth, later the fifth.
-PERSON, PERSON_AGE, PERSON_MAIL = (group(1, "person", "123"), group(11, "person", "134", {4: "7"}),
-                                   group(21, "person", "1345"))  # fmt: skip
-LOG, LOG_LEVEL = group(2, "log", "12", key_width=0), group(12, "log", "123", {3: "info"}, key_width=0)
-DROPPED = group(3, "dropped", "12")
-SWAPPED, SWAPPED_ANEW, SWAPPED_MORE = (group(4, "swapped", "12"), group(14, "swapped", "123"),
-                                       group(24, "swapped", "1234", {4: "more"}))  # fmt: skip
-CUT, CUT_LATER = group(5, "cut", "12"), group(25, "cut", "123", {3: "x"})
-CUT_LAST, CUT_LAST_LATER = group(6, "cut_last", "12"), group(26, "cut_last", "12")
-EMPTY, EMPTY_LATER = group(7, "empty", "", key_width=0), group(27, "empty", "1", {1: "was empty"}, key_width=0)
-NEW = group(28, "new", "12")
-
-BASE: dict[Group, list[str]] = {
-    PERSON: ["1\tann\tbio1", "2\tbob\tbio2", "3\tcid\tbio3", "4\tdan\tbio4", "5\teve\tbio5"],
-    LOG: ["t1\tx", "t1\tx", "t2\ty"],
-    DROPPED: ["1\to"],
-    SWAPPED: ["1\ts1", "2\ts2"],
-    CUT: ["1\tbase", "2\tbase"],
-    CUT_LAST: ["1\tbase"],
-    EMPTY: ["", ""],
-}
-CHANGES: list[list[Change]] = [
-    [(50, 1, "U", "2", "2\tbob\tfifty"), (51, 6, "U", "2", "2\tof segment 1")],
-    [
-        (110, 1, "u", "3", "3\tcyd\t\\u"),
-        (111, 1, "U", "4", "4\tdora\tbio 4"),
-        (120, 11, "u", "1", "1\t\\u\t30"),
-        (121, 11, "U", "6", "6\tbio6\t60"),
-        (122, 11, "D", "5", "7\n"),
-        (123, 11, "u", "7", "7\t\\u\t70"),
-        (130, 4, "U", "2", "2\tbefore the copy"),
-        (135, 2, "I", "", "t3\tz"),
-        (140, 12, "I", "", "t4\tq\twarn"),
-        (142, 12, "D", "", "t1\tx\tinfo"),
-        (145, 14, "U", "9", "9\tbefore both copies\tw"),
-        (155, 14, "U", "1", "1\tbetween the copies\tw"),
-        (170, 14, "U", "2", "2\tafter the copies\tw2"),
-        (172, STRANGER, "U", "8", "8\tnobody knows"),
-        (173, STRANGER, "T", "", ""),
-        (180, 5, "T", "", ""),
-        (181, 5, "U", "3", "3\tlater"),
-    ],
-    [
-        (210, 21, "u", "3", "3\t\\u\t41\tmail3"),
-        (211, 3, "U", "1", "1\tgone by now"),
-        (220, 6, "U", "3", "3\tbefore the last truncate"),
-        (230, 26, "T", "", ""),
-        (231, 26, "U", "4", "4\tafter it"),
-        (240, 27, "D", "", "was empty"),
-        (241, 27, "I", "", "no more"),
-        (245, 28, "U", "1", "1\tbefore it was copied"),
-        (260, 28, "U", "2", "2\tsince"),
-        (270, 14, "U", "2", "2\tstill under 14\tw2"),
-        (271, 24, "U", "3", "3\tunder 24\tw3\tm3"),
-    ],
-]
-# Of tables copied anew: from where, and what was there.
-COPIED = {
-    "a": {14: (150, ["1\ts1\tw", "2\tbefore the copy\tw"]), 28: (250, ["1\tcopied"])},
-    "b": {14: (160, ["1\tbetween the copies\tw", "2\tbefore the copy\tw"]), 28: (255, ["1\tcopied"])},
-}
-STATES = [
-    {
-        "person": ["1\tann\tbio1", "2\tbob\tfifty", "3\tcid\tbio3", "4\tdan\tbio4", "5\teve\tbio5"],
-        "log": ["t1\tx", "t1\tx", "t2\ty"],
-        "dropped": ["1\to"],
-        "swapped": ["1\ts1", "2\ts2"],
-        "cut": ["1\tbase", "2\tbase"],
-        "cut_last": ["1\tbase", "2\tof segment 1"],
-        "empty": ["", ""],
-    },
-    {
-        "person": [
-            "1\tbio1\t30", "2\tfifty\t7", "3\tbio3\t7", "4\tbio 4\t7", "6\tbio6\t60", "7\tbio5\t70",
-        ],
-        "log": ["t1\tx\tinfo", "t2\ty\tinfo", "t3\tz\tinfo", "t4\tq\twarn"],
-        "dropped": ["1\to"],
-        "swapped": ["1\tbetween the copies\tw", "2\tafter the copies\tw2"],
-        "cut": ["3\tlater"],
-        "cut_last": ["1\tbase", "2\tof segment 1"],
-        "empty": ["", ""],
-    },
-    {
-        "person": [
-            "1\tbio1\t30\t\\N", "2\tfifty\t7\t\\N", "3\tbio3\t41\tmail3", "4\tbio 4\t7\t\\N", "6\tbio6\t60\t\\N",
-            "7\tbio5\t70\t\\N",
-        ],
-        "log": ["t1\tx\tinfo", "t2\ty\tinfo", "t3\tz\tinfo", "t4\tq\twarn"],
-        "swapped": ["1\tbetween the copies\tw\tmore", "2\tstill under 14\tw2\tmore", "3\tunder 24\tw3\tm3"],
-        "cut": ["3\tlater\tx"],
-        "cut_last": ["4\tafter it"],
-        "empty": ["no more", "was empty"],
-        "new": ["1\tcopied", "2\tsince"],
-    },
-]  # fmt: skip
-
-
-def stored_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, list[str]]) -> StoredObject:
-    """One object of these rows."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, BASE_SCHEMA) as writer:
-        for definition, lines in rows.items():
-            writer.write_table(base_table(definition, from_list([line.encode() + b"\n" for line in lines])))
-    body = sink.getvalue().to_pybytes()
-    key = f"base/{node}/{name}"
-    store.create(key, body)
-    counts = {definition.number: len(lines) for definition, lines in rows.items()}
-    return StoredObject(key, "base", node, len(body), digest(body), counts)
-
-
-def change_table(changes: list[Change]) -> pa.Table:
-    definitions = {one.number: one for one in (*BASE, PERSON_AGE, PERSON_MAIL, LOG_LEVEL, SWAPPED_ANEW, SWAPPED_MORE,
-                                               CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW)}  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    for lsn, number, op, key, line in changes:
-        definition = definitions.get(number, PERSON)
-        has_line = op in "IUu" or definition.is_multiset
-        row = (line + "\n" if has_line and op != "T" else line).encode()
-        placed = row if definition.is_multiset else key.encode()
-        partition = EVERY_PARTITION if op == "T" else int(partition_of(from_list([placed]), definition.partitions)[0])
-        rows.append({
-            "lsn": lsn, "end_lsn": lsn + 1, "seq": 0, "xid": 1, "op": ord(op), "group": number,
-            "partition": partition, "key": key.encode(), "row": row,
-        })  # fmt: skip
-    return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
-
-
-Altered = Callable[[str, int, list[Change]], list[Change]]
-
-
-def made_chain(store: ObjectStore, altered: Altered = lambda node, number, changes: changes) -> Chain:
-    """The chain, its objects stored; `altered` may give a node's segment other changes."""
-    none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    commits: list[Commit] = []
-    for number, changes in enumerate(CHANGES):
-        segments = {}
-        for node in NODES:
-            held = SegmentRange(node, "op", number * 100, number * 100 + 100)
-            tables = (change_table(altered(node, number, changes)), none)
-            segments[node] = (create_segment(store, f"wal/{node}", number + 1, held, tables),)
-        commits.append(replace(commit(number, position=number * 100 + 100), segments=segments))
-    full, first, second = commits
-    assert full.full
-    part = replace(
-        full.full,
-        groups={"a": tuple(BASE)},
-        objects=tuple(stored_base(store, node, "full", BASE) for node in NODES),
-    )
-    anew = {
-        (node, number): (at, stored_base(store, node, f"{number}", {definition: rows}))
-        for node, found in COPIED.items()
-        for number, (at, rows) in found.items()
-        for definition in (SWAPPED_ANEW if number == 14 else NEW,)
-    }
-
-    def schema(
-        groups: tuple[Group, ...], gone: tuple[int, ...], successions: Mapping[int, int], copied: int
-    ) -> SchemaPart:
-        return SchemaPart(
-            groups={"a": groups},
-            gone={"a": gone},
-            successions={"a": successions},
-            begun={node: {**dict.fromkeys(successions, 1), copied: anew[node, copied][0]} for node in NODES},
-            objects=tuple(anew[node, copied][1] for node in NODES),
-        )
-
-    first = replace(first, schema=schema((PERSON_AGE, LOG_LEVEL, SWAPPED_ANEW), (1, 2, 4), {11: 1, 12: 2}, 14))
-    second = replace(
-        second,
-        schema=schema(
-            (PERSON_MAIL, SWAPPED_MORE, CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW),
-            (11, 3, 14, 5, 6, 7),
-            {21: 11, 24: 14, 25: 5, 26: 6, 27: 7},
-            28,
-        ),
-    )
-    return Chain(replace(full, full=part), (first, second))
 
 
 def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, list[str]]]:

@@ -60,9 +60,9 @@ def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_every_type_comes_back_on_every_version(
     shard: EmbeddedFleet, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
-    found = described(shard, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    own = described(shard, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     create_database(shard.primaries[0].dsn("postgres"), "typed", "UTF8")
-    fleet = replace(found, nodes=tuple(with_database(node, "typed") for node in found.nodes))
+    fleet = replace(own, nodes=tuple(with_database(node, "typed") for node in own.nodes))
     runs, (source,) = Runs(fleet, Ready(spark)), fleet.primaries
     typed, has = fill_typed(source.dsn)
     await_standbys(shard)

@@ -14,7 +14,7 @@ import psycopg
 
 from fleet.bank import read_invariants
 from fleet.connections import with_database
-from tests.integration.test_frozen import execute
+from tests.integration.frozen_nodes import execute
 from tests.snapshot_runs import Runs, sorted_copies
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from snapshots.terminal import FinalStateError
 from storage.errors import SnapshotError
 from storage.open import open_store
 from tests.integration.entry_writers import ENTRY, TABLE, check_final, restored, value, writing
-from tests.integration.test_frozen import WRITE, execute, may_write, state
+from tests.integration.frozen_nodes import WRITE, execute, may_write, state
 from tests.integration.test_waits import gids
 from tests.snapshot_runs import Runs, names_of_snapshots, run_command, runs_on, sorted_copies
 from tests.watching import Reached, Watching

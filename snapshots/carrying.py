@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fleet.config import GroupRules, Node
-from fleet.connections import NodeUnreachableError
-from fleet.groups import SchemaChangedError
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
-from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
+from snapshots.copying import ChangedError, Copying, check_exported, copy_tables, drop_copy_slots, exported_slots
 from snapshots.create import Creating
 from snapshots.cutting import Before
 from snapshots.jobs import SparkSource
@@ -22,7 +20,7 @@ from snapshots.points import Point
 from snapshots.schema_changes import Catalogs, Known, SchemaPlan, current, plan_schema, publish_new, tell
 from wal.archive import Segment, archive_prefix, segment_key
 from wal.segments import unlisted_segments
-from wal.slots import copy_slot_name, drop_slots
+from wal.slots import copy_slot_name
 from wal.versions import Version
 
 
@@ -59,14 +57,6 @@ class Carried:
     planned: Mapping[str, int]
     objects: tuple[StoredObject, ...] = ()
     positions: Mapping[str, int] = field(default_factory=dict)
-
-
-class ChangedError(Exception):
-    """An attempt is void: its text says what was changed; `moved` are the oids of tables to be copied anew by shard."""
-
-    def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
-        super().__init__(cause)
-        self.moved = moved or {}
 
 
 def carry(work: Work, moved: Mapping[str, set[int]], spark: SparkSource, progress: Progress) -> Carried:
@@ -115,22 +105,14 @@ def _copied(
     creating = work.creating
     tables = plan.copied
     nodes = tuple(node for node in creating.sessions.nodes if node.shard in tables)
-    slot = copy_slot_name(creating.operation.id)
-    copying = Copying(creating, nodes, tables, slot)
+    copying = Copying(creating, nodes, tables, copy_slot_name(creating.operation.id))
     try:
         with exported_slots(copying, progress) as slots:
-            try:
-                check_exported(copying, slots, plan.fingerprints)
-            except SchemaChangedError as error:
-                raise ChangedError(error.message) from error
+            check_exported(copying, slots, plan.fingerprints)
             objects = copy_tables(copying, slots, spark, progress)
             positions = {node: found.position for node, found in slots.items()}
-    finally:
-        left = drop_slots(nodes, slot)
-    if left:
-        # The next command drops them, once this operation has failed.
-        raise NodeUnreachableError(
-            f"node {left[0]}: slot {slot} could not be dropped", hint="see the server's log", details={"node": left[0]}
-        )
-    progress.reached(Point.COPY_SLOTS_DROPPED)
+    except ChangedError:
+        drop_copy_slots(copying, progress)
+        raise
+    drop_copy_slots(copying, progress)
     return objects, positions

@@ -6,13 +6,16 @@ What a full snapshot does with all tables, an increment does with those that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fleet.config import Node
+from fleet.connections import NodeUnreachableError
 from fleet.groups import SchemaChangedError, Table
+from fleet.hints import NEW_CHAIN
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
 from snapshots.base_copy import copy_ranges
@@ -23,7 +26,9 @@ from snapshots.fingerprint import read_fingerprint
 from snapshots.jobs import SparkSource, raise_first, run_tasks, started
 from snapshots.manifest import StoredObject
 from snapshots.points import Point
-from wal.slots import ExportedSlot, create_exported_slot
+from wal.slots import ExportedSlot, create_exported_slot, drop_slots
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,32 @@ class Copying:
     nodes: tuple[Node, ...]
     tables: Mapping[str, Sequence[Table]]
     slot: str
+
+
+class ChangedError(Exception):
+    """An attempt is void: its text says what was changed; `moved` are the oids of tables to be copied anew by shard."""
+
+    def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
+        super().__init__(cause)
+        self.moved = moved or {}
+
+
+def until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
+    """What the attempt returns; one that raises ChangedError is made again, `retries` times.
+
+    Raises SchemaChangedError where each of them was void.
+    """
+    cause, attempts = "", retries + 1
+    for number in range(1, attempts + 1):
+        try:
+            return attempt()
+        except ChangedError as error:
+            cause = str(error)
+            progress.note(f"attempt {number} of {attempts} met a change of the schema: {cause}")
+    raise SchemaChangedError(
+        f"the schema was changed during each of {attempts} attempts; last: {cause}",
+        hint=f"repeat the command once nobody changes the schema, or try more often: --retries N; or {NEW_CHAIN}",
+    )
 
 
 @contextmanager
@@ -68,7 +99,7 @@ def exported_slots(copying: Copying, progress: Progress) -> Iterator[dict[str, E
 
 
 def check_exported(copying: Copying, slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
-    """Raise SchemaChangedError unless every exported snapshot shows the catalogs of these `fingerprints`, by shard.
+    """Raise ChangedError unless every exported snapshot shows the catalogs of these `fingerprints`, by shard.
 
     Else what is copied there would not be what the definitions say.
     """
@@ -77,13 +108,21 @@ def check_exported(copying: Copying, slots: Mapping[str, ExportedSlot], fingerpr
         with exported_session(node, slots[node.id].snapshot) as connection:
             found = read_fingerprint(connection)
         if found != fingerprints[node.shard]:
-            raise SchemaChangedError(
-                f"node {node.id}: its schema was changed while the copy of its tables was begun",
-                hint="repeat the command once nobody changes the schema",
-                details={"node": node.id},
-            )
+            raise ChangedError(f"node {node.id}: its schema was changed while the copy of its tables was begun")
 
     in_parallel(check, copying.nodes)
+
+
+def drop_copy_slots(copying: Copying, progress: Progress) -> None:
+    """Drop the slots on all nodes; raise NodeUnreachableError where one is left."""
+    if left := drop_slots(copying.nodes, copying.slot):
+        # The next command drops them, once this operation has failed.
+        raise NodeUnreachableError(
+            f"node {left[0]}: slot {copying.slot} could not be dropped",
+            hint="see the server's log",
+            details={"node": left[0]},
+        )
+    progress.reached(Point.COPY_SLOTS_DROPPED)
 
 
 def copy_tables(

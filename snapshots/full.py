@@ -19,7 +19,15 @@ from fleet.left_out import read_left_out, standby_copies
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
 from snapshots.carrying import Work
-from snapshots.copying import Copying, check_exported, copy_tables, exported_slots
+from snapshots.copying import (
+    ChangedError,
+    Copying,
+    check_exported,
+    copy_tables,
+    drop_copy_slots,
+    exported_slots,
+    until_unchanged,
+)
 from snapshots.counted import check_counted, counted_states
 from snapshots.counting import counts_of
 from snapshots.create import Creating, FullPlan
@@ -32,7 +40,7 @@ from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared
 from snapshots.schema import read_roles, schema_prefix, store_schema
-from snapshots.schema_changes import Known, publish_new, read_all, unpublished
+from snapshots.schema_changes import Known, current, publish_new, read_all, unpublished
 from snapshots.taking import Taken, take_cut
 from snapshots.terminal import check_final, end_writes
 from wal.slots import ExportedSlot, slot_name
@@ -41,13 +49,7 @@ from wal.slots import ExportedSlot, slot_name
 def take_full(creating: Creating, plan: FullPlan, spark: SparkSource, progress: Progress, began: float) -> Commit:
     """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
     progress.reached(Point.INTENT_STORED)
-    plan = _published(creating, plan, progress)
-    copying = Copying(creating, plan.nodes, plan.tables, slot_name(creating.operation.id))
-    with exported_slots(copying, progress) as slots:
-        base = {node: slot.position for node, slot in slots.items()}
-        check_exported(copying, slots, plan.fingerprints)
-        objects = _copied(copying, slots, spark, progress)
-    progress.reached(Point.SNAPSHOTS_RELEASED)
+    plan, base, objects = _based(creating, plan, spark, progress)
     wait = creating.request.wait_seconds
     await_prepared(creating.sessions, wait, progress)
     progress.reached(Point.PREPARED_OVER)
@@ -67,6 +69,32 @@ def take_full(creating: Creating, plan: FullPlan, spark: SparkSource, progress: 
     commit_operation(creating.store, creating.operation, commit)
     progress.reached(Point.COMMITTED)
     return commit
+
+
+def _based(
+    creating: Creating, plan: FullPlan, spark: SparkSource, progress: Progress
+) -> tuple[FullPlan, dict[str, int], list[StoredObject]]:
+    """Make the slots and copy everything: the plan that was copied, the slots' positions by node, and the objects.
+
+    What is changed of the schema before a slot is there makes the attempt void, before anything is copied.
+    """
+
+    def attempt() -> tuple[FullPlan, dict[str, int], list[StoredObject]]:
+        where = (plan.fleet_id, plan.rules)
+        seen = current(creating.sessions, where, plan.catalogs)
+        now = _published(creating, replace(plan, catalogs=seen), progress)
+        copying = Copying(creating, now.nodes, now.tables, slot_name(creating.operation.id))
+        try:
+            with exported_slots(copying, progress) as slots:
+                check_exported(copying, slots, now.fingerprints)
+                objects = _copied(copying, slots, spark, progress)
+        except ChangedError:
+            drop_copy_slots(copying, progress)
+            raise
+        progress.reached(Point.SNAPSHOTS_RELEASED)
+        return now, {node: slot.position for node, slot in slots.items()}, objects
+
+    return until_unchanged(attempt, creating.request.retries, progress)
 
 
 def _published(creating: Creating, plan: FullPlan, progress: Progress) -> FullPlan:

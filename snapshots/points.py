@@ -88,6 +88,12 @@ def of_changed_schema(points: tuple[Point, ...]) -> tuple[Point, ...]:
     return (*points[:at], *ANEW_POINTS, *points[at:last], Point.SCHEMA_STORED, *points[last:])
 
 
+def of_void_attempt(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points of the same full create where the schema is changed while it makes its slots: it makes them anew."""
+    at = points.index(Point.SLOT_MADE)
+    return (*points[:at], Point.SLOT_MADE, Point.COPY_SLOTS_DROPPED, *points[at:])
+
+
 def of_terminal(points: tuple[Point, ...]) -> tuple[Point, ...]:
     """The points of the same command where its snapshot is a terminal one."""
     at = points.index(CUT_POINTS[0])

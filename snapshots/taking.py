@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.config import Node
-from fleet.groups import Group, SchemaChangedError
-from fleet.hints import NEW_CHAIN
+from fleet.groups import Group
 from fleet.progress import Progress
 from fleet.publications import publication_names
-from snapshots.carrying import Carried, ChangedError, Work, carry
+from snapshots.carrying import Carried, Work, carry
+from snapshots.copying import ChangedError, until_unchanged
 from snapshots.cutting import CutPlan, MadeCut, make_cut
 from snapshots.jobs import SparkSource
 from snapshots.late_writers import late_writers
@@ -68,8 +68,9 @@ def take_cut(
     creating = work.creating
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, int] | None = None
-    cause = ""
-    for attempt in range(1, creating.request.retries + 2):
+
+    def attempt() -> Taken:
+        nonlocal ends
         try:
             carried = carry(work, moved, spark, progress)
             if ends is None:
@@ -84,16 +85,12 @@ def take_cut(
             if cause := check_unchanged(creating.sessions, carried.plan, work.where):
                 raise ChangedError(cause)
         except ChangedError as error:
-            cause = str(error)
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
-            progress.note(f"attempt {attempt} of {creating.request.retries + 1} met a change of the schema: {cause}")
-            continue
+            raise
         return Taken(made, plan, carried.plan, schema, sequences, ends)
-    raise SchemaChangedError(
-        f"the schema was changed during each of {creating.request.retries + 1} attempts; last: {cause}",
-        hint=f"repeat the command once nobody changes the schema, or try more often: --retries N; or {NEW_CHAIN}",
-    )
+
+    return until_unchanged(attempt, creating.request.retries, progress)
 
 
 def _cut_plan(work: Work, carried: Carried) -> CutPlan:

@@ -22,8 +22,8 @@ BEFORE = (Point.INTENT_STORED, Point.BASE_COPIED, Point.PREPARED_OVER)
 class During(Silent):
     """Watches one create; every transaction is run once, where its point is first reached.
 
-    `has_run`: something was done since it was asked for. `states` are the shards' at the cut that counts, which is the
-    last one made, where something is done after it; `later` are the sequences after that, by DSN.
+    `states` are the shards' at the cut that counts, which is the last one made, where something is done after it;
+    `later` are the sequences after that, by DSN.
     """
 
     shards: Shards
@@ -31,7 +31,6 @@ class During(Silent):
     waiting: list[Transaction]
     states: list[State] | None = None
     later: dict[str, list[Sequences]] = field(default_factory=dict)
-    has_run: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reached(self, point: str, *, node: str = "") -> None:
@@ -44,14 +43,8 @@ class During(Silent):
             for one in [one for one in self.waiting if one.at == point]:
                 self.waiting.remove(one)
                 self.shards.transaction(one)
-                self.has_run = True
                 for dsn, seen in self.later.items():
                     seen.append(sequences_of(dsn))
-
-    def take_run(self) -> bool:
-        """Whether anything was done since this was asked last."""
-        found, self.has_run = self.has_run, False
-        return found
 
     def rest(self) -> None:
         """Run what belongs to points that were not reached."""

@@ -14,7 +14,6 @@ import psycopg
 
 from fleet.config import Fleet
 from fleet.connections import with_database
-from fleet.groups import SchemaChangedError
 from fleet.relation_locks import RelationLockedError
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
@@ -31,7 +30,6 @@ from wal.waiting import SlotWaitError
 
 WAIT_SECONDS = 3.0
 NAME = "fuzzed"
-SCHEMA_CHANGED = SchemaChangedError("").slug
 # Refused is what would wait for a transaction, or for a lock that one holds.
 WAITED = {SlotWaitError("").slug, RelationLockedError("").slug}
 
@@ -90,7 +88,7 @@ class Run:
                     self.create(during)
                     break
                 except SnapshotError as error:
-                    if not self.mended(shards, during, error):
+                    if not self.mended(shards, error):
                         raise
                 self.figures.refusals += 1
             self.figures.increments += number > 0
@@ -106,11 +104,8 @@ class Run:
         work = create_increment if self.states else create_full
         work(self.runs.fleet, request, self.runs.spark, during)
 
-    def mended(self, shards: Shards, during: During, error: SnapshotError) -> bool:
+    def mended(self, shards: Shards, error: SnapshotError) -> bool:
         """Whether it was right to refuse, by what the servers say: what stood in the way is then away."""
-        if error.slug == SCHEMA_CHANGED:
-            # Repeating it is what the hint says, where it met a change.
-            return during.take_run()
         if error.slug in WAITED and shards.is_holding:
             shards.end_all()
             return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from snapshots.points import (
     Point,
     of_changed_schema,
     of_terminal,
+    of_void_attempt,
 )
 from snapshots.read_only import resume_fleet
 from storage.errors import IndeterminateError
@@ -60,6 +61,24 @@ FULL_EFFECTS: Mapping[Point, frozenset[str]] = {
     Point.SCHEMA_STORED: frozenset({"schema object"}),
     Point.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
 }
+# Dropping a slot ends whoever reads it.
+VOID_EFFECTS = {
+    **FULL_EFFECTS,
+    Point.COPY_SLOTS_DROPPED: frozenset({"snapshot released", "slot dropped", "session ended"}),
+}
+
+
+@dataclass(slots=True)
+class Changing(Watching):
+    """Changes the schema right before slots are made, once: the tables have been read by then."""
+
+    dsn: str = ""
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        if name == "slots" and self.dsn:
+            with psycopg.connect(self.dsn, application_name="tests") as connection:
+                connection.execute("ALTER TABLE account ADD since date")
+            self.dsn = ""
 
 
 class Stretches:
@@ -89,8 +108,7 @@ ANEW_EFFECTS: Mapping[Point, frozenset[str]] = {
     Point.TABLES_PUBLISHED: frozenset({"table published"}),
     Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
     Point.BASE_COPIED: frozenset({"base object"}),
-    # Dropping a slot ends whoever reads it.
-    Point.COPY_SLOTS_DROPPED: frozenset({"snapshot released", "slot dropped", "session ended"}),
+    Point.COPY_SLOTS_DROPPED: VOID_EFFECTS[Point.COPY_SLOTS_DROPPED],
     Point.SCHEMA_STORED: frozenset({"schema object"}),
 }
 TERMINAL_EFFECTS: Mapping[Point, frozenset[str]] = {
@@ -153,6 +171,12 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
     assert terminal.undeclared(TERMINAL_EFFECTS) == []
     assert terminal.kinds() == {kind for kinds in TERMINAL_EFFECTS.values() for kind in kinds}
     resume_fleet(fleet, terminal.watching)
+    void = Stretches(Effects(fleet, servers))
+    void.watching = Changing(void.note, dsn=servers.dsns()[0])
+    create_full(fleet, CreateRequest("met"), Ready(spark), void.watching)
+    points = of_void_attempt(FULL_POINTS)
+    assert [one.point for one in void.watching.reached_points] == expected(points, len(fleet.nodes))
+    assert void.undeclared(VOID_EFFECTS) == []
     what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
 
 

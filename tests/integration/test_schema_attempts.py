@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -15,14 +16,17 @@ import pytest
 from fleet.config import Fleet
 from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
+from fleet.groups import SchemaChangedError
 from fleet.progress import Noting, Silent
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.manifest import Commit, SchemaPart
 from snapshots.points import Point
 from storage.errors import SnapshotError
+from storage.open import open_store
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
+from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of, sorted_copies
+from wal.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,16 +49,19 @@ class GivenUpError(SnapshotError):
 
 @dataclass(slots=True)
 class Interrupted(Silent):
-    """At a point, once, something is done."""
+    """Whenever a point is reached or a step begun, up to so many times, something is done."""
 
-    point: Point
+    point: Point | str
     then: Callable[[], None]
-    is_over: bool = False
+    times: int = 1
 
     def reached(self, point: str, *, node: str = "") -> None:
-        if point == self.point and not self.is_over:
-            self.is_over = True
+        if point == self.point and self.times:
+            self.times -= 1
             self.then()
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.reached(name)
 
 
 @dataclass(slots=True)
@@ -72,7 +79,7 @@ class Tried:
     def run(self, *statements: str) -> None:
         execute(self.fleet.primaries[0].dsn, *statements)
 
-    def create(self, point: Point, then: Callable[[], None], *, full: bool = False) -> Commit:
+    def create(self, point: Point | str, then: Callable[[], None], *, full: bool = False) -> Commit:
         noting = Noting(Interrupted(point, then))
         try:
             work = create_full if full else create_increment
@@ -185,6 +192,38 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
     assert tried.runs.increment(tried.name).schema is None
     tried.check(3)
     assert tried.runs.check(tried.name).exit_code == 0
+
+
+@pytest.mark.timeout(600)
+def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried) -> None:
+    numbers = count(1)
+
+    def while_made() -> None:
+        column, table = (f"{name}_{next(numbers)}" for name in ("c", "tried.came"))
+        tried.run(
+            f"ALTER TABLE tried.t ADD {column} text DEFAULT 'old'", f"UPDATE tried.t SET {column} = 'new' WHERE id < 5",
+            f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1)",
+        )  # fmt: skip
+
+    # The tables are read, and no slot shows them so.
+    noting = Noting(Interrupted("slots", while_made, times=10))
+    with pytest.raises(SchemaChangedError, match=r"during each of 2 attempts; last: node s1.* while the copy of its"):
+        create_full(tried.fleet, CreateRequest("never", retries=1), tried.runs.spark, noting)
+    assert [note.partition(":")[0] for note in noting.notes if note.startswith("attempt")] == [
+        f"attempt {number} of 2 met a change of the schema" for number in (1, 2)
+    ]
+    assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[], []]
+    assert list(open_store(tried.fleet.store_url, tried.fleet.store_options).list("snapshots")) == []
+    commit = tried.create("slots", while_made, full=True)
+    assert sum("met a change of the schema" in note for note in tried.notes) == 1, tried.notes
+    assert commit.schema is None
+    tried.check(0)
+    assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
+    # After the checks, and before anything is read for the slots: nothing is void.
+    tried.name = "later"
+    tried.create(Point.INTENT_STORED, while_made, full=True)
+    assert not any("met a change" in note for note in tried.notes), tried.notes
+    tried.check(0)
 
 
 @pytest.mark.timeout(600)

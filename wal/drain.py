@@ -20,7 +20,7 @@ import pyarrow as pa
 from fleet.connections import connect, unreachable
 from fleet.encodings import Texts, texts_of
 from fleet.hints import NEW_CHAIN
-from fleet.lsn import lsn_to_text
+from fleet.lsn import lsn_from_text, lsn_to_text
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
@@ -148,8 +148,9 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
         chunk = _Chunk(archive, texts_of(connection))
         try:
             chunk.read(task, messages)
-        except UnreachableError:
-            gone = undecodable_ahead(task.node, task.slot, task.publications, task.finish)
+        except (UnreachableError, DecodingError) as error:
+            lsn = lsn_from_text(str(error.details["lsn"])) if isinstance(error, DecodingError) else 0
+            gone = undecodable_ahead(task.node, task.slot, task.publications, task.finish, lsn)
             if gone is None:
                 raise
             if gone.before > archive.through:

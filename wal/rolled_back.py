@@ -6,7 +6,8 @@ its first look into the catalogs after the rollback, but for what was done withi
 there it asks about the wrong transaction (PostgreSQL 18, reorderbuffer.c: RBTXN_IS_PREPARED is a flag of the top-level
 transaction, and ReorderBufferProcessTXN looks for it at the subtransaction). If a table was truncated, rewritten or
 created there, reading the slot ends with "could not open relation" or "could not map filenumber", on one node and
-not on its standby, and mostly for ever.
+not on its standby, and mostly for ever. If its columns or its identity were changed there, its rows are read by a
+description that is not theirs: what comes is no change of the table as it is described, or a wrong one.
 
 Such a transaction belongs to no state. It is passed over as if PostgreSQL had noticed before its first change, which
 is what it sends in the other case: its PREPARE, no changes.
@@ -50,11 +51,14 @@ class RolledBack:
     before: int
 
 
-def undecodable_ahead(node: Node, slot: str, publications: tuple[str, ...], finish: int) -> RolledBack | None:
+def undecodable_ahead(
+    node: Node, slot: str, publications: tuple[str, ...], finish: int, lsn: int = 0
+) -> RolledBack | None:
     """The transaction at which reading the slot up to `finish` ends, if it is one that was rolled back.
 
-    Reads the slot as a standby does, message by message, because a query gives nothing of what it read before it
-    fails. Moves nothing. Raises NodeUnreachableError.
+    With `lsn` the one that was prepared there, where what the slot gave of it is wrong. Reads the slot as a standby
+    does, message by message, because a query gives nothing of what it read before it fails. Moves nothing. Raises
+    NodeUnreachableError.
     """
     begun, before = b"", 0
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
@@ -64,10 +68,14 @@ def undecodable_ahead(node: Node, slot: str, publications: tuple[str, ...], fini
                 return None
             if kind == b"b":
                 begun = message
+                if lsn and int.from_bytes(begun[1:9], "big") == lsn:
+                    break
             elif kind in (b"C", b"P", b"K", b"r"):
                 begun, before = b"", int.from_bytes(message[10:18], "big")
             elif kind == b"M" and message[1] == 0:
                 before = int.from_bytes(message[2:10], "big")
+    if lsn and int.from_bytes(begun[1:9], "big") != lsn:
+        return None
     if not begun or int.from_bytes(begun[9:17], "big") > finish:
         return None
     if not is_rolled_back(node, int.from_bytes(begun[25:29], "big")):

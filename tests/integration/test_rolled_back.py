@@ -129,6 +129,24 @@ def test_a_table_truncated_in_a_savepoint_does_not_end_the_chain(place: Place, w
     assert follower.state() == place.lines(groups)
 
 
+@pytest.mark.parametrize("where", ["primary", "standby"])
+def test_a_table_whose_identity_was_changed_in_a_savepoint_does_not_end_the_chain(place: Place, where: str) -> None:
+    """PostgreSQL describes it as it was before, and sends its rows as they were written there."""
+    one_table(place, "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+    groups = groups_of(place)
+    follower = place.follow(groups, standby=where == "standby")
+    place.connection.execute("INSERT INTO t VALUES (3, 'three')")
+    undone(place, "forgotten", "ALTER TABLE t REPLICA IDENTITY DEFAULT", "UPDATE t SET v = 'never'")
+    read_catalog(follower.task.node.dsn)
+    place.connection.execute("UPDATE t SET v = 'more', id = id + 100")
+    finish = place.finish()
+    assert reading_ends(follower, finish) == ""
+    follower.drained(finish)
+    assert follower.state() == place.lines(groups)
+    events = [chr(event["op"]) for event in follower.events() if event["global_id"] == "forgotten"]
+    assert sorted(events) == ["P", "R"]
+
+
 def test_copies_are_the_same_where_one_node_alone_can_decode_it(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:

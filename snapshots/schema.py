@@ -26,7 +26,7 @@ from fleet.relation_locks import LockWatch, locked_error
 from fleet.watch import Watch
 from snapshots.chain import Chain
 from snapshots.documents import ManifestError
-from snapshots.dump_faults import corrected
+from snapshots.dump_faults import corrected, read_other_types, with_other_types
 from snapshots.fingerprint import OWN_PUBLICATION
 from snapshots.manifest import DDL, StoredObject
 from storage.digest import digest
@@ -108,7 +108,7 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
             raise locked_error(node, "reading the DDL", locks.found) from error
         found = _sections_of(archive)
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
-        return found | {PRE_DATA: dropped + found[PRE_DATA]}
+        return found | {PRE_DATA: dropped + with_other_types(found[PRE_DATA], read_other_types(connection))}
 
 
 def _sections_of(archive: Path) -> dict[str, str]:

@@ -68,9 +68,7 @@ def create_from(maker: Maker, table: Table) -> None:
     """A table made of another one, with its rows or with all that belongs to its definition."""
     new = replace(table, schema="public", name=maker.name(), key=(), primary=(), constraint="", detached_from="")
     if maker.one_in(2):
-        # PostgreSQL makes the copied sequence a bigint's with an integer's bounds, which pg_dump does not tell.
-        kinds = "INCLUDING ALL EXCLUDING IDENTITY"
-        maker.run(f"CREATE TABLE {new.sql} (LIKE {table.sql} {kinds})", table.shards)
+        maker.run(f"CREATE TABLE {new.sql} (LIKE {table.sql} INCLUDING ALL)", table.shards)
         if not table.primary:
             alter(maker, new, "REPLICA IDENTITY FULL")
         maker.tables.append(replace(new, key=table.key, primary=table.primary))

@@ -60,9 +60,9 @@ def state_of(dsn: str) -> State:
             "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' ORDER BY 1"
         ).fetchall()
         for (name,) in connection.execute(SEQUENCES_QUERY).fetchall():
-            rows[f"sequence {name}"] = connection.execute(
-                f"SELECT last_value, is_called FROM {name}".encode()
-            ).fetchone()
+            query = f"SELECT s.*, p.* FROM {name} AS s JOIN pg_sequence p ON p.seqrelid = s.tableoid"
+            value, _, is_called, _, *properties = connection.execute(query.encode()).fetchone() or ()
+            rows[f"sequence {name}"] = (value, is_called, *properties)
         for (name,) in [*connection.execute(VIEWS_QUERY).fetchall(), ("app.by_mood",)]:
             query = f'SELECT t::text FROM {name} AS t ORDER BY t::text COLLATE "C"'
             rows[f"query of {name}"] = connection.execute(query.encode()).fetchall()

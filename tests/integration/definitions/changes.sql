@@ -57,6 +57,8 @@ CREATE MATERIALIZED VIEW below_it AS SELECT n FROM only_here;
 ALTER SEQUENCE down RESTART;
 ALTER SEQUENCE top OWNED BY fresh.id;
 ALTER SEQUENCE round AS bigint INCREMENT 2 NO CYCLE;
+CREATE TABLE wider (LIKE wide INCLUDING ALL);
+ALTER SEQUENCE "wide_wide ""id""_seq" AS smallint MAXVALUE 100 START 7 RESTART;
 DROP SEQUENCE set_unused;
 CREATE SEQUENCE brand_new START 9;
 SELECT nextval('brand_new'), nextval('down');

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 CHAIN = "chain"
 SETTINGS = {"max_wal_size": "96MB", "min_wal_size": "32MB", "wal_retrieve_retry_interval": "500ms"}
-# A store that never answers is given up soon.
+# A store that never answers is given up soon: how often it is asked makes no difference while it is not mended.
 IMPATIENT = (
-    "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 3 }"
+    "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 2 }"
 )
 # What may be wrong with the error that a fault causes: not known, not reached, not consistent. Never "refused".
 FAULT_CODES = {5, 6, 9}

@@ -10,6 +10,7 @@ SECONDS ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
+BESIDE := tests/simulation tests/spark
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 
@@ -24,15 +25,16 @@ install: $(INSTALLED)  ## make .venv and install everything into it
 demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
-# The simulations need nothing but processors: they take what the others leave, and are told of at the end.
+# The simulations and what needs Spark alone want processors, and wait for nobody: they take what the others leave, and
+# are told of at the end.
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
 ifneq ($(TESTS),)
 	@$(BIN)/python -m pytest $(TESTS)
 else
-	@told=$$(mktemp); nice -n 19 $(BIN)/python -m pytest -o timeout=1800 tests/simulation >"$$told" 2>&1 & beside=$$!; \
-	  trap 'kill $$beside 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
-	  $(BIN)/python -m pytest --ignore=tests/simulation; ended=$$?; \
-	  wait $$beside || ended=$$?; echo 'tests/simulation:'; cat "$$told"; exit $$ended
+	@told=$$(mktemp); nice -n 10 $(BIN)/python -m pytest -o timeout=1800 $(BESIDE) >"$$told" 2>&1 & beside=$$!; \
+	  trap 'kill -INT $$beside 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
+	  $(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); ended=$$?; \
+	  wait $$beside || ended=$$?; echo '$(BESIDE):'; cat "$$told"; exit $$ended
 endif
 
 # The simulations and the chains each for a share of the time; every fault at every step, and the long drain, once.

@@ -44,7 +44,7 @@ soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/integration/test_decoding.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 3 )) $(SOAK) tests/integration/test_fencing.py
 	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py \
-	  tests/integration/test_large_rows.py
+	  tests/integration/test_large_rows.py tests/integration/test_exact_rows.py
 
 # What fails is made small and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. The decoder by itself
 # has a share of the time.

@@ -1,0 +1,145 @@
+"""What PostgreSQL's own regression tests leave behind comes back at every step: something of nearly everything.
+
+    SNAPSHOT_TEST_REGRESS=…/postgresql/src/test/regress    the folder of those tests, which is in no wheel
+
+A full snapshot after the first line of their parallel_schedule, an increment after every other one; then each is
+restored and compared with the source as it was, and the last one is checked against a standby. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from fleet.config import Fleet
+from fleet.connections import with_database
+from fleet.embedded import start_fleet, stop_fleet
+from fleet.postgres_wheel import tool
+from tests.fuzz.state import Sequences, State, compare, judging, sequences_of, state_of
+from tests.snapshot_runs import Ready, Runs, described
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REGRESS = os.environ.get("SNAPSHOT_TEST_REGRESS", "")
+DATABASE, BACK, NAME = "regression", "regression_back", "regressed"
+SETTINGS = {"fsync": "off", "autovacuum": "off", "max_prepared_transactions": "20"}
+# As pg_regress sets them.
+OF_DATABASE = {"lc_messages": "C", "timezone": "America/Los_Angeles", "datestyle": "Postgres, MDY"}
+SCRIPT_SECONDS_MAX = 300
+HAS_GENERATED = (
+    "EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)"
+)
+TABLES = """
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname !~ '^(pg_|information_schema)'
+"""
+WITHOUT_IDENTITY_QUERY = f"""
+SELECT n.nspname, c.relname {TABLES} AND NOT {HAS_GENERATED} AND c.relreplident <> 'f'
+   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+                      AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident)))
+"""
+GENERATED_QUERY = f"SELECT n.nspname, c.relname, c.relreplident::text {TABLES} AND {HAS_GENERATED}"
+PREPARED_QUERY = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+
+pytestmark = pytest.mark.skipif(not REGRESS, reason="SNAPSHOT_TEST_REGRESS names no folder of PostgreSQL's tests")
+
+
+@dataclass(slots=True)
+class Regression:
+    """The database under way; `states` by increment, with the sequences once more: nobody uses them meanwhile."""
+
+    fleet: Fleet
+    spark: SparkSession
+    states: list[tuple[State, Sequences]] = field(default_factory=list)
+
+    @property
+    def dsn(self) -> str:
+        return self.fleet.primaries[0].dsn
+
+    def scripts(self, names: list[str], directory: Path) -> None:
+        """Run what psql makes of them; what they say is of no interest."""
+        folder = Path(REGRESS).resolve()
+        environment = os.environ | {
+            "PG_ABS_SRCDIR": str(folder), "PG_ABS_BUILDDIR": str(directory), "PG_LIBDIR": "none", "PG_DLSUFFIX": ".so",
+            "PGOPTIONS": "-c statement_timeout=60s -c lock_timeout=20s",
+        }  # fmt: skip
+        for name in names:
+            command = [*tool("psql"), "-X", "-q", "-d", self.dsn, "-f", str(folder / "sql" / f"{name}.sql")]
+            subprocess.run(
+                command, env=environment, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                timeout=SCRIPT_SECONDS_MAX,
+            )  # fmt: skip
+
+    def made_fit(self) -> Runs:
+        """Give tables an identity, and end what is prepared; of those with generated columns inserts are followed."""
+        with psycopg.connect(judging(self.dsn), autocommit=True) as connection:
+            for (gid,) in connection.execute(PREPARED_QUERY).fetchall():
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+            for name in connection.execute(WITHOUT_IDENTITY_QUERY).fetchall():
+                alter(connection, name, "FULL")
+            generated = connection.execute(GENERATED_QUERY).fetchall()
+            for schema, table, identity in generated:
+                if identity == "f":
+                    alter(connection, (schema, table), "DEFAULT")
+        patterns = tuple(f"{schema}.{table}" for schema, table, _ in generated)
+        fleet = replace(self.fleet, groups=replace(self.fleet.groups, append_only=patterns))
+        return Runs(fleet, Ready(self.spark))
+
+    def take(self) -> None:
+        runs = self.made_fit()
+        if not self.states:
+            runs.init()
+        _ = runs.increment(NAME) if self.states else runs.full(NAME)
+        self.states.append((sorted_definitions(state_of(self.dsn)), sequences_of(self.dsn)))
+
+
+def alter(connection: psycopg.Connection[tuple[object, ...]], name: tuple[str, ...], identity: str) -> None:
+    connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY " + identity).format(sql.Identifier(*name)))
+
+
+def sorted_definitions(state: State) -> State:
+    """Without the order of columns: pg_dump puts a heir's inherited ones first."""
+    return replace(state, definitions="\n".join(sorted(line.rstrip(",") for line in state.definitions.splitlines())))
+
+
+@pytest.fixture
+def regression(spark: SparkSession, tmp_path: Path) -> Iterator[Regression]:
+    place = tmp_path / "fleet"
+    embedded = start_fleet(place, shards=1, backups=1, schema=False, settings=SETTINGS)
+    try:
+        fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+        with psycopg.connect(with_database(fleet.primaries[0], "postgres").dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {DATABASE} TEMPLATE template0 ENCODING 'UTF8'".encode())
+            for name, value in OF_DATABASE.items():
+                connection.execute(f"ALTER DATABASE {DATABASE} SET {name} = '{value}'".encode())
+        yield Regression(replace(fleet, nodes=tuple(with_database(node, DATABASE) for node in fleet.nodes)), spark)
+    finally:
+        stop_fleet(place, delete=True)
+
+
+@pytest.mark.timeout(3600)
+def test_the_regression_database_comes_back_from_every_increment(regression: Regression, tmp_path: Path) -> None:
+    lines = (Path(REGRESS) / "parallel_schedule").read_text().splitlines()
+    for line in lines:
+        if line.startswith("test:"):
+            regression.scripts(line.split()[1:], tmp_path)
+            regression.take()
+    runs = regression.made_fit()
+    target = replace(regression.fleet, nodes=tuple(with_database(node, BACK) for node in regression.fleet.primaries))
+    tables = 0
+    for number, (expected, later) in enumerate(regression.states):
+        runs.restore(NAME, target, number)
+        compare(expected, sorted_definitions(state_of(target.primaries[0].dsn)), [later], f"increment {number}")
+        tables = len(expected.rows)
+    assert tables > len(lines)
+    report = runs.check_one(NAME)
+    assert (report.result, report.conflicts) == ("valid", [])

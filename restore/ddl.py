@@ -11,7 +11,7 @@ import psycopg
 from fleet.config import Node
 from fleet.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
 from fleet.encodings import RAW, raw_bytes
-from restore.statements import batches
+from restore.statements import batches, statement_of
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
@@ -30,6 +30,7 @@ SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
 """
 SEQUENCES_AT_ONCE = 500
+STATEMENT_SHOWN_MAX = 200
 
 
 class SchemaLoadError(RefusedError):
@@ -47,21 +48,37 @@ def run_section(node: Node, section: str, script: str) -> None:
         if connection.info.server_version < TRANSACTION_TIMEOUT_VERSION:
             script = script.replace(TRANSACTION_TIMEOUT, "\n", 1)
         for statements in batches(script):
-            result = connection.pgconn.exec_(raw_bytes(statements))
-            if result.error_message:
-                message = result.error_message.decode(errors="replace")
+            done, message = _run(connection, statements)
+            if message:
                 if connection.broken:
                     raise unreachable(node, psycopg.OperationalError(message))
-                raise _refused(node, section, message)
+                raise _refused(node, section, message, statement_of(statements, done))
 
 
-def _refused(node: Node, section: str, message: str) -> SchemaLoadError:
+def _run(connection: psycopg.Connection[Any], statements: str) -> tuple[int, str]:
+    """Run the statements; how many of them were done, and what the server said of the one that was not."""
+    done, message = 0, b""
+    connection.pgconn.send_query(raw_bytes(statements))
+    while (result := connection.pgconn.get_result()) is not None:
+        message = message or result.error_message
+        done += not result.error_message
+    return done, message.decode(errors="replace")
+
+
+def _refused(node: Node, section: str, message: str, statement: str) -> SchemaLoadError:
     return SchemaLoadError(
-        f"node {node.id}: the {section} DDL was refused: {' '.join(message.split())}",
+        f"node {node.id}: the {section} DDL was refused: {' '.join(message.split())}"
+        + (f": {shortened(shown(statement))}" if statement else ""),
         hint="make on the target what it names (an extension, a tablespace, a role), or restore to a server that has it"
         " (lz4), then repeat",
-        details={"node": node.id, "section": section},
+        details={"node": node.id, "section": section, "statement": shown(statement)},
     )
+
+
+def shortened(statement: str) -> str:
+    """The beginning of a statement, on one line."""
+    text = " ".join(statement.split())
+    return text if len(text) <= STATEMENT_SHOWN_MAX else f"{text[:STATEMENT_SHOWN_MAX]}…"
 
 
 def without_foreign_keys(script: str) -> tuple[str, list[str]]:

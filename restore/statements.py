@@ -26,6 +26,8 @@ COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
 # Here a backslash within quotes means something, and pg_dump has said so for a database that wants it.
 BACKSLASHES = re.compile(r"^SET standard_conforming_strings = off;$", re.MULTILINE)
+# What pg_dump writes before a statement.
+COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
 STATEMENTS_MAX, TEXT_MAX = 200, 1 << 20
 
 
@@ -42,6 +44,15 @@ def batches(script: str) -> Iterator[str]:
             begin, count = end, 0
     if script[begin:].strip():
         yield script[begin:]
+
+
+def statement_of(script: str, number: int) -> str:
+    """The statement of that number, from 0, without the comments before it; "" where that can't be told."""
+    if BACKSLASHES.search(script):
+        return ""
+    ends = [0, *statement_ends(script)]
+    text = script[ends[number] : ends[number + 1]] if number + 1 < len(ends) else ""
+    return COMMENT_LINES.sub("", text).strip()
 
 
 def statement_ends(script: str) -> Iterator[int]:

@@ -75,11 +75,11 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     execute(source.dsn, "INSERT INTO placed VALUES (3, 'c')", LABEL)
     runs.increment(NAME)
 
-    assert_refused(runs, target, 0, "Tablespace \"fast 'disks'\" does not exist")
+    assert_refused(runs, target, 0, "Tablespace \"fast 'disks'\" does not exist", "SET default_tablespace = ")
     execute(server, *TABLESPACE)
     runs.restore(NAME, target, 0)
     assert sorted_copies(target.nodes[0].dsn)["public.placed"] == b"1\ta\n2\tb\n"
-    assert_refused(runs, target, 1, 'security label provider "guard" is not loaded')
+    assert_refused(runs, target, 1, 'security label provider "guard" is not loaded', "SECURITY LABEL FOR ")
 
     execute(source.dsn, "DELETE FROM pg_seclabel")
     runs.increment(NAME)
@@ -89,12 +89,14 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     assert run_tool("pg_dump", *DDL, restored).stdout == run_tool("pg_dump", *DDL, source.dsn).stdout
 
 
-def assert_refused(runs: Runs, target: Fleet, increment: int, named: str) -> None:
+def assert_refused(runs: Runs, target: Fleet, increment: int, named: str, statement: str) -> None:
     before = databases(target)
     with pytest.raises(SchemaLoadError) as raised:
         runs.restore(NAME, target, increment)
     assert raised.value.message.startswith("node s1: the ")
     assert named in raised.value.message
+    assert str(raised.value.details["statement"]).startswith(statement)
+    assert f": {statement}" in raised.value.message
     assert databases(target) == before
 
 

@@ -10,7 +10,7 @@ SECONDS ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE := tests/simulation tests/spark
+BESIDE := tests/simulation tests/spark tests/fuzz tests/integration/test_fault_walk.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 
@@ -25,8 +25,8 @@ install: $(INSTALLED)  ## make .venv and install everything into it
 demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
-# The simulations and what needs Spark alone want processors, and wait for nobody: they take what the others leave, and
-# are told of at the end.
+# In two processes: one keeps little more than one processor busy. The second has what starts all its servers itself; it
+# takes what the first one leaves, whose tests have bounds of time, and is told of at the end.
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
 ifneq ($(TESTS),)
 	@$(BIN)/python -m pytest $(TESTS)

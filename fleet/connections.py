@@ -181,7 +181,7 @@ def answering(node: Node) -> Iterator[None]:
     """Name `node` where its session is lost in this block: raise NodeUnreachableError."""
     try:
         yield
-    except psycopg.errors.LockNotAvailable:
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         # It has answered: a wait for a lock was bounded.
         raise
     except psycopg.OperationalError as error:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from fleet.config import GroupRules, Node
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
-from snapshots.copying import ChangedError, Copying, check_exported, copy_tables, drop_copy_slots, exported_slots
+from snapshots.attempts import ChangedError, void_if
+from snapshots.copying import Copying, check_exported, copy_tables, drop_copy_slots, exported_slots
 from snapshots.create import Creating
 from snapshots.cutting import Before
 from snapshots.jobs import SparkSource
 from snapshots.manifest import StoredObject
 from snapshots.points import Point
-from snapshots.schema_changes import Catalogs, Known, SchemaPlan, current, plan_schema, publish_new, tell
+from snapshots.schema_changes import Catalogs, Known, SchemaPlan, changed_since, current, plan_schema, publish_new, tell
 from wal.archive import Segment, archive_prefix, segment_key
 from wal.segments import unlisted_segments
 from wal.slots import copy_slot_name
@@ -106,8 +107,12 @@ def _copied(
     tables = plan.copied
     nodes = tuple(node for node in creating.sessions.nodes if node.shard in tables)
     copying = Copying(creating, nodes, tables, copy_slot_name(creating.operation.id))
+
+    def changed() -> str:
+        return changed_since(creating.sessions, plan.catalogs, work.where)
+
     try:
-        with exported_slots(copying, progress) as slots:
+        with void_if(changed), exported_slots(copying, progress) as slots:
             check_exported(copying, slots, plan.fingerprints)
             objects = copy_tables(copying, slots, spark, progress)
             positions = {node: found.position for node, found in slots.items()}

@@ -6,18 +6,17 @@ What a full snapshot does with all tables, an increment does with those that can
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fleet.config import Node
 from fleet.connections import NodeUnreachableError
-from fleet.groups import SchemaChangedError, Table
-from fleet.hints import NEW_CHAIN
+from fleet.groups import Table
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
+from snapshots.attempts import ChangedError
 from snapshots.base_copy import copy_ranges
 from snapshots.base_plan import plan_copy
 from snapshots.create import Creating
@@ -28,8 +27,6 @@ from snapshots.manifest import StoredObject
 from snapshots.points import Point
 from wal.slots import ExportedSlot, create_exported_slot, drop_slots
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -39,32 +36,6 @@ class Copying:
     nodes: tuple[Node, ...]
     tables: Mapping[str, Sequence[Table]]
     slot: str
-
-
-class ChangedError(Exception):
-    """An attempt is void: its text says what was changed; `moved` are the oids of tables to be copied anew by shard."""
-
-    def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
-        super().__init__(cause)
-        self.moved = moved or {}
-
-
-def until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
-    """What the attempt returns; one that raises ChangedError is made again, `retries` times.
-
-    Raises SchemaChangedError where each of them was void.
-    """
-    cause, attempts = "", retries + 1
-    for number in range(1, attempts + 1):
-        try:
-            return attempt()
-        except ChangedError as error:
-            cause = str(error)
-            progress.note(f"attempt {number} of {attempts} met a change of the schema: {cause}")
-    raise SchemaChangedError(
-        f"the schema was changed during each of {attempts} attempts; last: {cause}",
-        hint=f"repeat the command once nobody changes the schema, or try more often: --retries N; or {NEW_CHAIN}",
-    )
 
 
 @contextmanager

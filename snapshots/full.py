@@ -18,15 +18,14 @@ from fleet.config import Node
 from fleet.left_out import read_left_out, standby_copies
 from fleet.progress import Progress
 from fleet.sessions import in_parallel
+from snapshots.attempts import ChangedError, until_unchanged, void_if
 from snapshots.carrying import Work
 from snapshots.copying import (
-    ChangedError,
     Copying,
     check_exported,
     copy_tables,
     drop_copy_slots,
     exported_slots,
-    until_unchanged,
 )
 from snapshots.counted import check_counted, counted_states
 from snapshots.counting import counts_of
@@ -40,7 +39,7 @@ from snapshots.operations import commit_operation
 from snapshots.points import Point
 from snapshots.prepared import await_prepared
 from snapshots.schema import read_roles, schema_prefix, store_schema
-from snapshots.schema_changes import Known, current, publish_new, read_all, unpublished
+from snapshots.schema_changes import Known, changed_since, current, publish_new, read_all, unpublished
 from snapshots.taking import Taken, take_cut
 from snapshots.terminal import check_final, end_writes
 from wal.slots import ExportedSlot, slot_name
@@ -76,16 +75,20 @@ def _based(
 ) -> tuple[FullPlan, dict[str, int], list[StoredObject]]:
     """Make the slots and copy everything: the plan that was copied, the slots' positions by node, and the objects.
 
-    What is changed of the schema before a slot is there makes the attempt void, before anything is copied.
+    What is changed of the schema before a slot is there makes the attempt void, before anything is copied; so does what
+    a copy meets, a table that was dropped say.
     """
+    where = (plan.fleet_id, plan.rules)
+
+    def changed() -> str:
+        return changed_since(creating.sessions, plan.catalogs, where)
 
     def attempt() -> tuple[FullPlan, dict[str, int], list[StoredObject]]:
-        where = (plan.fleet_id, plan.rules)
         seen = current(creating.sessions, where, plan.catalogs)
         now = _published(creating, replace(plan, catalogs=seen), progress)
         copying = Copying(creating, now.nodes, now.tables, slot_name(creating.operation.id))
         try:
-            with exported_slots(copying, progress) as slots:
+            with void_if(changed), exported_slots(copying, progress) as slots:
                 check_exported(copying, slots, now.fingerprints)
                 objects = _copied(copying, slots, spark, progress)
         except ChangedError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fleet.baseline import NodeIdentity
 from fleet.config import Fleet
-from fleet.groups import Table, qualified, read_tables
+from fleet.groups import SchemaChangedError, Table, qualified, read_tables
 from fleet.label import own_label
 from fleet.lock import locked_fleet
 from fleet.preconditions import check_nodes
@@ -14,6 +14,7 @@ from fleet.progress import Progress
 from fleet.publications import check_admissible, ensure_publications
 from fleet.relation_locks import PUBLISHING, bound_lock_waits, naming_holders
 from fleet.sessions import Sessions, open_sessions
+from snapshots.attempts import PASSING
 from snapshots.baselines import forget_nodes
 from snapshots.store_identity import StoreIdentity, ensure_identity
 from storage.open import open_store
@@ -71,9 +72,16 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
 def _published(sessions: Sessions, id_: str, fleet_id: str, tables: list[Table]) -> list[str]:
     node, connection = sessions.fleet.node(id_), sessions.connections[id_]
     names = [qualified(table.group) for table in tables]
-    with naming_holders(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
-        bound_lock_waits(connection)
-        return ensure_publications(connection, fleet_id, tables)
+    try:
+        with naming_holders(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
+            bound_lock_waits(connection)
+            return ensure_publications(connection, fleet_id, tables)
+    except PASSING as error:
+        raise SchemaChangedError(
+            f"node {id_}: tables can't be published: {' '.join(str(error).split())}",
+            hint="repeat the command: its tables were changed meanwhile, or somebody has locked them in another order",
+            details={"node": id_},
+        ) from error
 
 
 def _forget(sessions: Sessions, store: ObjectStore) -> list[str]:

@@ -22,6 +22,7 @@ from fleet.publications import NOWHERE, check_admissible, check_published, ensur
 from fleet.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from fleet.sessions import Sessions, in_parallel
 from fleet.table_state import TableState, read_table_states
+from snapshots.attempts import PASSING, ChangedError
 from snapshots.chain import Chain
 from snapshots.fingerprint import read_fingerprint
 from snapshots.schema_plan import Before, ShardPlan, plan_shard
@@ -179,7 +180,10 @@ def publish_new(
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    """Let the tables of these names, by shard, be followed; raise RelationLockedError if one stays locked."""
+    """Let the tables of these names, by shard, be followed; raise RelationLockedError if one stays locked.
+
+    Raises ChangedError if one was dropped, or is something else, by now.
+    """
 
     def publish(node: str) -> None:
         connection = sessions.connections[node]
@@ -193,20 +197,22 @@ def publish_new(
             chosen = [qualified(table.group) for table in tables if table.group.name in names[node]]
             what = "publishing new tables"
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
+        except PASSING as error:
+            raise ChangedError(f"node {node}: new tables can't be published: {' '.join(str(error).split())}") from error
         progress.note(f"node {node}: new tables are followed: {', '.join(names[node])}")
 
     in_parallel(publish, names)
 
 
-def check_unchanged(sessions: Sessions, plan: SchemaPlan, where: tuple[str, GroupRules]) -> str:
-    """What was changed on a primary since the plan's catalogs were read, "" if nothing was.
+def changed_since(sessions: Sessions, seen: Mapping[str, Catalogs], where: tuple[str, GroupRules]) -> str:
+    """What was changed on a primary since its catalogs were `seen`, "" if nothing was.
 
     Raises PublicationChangedError if a whole publication of Cutline's was altered and still is.
     """
 
     def changed(node: str) -> str:
         with answering(sessions.fleet.node(node)):
-            return _change(sessions.connections[node], node, where[0], plan.catalogs[node])
+            return _change(sessions.connections[node], node, where[0], seen[node])
 
     return next(filter(None, in_parallel(changed, sessions.primaries)), "")
 

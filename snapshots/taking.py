@@ -16,14 +16,14 @@ from fleet.config import Node
 from fleet.groups import Group
 from fleet.progress import Progress
 from fleet.publications import publication_names
+from snapshots.attempts import ChangedError, until_unchanged, void_if
 from snapshots.carrying import Carried, Work, carry
-from snapshots.copying import ChangedError, until_unchanged
 from snapshots.cutting import CutPlan, MadeCut, make_cut
 from snapshots.jobs import SparkSource
 from snapshots.late_writers import late_writers
 from snapshots.manifest import SchemaPart, Sequence
 from snapshots.points import Point
-from snapshots.schema_changes import SchemaPlan, check_unchanged
+from snapshots.schema_changes import SchemaPlan, changed_since
 from snapshots.schema_record import schema_part
 from snapshots.sequences import never_back, read_sequences
 from storage.errors import ReportedError
@@ -69,26 +69,30 @@ def take_cut(
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, int] | None = None
 
-    def attempt() -> Taken:
+    def tried() -> Taken:
         nonlocal ends
+        carried = carry(work, moved, spark, progress)
+        if ends is None:
+            ends = close() if close else {}
+        plan = _cut_plan(work, carried)
+        before = creating.sessions.ask_named_primaries(read_sequences)
+        made = _made(work, plan, spark, progress)
+        _check_copies(work, carried, made)
+        sequences = never_back(before, creating.sessions.ask_named_primaries(read_sequences))
+        progress.reached(Point.SEQUENCES_READ)
+        schema = schema_part(work, carried, made, progress)
+        if cause := changed_since(creating.sessions, carried.plan.catalogs, work.where):
+            raise ChangedError(cause)
+        return Taken(made, plan, carried.plan, schema, sequences, ends)
+
+    def attempt() -> Taken:
         try:
-            carried = carry(work, moved, spark, progress)
-            if ends is None:
-                ends = close() if close else {}
-            plan = _cut_plan(work, carried)
-            before = creating.sessions.ask_named_primaries(read_sequences)
-            made = _made(work, plan, spark, progress)
-            _check_copies(work, carried, made)
-            sequences = never_back(before, creating.sessions.ask_named_primaries(read_sequences))
-            progress.reached(Point.SEQUENCES_READ)
-            schema = schema_part(work, carried, made, progress)
-            if cause := check_unchanged(creating.sessions, carried.plan, work.where):
-                raise ChangedError(cause)
+            with void_if(lambda: changed_since(creating.sessions, work.seen, work.where)):
+                return tried()
         except ChangedError as error:
             for shard, oids in error.moved.items():
                 moved.setdefault(shard, set()).update(oids)
             raise
-        return Taken(made, plan, carried.plan, schema, sequences, ends)
 
     return until_unchanged(attempt, creating.request.retries, progress)
 

@@ -14,6 +14,16 @@ ODD = (
 ROLES = ("fuzz owner", "Fuzz.reader")
 
 
+def is_name_in(word: str, encoding: str) -> bool:
+    """Whether the word can be a name, and a part of the names that PostgreSQL makes of it, in such a database.
+
+    In SQL_ASCII PostgreSQL cuts what is too long within a character, and such a name is refused.
+    """
+    if encoding == "LATIN1":
+        return word.isascii() or word[0] < "\u0100"
+    return encoding != "SQL_ASCII" or word.isascii() or len(word.encode()) < NAME_BYTES_MAX
+
+
 def numbered(word: str, number: int) -> str:
     """The word with the number at its end, in at most 63 bytes."""
     end = str(number)

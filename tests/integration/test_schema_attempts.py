@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -18,6 +18,7 @@ from fleet.connections import with_database
 from fleet.embedded import EmbeddedFleet
 from fleet.groups import SchemaChangedError
 from fleet.progress import Noting, Silent
+from fleet.publications import ensure_publications
 from snapshots.create import CreateRequest, create_full
 from snapshots.increment import create_increment
 from snapshots.manifest import Commit, SchemaPart
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESTORED = "tried_back"
+PUBLISH = "snapshots.schema_changes.ensure_publications"
 GROUPS = '[groups]\ninclude = ["tried.*"]\n'
 SCHEMA = (
     "CREATE SCHEMA tried",
@@ -262,3 +264,53 @@ def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried:
     assert len(commit.schema.successions["s1"]) == 1
     assert not any("met a change" in note for note in tried.notes), tried.notes
     tried.check(1)
+
+
+@pytest.mark.timeout(600)
+def test_a_table_that_is_dropped_while_it_is_copied_is_in_no_snapshot(tried: Tried) -> None:
+    def dropped(then: str = "SELECT") -> None:
+        tried.run("DROP TABLE tried.bag", then)
+
+    tried.create("copy", dropped, full=True)
+    assert [note for note in tried.notes if "met a change" in note and '"tried.bag" does not exist' in note]
+    tried.check(0)
+    # The same of one that an increment copies.
+    tried.run("CREATE TABLE tried.bag (id int PRIMARY KEY)", "INSERT INTO tried.bag VALUES (1)")
+    tried.create("copy", lambda: dropped("CREATE TABLE tried.bag (other int PRIMARY KEY)"))
+    assert any("met a change" in note for note in tried.notes), tried.notes
+    tried.check(1)
+    slots = [slot for node in tried.fleet.nodes for slot in slots_of(node.dsn)]
+    assert len(slots) == len(tried.fleet.nodes), "none is left but the chain's own"
+
+
+@pytest.mark.timeout(600)
+def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, drops = ensure_publications, ["DROP TABLE tried.brief"]
+
+    def dropped(*arguments: Any) -> list[str]:
+        tried.run(*drops)
+        drops.clear()
+        return publish(*arguments)
+
+    tried.runs.full(tried.name)
+    tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)", "UPDATE tried.t SET a = 'beside' WHERE id = 1")
+    monkeypatch.setattr(PUBLISH, dropped)
+    tried.create(Point.LOCKED, lambda: None)
+    assert [note for note in tried.notes if "met a change" in note and "can't be published" in note], tried.notes
+    tried.check(1)
+    # Nothing else is taken for a change: what never works ends the command, and says why.
+    monkeypatch.undo()
+    tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)")
+    monkeypatch.setattr(PUBLISH, failing)
+    with pytest.raises(SchemaChangedError, match=r"each of 4 attempts; last: node s1: new tables can't be published: "):
+        tried.runs.increment(tried.name)
+    monkeypatch.setattr("snapshots.initialise.ensure_publications", failing)
+    with pytest.raises(SchemaChangedError, match=r'^node s1: tables can\'t be published: relation "tried.never"'):
+        tried.runs.init()
+
+
+def failing(connection: psycopg.Connection[Any], *_: object) -> list[str]:
+    connection.execute("SELECT FROM tried.never")
+    return []

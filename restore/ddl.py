@@ -11,7 +11,7 @@ import psycopg
 from fleet.config import Node
 from fleet.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
 from fleet.encodings import RAW, raw_bytes
-from restore.statements import batches, statement_of
+from restore.statements import batches, each
 from snapshots.manifest import Sequence
 from storage.errors import RefusedError
 
@@ -48,21 +48,24 @@ def run_section(node: Node, section: str, script: str) -> None:
         if connection.info.server_version < TRANSACTION_TIMEOUT_VERSION:
             script = script.replace(TRANSACTION_TIMEOUT, "\n", 1)
         for statements in batches(script):
-            done, message = _run(connection, statements)
-            if message:
+            result = connection.pgconn.exec_(raw_bytes(statements))
+            if result.error_message:
+                message = result.error_message.decode(errors="replace")
                 if connection.broken:
                     raise unreachable(node, psycopg.OperationalError(message))
-                raise _refused(node, section, message, statement_of(statements, done))
+                raise _refused(node, section, message, _found(connection, statements))
 
 
-def _run(connection: psycopg.Connection[Any], statements: str) -> tuple[int, str]:
-    """Run the statements; how many of them were done, and what the server said of the one that was not."""
-    done, message = 0, b""
-    connection.pgconn.send_query(raw_bytes(statements))
-    while (result := connection.pgconn.get_result()) is not None:
-        message = message or result.error_message
-        done += not result.error_message
-    return done, message.decode(errors="replace")
+def _found(connection: psycopg.Connection[Any], statements: str) -> str:
+    """Which of the statements the server refuses, "" if it can't be told.
+
+    They were one transaction, and nothing of it is left: they are run once more, one by one.
+    """
+    connection.pgconn.exec_(b"BEGIN")
+    refused = (one for one in each(statements) if connection.pgconn.exec_(raw_bytes(one)).error_message)
+    found = next(refused, "")
+    connection.pgconn.exec_(b"ROLLBACK")
+    return found
 
 
 def _refused(node: Node, section: str, message: str, statement: str) -> SchemaLoadError:

@@ -46,13 +46,14 @@ def batches(script: str) -> Iterator[str]:
         yield script[begin:]
 
 
-def statement_of(script: str, number: int) -> str:
-    """The statement of that number, from 0, without the comments before it; "" where that can't be told."""
+def each(script: str) -> Iterator[str]:
+    """The statements one by one, without the comments before them; none where that can't be told."""
     if BACKSLASHES.search(script):
-        return ""
-    ends = [0, *statement_ends(script)]
-    text = script[ends[number] : ends[number + 1]] if number + 1 < len(ends) else ""
-    return COMMENT_LINES.sub("", text).strip()
+        return
+    begin = 0
+    for end in statement_ends(script):
+        yield COMMENT_LINES.sub("", script[begin:end]).strip()
+        begin = end
 
 
 def statement_ends(script: str) -> Iterator[int]:

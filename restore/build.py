@@ -17,6 +17,7 @@ from restore.ledger import LEDGER_SCHEMA, check_counts, create_ledger
 from restore.partitions import roots_of
 from restore.target import Target
 from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, listed_schema, read_schema
+from snapshots.search_path import search_path_of
 from wal.damage import read_listed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def read_scripts(restoring: Restoring, shard: str) -> dict[str, str]:
 
 def create_empty(restoring: Restoring, target: Target, scripts: Mapping[str, str]) -> None:
     """Create in the new database all that rows need, and its ledger."""
+    restoring.search_paths[target.shard] = search_path_of(scripts[PRE_DATA])
     run_section(target.loaded, PRE_DATA, scripts[PRE_DATA])
     with connect(target.loaded) as loading:
         create_ledger(loading)
@@ -56,7 +58,7 @@ def finish(restoring: Restoring, target: Target, scripts: Mapping[str, str], pro
     run_section(target.loaded, POST_DATA, scripts[POST_DATA])
     with connect(target.loaded) as connection:
         set_sequences(connection, restoring.chain.sequences(target.shard))
-    for problem in refresh_views(target.loaded, scripts[REFRESH]):
+    for problem in refresh_views(target.loaded, scripts[REFRESH], restoring.search_paths[target.shard]):
         progress.note(problem)
     run_section(target.loaded, EVENT_TRIGGERS, scripts[EVENT_TRIGGERS])
     report = next(node for node in restoring.report.nodes if node.node == target.node.id)

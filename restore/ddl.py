@@ -95,12 +95,17 @@ def views_of(script: str) -> list[str]:
     return [match["view"] for match in REFRESH_VIEW.finditer(script)]
 
 
-def refresh_views(node: Node, script: str) -> list[str]:
-    """Fill the materialized views that the script refreshes; return what kept some of them from it, a line each."""
+def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
+    """Fill the materialized views that the script refreshes; return what kept some of them from it, a line each.
+
+    From 17 on PostgreSQL itself refreshes them with a search_path of its own, and needs none of ours.
+    """
     problems: list[str] = []
     if not script:
         return problems
     with connect(node, client_encoding=RAW) as connection:
+        query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)"
+        connection.execute(query, (search_path.encode(),))
         for view in views_of(script):
             try:
                 connection.execute(raw_bytes(f"REFRESH MATERIALIZED VIEW {view}"))

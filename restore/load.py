@@ -26,6 +26,7 @@ from snapshots.base_copy import BASE_SCHEMA
 from snapshots.base_rows import rows_that_hold
 from snapshots.changed_keys import Keys
 from snapshots.overlay import column_of, runs
+from snapshots.search_path import DEFAULT
 from snapshots.sources import PROBLEM, BaseSource, problem_of, read_present
 from storage.errors import ReportedError, SnapshotError, report_of
 from storage.open import open_store
@@ -35,11 +36,15 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A database to load into, and the groups that are loaded there, by number; `roots` for restore/partitions.py."""
+    """A database to load into, and the groups that are loaded there, by number; `roots` for restore/partitions.py.
+
+    `search_path` is for what the tables' own functions do.
+    """
 
     node: Node
     groups: Mapping[int, Group]
     roots: Mapping[int, str] = field(default_factory=dict)
+    search_path: str = f"pg_catalog, {DEFAULT}"
 
     def only(self, numbers: Iterable[int]) -> LoadTarget:
         """The same database with those of its groups that are among `numbers`."""
@@ -109,6 +114,7 @@ class Loader:
         entry = f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
         # Waits for another attempt of the same task that is still under way.
         self._is_loaded = connection.execute(entry, (task,)).rowcount == 0
+        connection.execute("SELECT set_config('search_path', %s, true)", (target.search_path,))
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Send the batch's rows (columns group and row), each group's in one COPY."""

@@ -97,7 +97,11 @@ class RestoreReport:
 
 @dataclass(slots=True)
 class Restoring:
-    """One restore under way. `missing` are the roles that targets lack, `roots` for restore/partitions.py: by shard."""
+    """One restore under way.
+
+    By shard: `missing` are the roles that targets lack, `roots` for restore/partitions.py, and `search_paths` what rows
+    are loaded with.
+    """
 
     chain: Chain
     store: ObjectStore
@@ -108,6 +112,7 @@ class Restoring:
     report: RestoreReport
     missing: dict[str, list[str]] = field(default_factory=dict)
     roots: dict[str, dict[int, str]] = field(default_factory=dict)
+    search_paths: dict[str, str] = field(default_factory=dict)
 
     def groups(self, shard: str) -> list[Group]:
         """The shard's groups that are restored."""

@@ -53,6 +53,7 @@ def _load_rows(restoring: Restoring, session: SparkSession, progress: Progress) 
                 target.loaded,
                 {g.number: g for g in restoring.groups(target.shard)},
                 restoring.roots.get(target.shard, {}),
+                restoring.search_paths[target.shard],
             )
             for number, target in enumerate(restoring.targets)
         }

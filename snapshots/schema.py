@@ -29,6 +29,7 @@ from snapshots.documents import ManifestError
 from snapshots.dump_faults import corrected, read_other_types, with_other_types
 from snapshots.fingerprint import OWN_PUBLICATION
 from snapshots.manifest import DDL, StoredObject
+from snapshots.search_path import stored_search_path
 from storage.digest import digest
 from storage.store import ObjectStore
 from storage.storing import create_or_find
@@ -108,7 +109,8 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
             raise locked_error(node, "reading the DDL", locks.found) from error
         found = _sections_of(archive)
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
-        return found | {PRE_DATA: dropped + with_other_types(found[PRE_DATA], read_other_types(connection))}
+        pre_data = with_other_types(found[PRE_DATA], read_other_types(connection))
+        return found | {PRE_DATA: stored_search_path(connection) + dropped + pre_data}
 
 
 def _sections_of(archive: Path) -> dict[str, str]:

@@ -14,10 +14,16 @@ SELECT format('ALTER TABLE %I.%I REPLICA IDENTITY FULL', n.nspname, c.relname)
    AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
                       AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident)))
 """
+# What is inherited goes with what it is inherited from.
 COMPUTED_QUERY = """
-SELECT format('ALTER TABLE %I.%I DROP COLUMN %I CASCADE', n.nspname, c.relname, a.attname)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
- WHERE c.relkind = 'r' AND c.relreplident = 'f' AND a.attgenerated <> '' AND NOT a.attisdropped
+WITH RECURSIVE above (oid, name) AS (
+    SELECT c.oid, a.attname
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+     WHERE c.relkind = 'r' AND c.relreplident = 'f' AND a.attgenerated <> '' AND NOT a.attisdropped
+    UNION SELECT i.inhparent, a.name FROM above a JOIN pg_inherits i ON i.inhrelid = a.oid)
+SELECT format('ALTER TABLE %s DROP COLUMN %I CASCADE', u.oid::regclass, u.name)
+  FROM above u JOIN pg_attribute a ON a.attrelid = u.oid AND a.attname = u.name AND NOT a.attisdropped
+ WHERE a.attinhcount = 0
 """
 
 

@@ -20,7 +20,7 @@ from fleet.postgres_wheel import run_tool
 JUDGE = {
     "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC", "bytea_output": "hex",
     "extra_float_digits": "1", "search_path": "pg_catalog", "lock_timeout": "20s",
-    "xmloption": "content", "quote_all_identifiers": "off",
+    "xmloption": "content", "quote_all_identifiers": "off", "default_transaction_isolation": r"read\ committed",
 }  # fmt: skip
 # The columns by name: pg_dump gives those that a heir has from its parent their place before the heir's own.
 TABLES_QUERY = """

@@ -47,7 +47,8 @@ class Writer:
                 session.execute(ENTRY, (entry,))
             except psycopg.Error as error:
                 self.errors[type(error).__name__] += 1
-                self.stop.wait(0.2)
+                # As soon as it can: all of a terminal snapshot may take no longer than a patient client waits.
+                self.stop.wait(0.02)
                 raise
             self.acknowledged.append(entry)
             self.stop.wait(0.01)

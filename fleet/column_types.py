@@ -20,7 +20,18 @@ UNION
 SELECT o.opckeytype FROM pg_opclass o
  WHERE o.opckeytype <> 0 AND NOT EXISTS (SELECT FROM pg_opclass i WHERE i.opcintype = o.opckeytype)
 """
-# Types are followed once for all columns of theirs; below 16384 are PostgreSQL's own, of which only arrays hold others.
+# SQL: the types that have a part in those of `u`, one level deeper. Below 16384 are PostgreSQL's own, of which only
+# arrays hold others.
+WITHIN = """JOIN pg_type t ON t.oid = u.typid
+     CROSS JOIN LATERAL (
+           SELECT t.typelem WHERE t.typelem <> 0
+           UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+           UNION ALL SELECT a.atttypid FROM pg_attribute a
+                      WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+           ) part (oid)
+     WHERE u.typid >= 16384 OR t.typcategory = 'A'"""
+# Types are followed once for all columns of theirs.
 COLUMNS_QUERY = f"""
 WITH RECURSIVE columns AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid FROM pg_attribute a
@@ -29,15 +40,7 @@ contained (root, typid) AS (
     SELECT DISTINCT c.atttypid, c.atttypid FROM columns c
     UNION
     SELECT u.root, part.oid
-      FROM contained u JOIN pg_type t ON t.oid = u.typid
-     CROSS JOIN LATERAL (
-           SELECT t.typelem WHERE t.typelem <> 0
-           UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
-           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-           UNION ALL SELECT a.atttypid FROM pg_attribute a
-                      WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
-           ) part (oid)
-     WHERE u.typid >= 16384 OR t.typcategory = 'A'
+      FROM contained u {WITHIN}
 ),
 told (oid) AS (SELECT 'xml'::regtype::oid UNION {OWN_QUERY})
 SELECT c.attrelid::bigint, c.attnum, c.attname, told.oid::regtype::text

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleet.append_only import Counters, read_counters
+from fleet.column_types import WITHIN
 from fleet.encodings import readable
 from fleet.groups import Table
 from fleet.publications import NOWHERE, check_published
@@ -32,23 +33,15 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
-# Types below 16384 are PostgreSQL's own. A row of pg_enum has another xmin once its label or its place was changed.
+# A row of pg_enum has another xmin once its label or its place was changed.
 # Types like regclass are printed as names, and aclitem with those of roles: a hash of all that there are stamps them.
-TYPES_QUERY = """
+TYPES_QUERY = f"""
 WITH RECURSIVE used (relid, typid) AS (
     SELECT a.attrelid, a.atttypid FROM pg_attribute a
      WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
     UNION
     SELECT u.relid, part.oid
-      FROM used u JOIN pg_type t ON t.oid = u.typid
-     CROSS JOIN LATERAL (
-           SELECT t.typelem WHERE t.typelem <> 0
-           UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
-           UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-           UNION ALL SELECT a.atttypid FROM pg_attribute a
-                      WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
-           ) part (oid)
-     WHERE u.typid >= 16384 OR t.typcategory = 'A'
+      FROM used u {WITHIN}
 )
 SELECT u.relid::bigint, format('enum %%s %%s %%s.%%s', t.oid, e.oid, e.enumlabel, e.xmin)
   FROM used u JOIN pg_type t ON t.oid = u.typid JOIN pg_enum e ON e.enumtypid = t.oid

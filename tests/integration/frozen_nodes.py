@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from fleet.config import Fleet, Node
 from fleet.connections import connect
@@ -36,13 +37,19 @@ def running_shards(directory: Path, shards: int) -> Iterator[EmbeddedFleet]:
         stop_fleet(directory, delete=True)
 
 
-def published_fleet(servers: EmbeddedFleet, folder: Path) -> Fleet:
+@pytest.fixture
+def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
     """The servers as a fleet whose publications are there, as `init` leaves them."""
-    found = described(servers, folder / "fleet.toml", f"file://{folder}/store")
-    for node in found.primaries:
-        with connect(node) as connection:
+    found = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    for one in found.primaries:
+        with connect(one) as connection:
             ensure_publications(connection, FLEET_ID, [])
     return found
+
+
+@pytest.fixture
+def node(fleet: Fleet) -> Node:
+    return fleet.primaries[0]
 
 
 def state(node: Node) -> list[Any]:

@@ -6,17 +6,15 @@ One small chain is made once; every test damages a copy of its store.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from restore.restore import RestoreRequest, plan_restore, restore_fleet
 from snapshots.commits import SnapshotMissingError, commit_key
@@ -27,13 +25,13 @@ from tests.integration.stored_chain import (
     ONLY_PRIMARIES,
     Stored,
     changed_keys,
-    copied,
     group_number,
     is_shared,
+    made,
     row_of,
-    stored_chain,
+    stored,
 )
-from tests.snapshot_runs import Ready, run_command
+from tests.snapshot_runs import run_command
 from tests.store_damage import (
     Document,
     change_base,
@@ -49,21 +47,7 @@ from tests.store_damage import (
 )
 from wal.segment_schema import PREPARE
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def made(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stored]:
-    with stored_chain(shared_fleet, tmp_path_factory.mktemp("damage"), Ready(spark)) as found:
-        yield found
-
-
-@pytest.fixture
-def stored(made: Stored, tmp_path: Path) -> Stored:
-    return copied(made, tmp_path)
+__all__ = ["made", "stored"]  # the fixtures
 
 
 def test_a_healthy_chain_is_valid(stored: Stored) -> None:

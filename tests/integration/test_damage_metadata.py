@@ -5,15 +5,13 @@ And by the next increment, which is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from check.report import CheckReport
 from check.verify import CheckRequest, check_snapshots
-from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
 from restore.restore import RestoreRequest, plan_restore
 from snapshots.catalog import list_store, show_snapshot
@@ -23,25 +21,10 @@ from snapshots.create import CreateRequest
 from snapshots.documents import ManifestError
 from snapshots.increment import estimate_increment
 from snapshots.store_identity import ForeignSnapshotError
-from tests.integration.stored_chain import NAME, ONLY_PRIMARIES, Stored, copied, stored_chain
-from tests.snapshot_runs import Ready
+from tests.integration.stored_chain import NAME, ONLY_PRIMARIES, Stored, made, stored
 from tests.store_damage import change_document, empty, extend, flip_byte, remove, truncate
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def made(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stored]:
-    with stored_chain(shared_fleet, tmp_path_factory.mktemp("damage"), Ready(spark)) as found:
-        yield found
-
-
-@pytest.fixture
-def stored(made: Stored, tmp_path: Path) -> Stored:
-    return copied(made, tmp_path)
+__all__ = ["made", "stored"]  # the fixtures
 
 
 def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:

@@ -24,33 +24,24 @@ from tests.integration.frozen_nodes import (
     FLEET_ID,
     WRITE,
     execute,
+    fleet,
     may_write,
-    published_fleet,
+    node,
     role,
     running_shards,
     state,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fleet.embedded import EmbeddedFleet
+
+__all__ = ["fleet", "node"]  # the fixtures
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
     with running_shards(tmp_path_factory.mktemp("frozen") / "fleet", 1) as found:
         yield found
-
-
-@pytest.fixture
-def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
-    return published_fleet(servers, tmp_path)
-
-
-@pytest.fixture
-def node(fleet: Fleet) -> Node:
-    return fleet.primaries[0]
 
 
 @pytest.mark.parametrize(

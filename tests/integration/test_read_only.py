@@ -20,17 +20,18 @@ from snapshots.read_only import ReadOnlyLeftError, resume_fleet
 from tests.integration.frozen_nodes import (
     FLEET_ID,
     WRITE,
+    fleet,
     may_write,
-    published_fleet,
+    node,
     running_shards,
     state,
 )
 from tests.watching import Watching
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fleet.embedded import EmbeddedFleet
+
+__all__ = ["fleet", "node"]  # the fixtures
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +40,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]
         yield found
 
 
-@pytest.fixture
-def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
-    return published_fleet(servers, tmp_path)
-
-
-@pytest.fixture
-def node(fleet: Fleet) -> Node:
-    return fleet.primaries[0]
-
-
 def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
     was = [state(node) for node in fleet.primaries]
-    for node in fleet.primaries:
-        with connect(node) as connection:
-            freeze(connection, FLEET_ID, f"operation-{node.id}", "last")
+    for one in fleet.primaries:
+        with connect(one) as connection:
+            freeze(connection, FLEET_ID, f"operation-{one.id}", "last")
     with ExitStack() as stack:
         pooled = [stack.enter_context(closing(psycopg.connect(node.dsn))) for node in fleet.primaries]
         ours = [
@@ -85,8 +76,8 @@ def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node:
 
 
 def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
-    for node in fleet.primaries:
-        with connect(node) as connection:
+    for one in fleet.primaries:
+        with connect(one) as connection:
             freeze(connection, FLEET_ID, "operation-1", "last")
     first, second = fleet.primaries
     servers.kill_node(servers.primaries[1])

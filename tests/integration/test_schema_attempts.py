@@ -5,134 +5,25 @@ What is restored is compared with what PostgreSQL prints of the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
-from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
 from fleet.groups import SchemaChangedError
-from fleet.progress import Noting, Silent
+from fleet.progress import Noting
 from fleet.publications import ensure_publications
 from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.manifest import Commit, SchemaPart
 from snapshots.points import Point
-from storage.errors import SnapshotError
 from storage.open import open_store
-from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of, sorted_copies
+from tests.integration.tried_chain import Interrupted, Tried, tried
+from tests.snapshot_runs import slots_of
 from wal.slots import slot_name
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["tried"]  # the fixture
 
-RESTORED = "tried_back"
 PUBLISH = "snapshots.schema_changes.ensure_publications"
-GROUPS = '[groups]\ninclude = ["tried.*"]\n'
-SCHEMA = (
-    "CREATE SCHEMA tried",
-    "CREATE TABLE tried.t (id int PRIMARY KEY, a text)",
-    "INSERT INTO tried.t SELECT n, 'a' || n FROM generate_series(1, 20) AS n",
-    "CREATE TABLE tried.bag (a text, n int)",
-    "ALTER TABLE tried.bag REPLICA IDENTITY FULL",
-    "INSERT INTO tried.bag SELECT 'b' || n % 3, n % 2 FROM generate_series(1, 20) AS n",
-)
-
-
-class GivenUpError(SnapshotError):
-    """The attempt ends here."""
-
-
-@dataclass(slots=True)
-class Interrupted(Silent):
-    """Whenever a point is reached or a step begun, up to so many times, something is done."""
-
-    point: Point | str
-    then: Callable[[], None]
-    times: int = 1
-
-    def reached(self, point: str, *, node: str = "") -> None:
-        if point == self.point and self.times:
-            self.times -= 1
-            self.then()
-
-    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        self.reached(name)
-
-
-@dataclass(slots=True)
-class Tried:
-    """A chain of one shard with its standby."""
-
-    runs: Runs
-    name: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.runs.fleet
-
-    def run(self, *statements: str) -> None:
-        execute(self.fleet.primaries[0].dsn, *statements)
-
-    def create(self, point: Point | str, then: Callable[[], None], *, full: bool = False) -> Commit:
-        noting = Noting(Interrupted(point, then))
-        try:
-            work = create_full if full else create_increment
-            return work(self.fleet, CreateRequest(self.name), self.runs.spark, noting)
-        finally:
-            self.notes = noting.notes
-
-    def fail(self, point: Point = Point.RESOLVED) -> None:
-        """An increment that ends at the point; what it archived stays."""
-
-        def give_up() -> None:
-            raise GivenUpError("it ends here")
-
-        with pytest.raises(GivenUpError):
-            self.create(point, give_up)
-
-    def increment(self) -> SchemaPart:
-        """The next increment, restored and compared; what it says of definitions."""
-        commit = self.runs.increment(self.name)
-        self.check(commit.increment)
-        assert commit.schema
-        return commit.schema
-
-    def check(self, increment: int) -> None:
-        (primary,) = self.fleet.primaries
-        target = replace(self.fleet, nodes=(with_database(primary, RESTORED),))
-        self.runs.restore(self.name, target, increment)
-        found, expected = (
-            {name: text for name, text in sorted_copies(node.dsn).items() if name.startswith("tried.")}
-            for node in (target.primaries[0], primary)
-        )
-        assert found == expected
-
-
-@pytest.fixture
-def tried(
-    shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
-) -> Iterator[Tried]:
-    directory = tmp_path_factory.mktemp("tried")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
-    fleet = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.shard == "s1"))
-    with chains_dropped(fleet):
-        try:
-            execute(fleet.primaries[0].dsn, *SCHEMA)
-            made = Tried(Runs(fleet, Ready(spark)), "tried")
-            made.runs.init()
-            yield made
-        finally:
-            execute(fleet.primaries[0].dsn, "DROP SCHEMA IF EXISTS tried CASCADE")
-            with psycopg.connect(with_database(fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
-                server.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
 
 
 @pytest.mark.timeout(600)

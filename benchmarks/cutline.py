@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Silent
-from wal.slots import drop_slot, slot_name
+from wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cli.spark import SparkStart
-    from snapshots.manifest import Commit
+    from cli.spark.start import SparkStart
+    from snapshots.records.commit import Commit
 
 COMMAND = "from cli.main import main; main()"
 COLD_SECONDS_MAX = 600
@@ -53,14 +53,15 @@ class Cutline:
 
     def create(self, name: str) -> Commit:
         """`create NAME`."""
-        from snapshots.create import CreateRequest, create_full
+        from snapshots.create.full import create_full
+        from snapshots.create.request import CreateRequest
 
         return create_full(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def create_incremental(self, name: str) -> Commit:
         """`create NAME --incremental`."""
-        from snapshots.create import CreateRequest
-        from snapshots.increment import create_increment
+        from snapshots.create.increment import create_increment
+        from snapshots.create.request import CreateRequest
 
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
@@ -78,7 +79,9 @@ class Cutline:
 
     def restore(self, name: str, increment: int, target: Path) -> Any:
         """`restore NAME --increment N --to FILE`."""
-        from restore.restore import RestoreRequest, plan_restore, restore_fleet
+        from restore.plan import plan_restore
+        from restore.request import RestoreRequest
+        from restore.restore import restore_fleet
 
         planned = plan_restore(self.fleet, load_fleet(target), RestoreRequest(name, increment))
         return restore_fleet(planned, self.spark, Silent())
@@ -92,8 +95,8 @@ class Cutline:
 @contextmanager
 def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
     """Start Spark, run `init`, and yield the commands; Spark is stopped in the end."""
-    from cli.spark import start_spark
-    from snapshots.initialise import initialise
+    from cli.spark.start import start_spark
+    from snapshots.create.initialise import initialise
 
     fleet = load_fleet(fleet_toml)
     with start_spark(fleet, "benchmark") as spark:

@@ -9,7 +9,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fleet.postgres_wheel import run_tool
+from fleet.programs.wheel import run_tool
 
 PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
 
@@ -31,8 +31,8 @@ def environment() -> dict[str, object]:
 
 def java_version() -> str:
     """The version of the Java that Spark is given, "none" if it finds none."""
-    from cli.cache_folder import cache_folder
-    from cli.java import find_java
+    from cli.spark.cache_folder import cache_folder
+    from cli.spark.java import find_java
     from storage.errors import SnapshotError
 
     try:

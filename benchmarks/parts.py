@@ -19,7 +19,7 @@ from benchmarks.results import Results
 from benchmarks.shard import Shard
 
 if TYPE_CHECKING:
-    from snapshots.manifest import Commit
+    from snapshots.records.commit import Commit
 
 PARTS = ("create", "check", "increment", "restore", "cold")
 COLD_REPEATS = 5

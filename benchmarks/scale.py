@@ -23,10 +23,10 @@ import psycopg
 from benchmarks import scale_databases as databases
 from benchmarks.memory import cpu_seconds, watched_memory
 from benchmarks.peers import size_bytes
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.embedded_folder import DATABASE
-from fleet.embedded_server import running_pid
-from fleet.postgres_wheel import run_tool
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.folder import DATABASE
+from embedded.server import running_pid
+from fleet.programs.wheel import run_tool
 
 COMMAND = "from cli.main import main; main()"
 TABLES, CHANGES, BYTES, ROWS = PARTS = ("tables", "changes", "bytes", "rows")

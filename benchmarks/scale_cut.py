@@ -23,9 +23,9 @@ from rich.table import Table
 from benchmarks.machine import raise_open_files, resident_bytes, resident_bytes_max
 from benchmarks.scale_cut_fleet import chained, in_flight
 from benchmarks.scale_cut_servers import simulated_nodes
-from wal.cut import resolve
-from wal.cut_events import NodeWindow
-from wal.markers import Marker, write_markers
+from wal.cut.cut_events import NodeWindow
+from wal.cut.markers import Marker, write_markers
+from wal.cut.resolve import resolve
 
 SIZES = (1, 10, 100, 1_000, 10_000)
 REPEATS = 3
@@ -80,7 +80,7 @@ def alone(task: Callable[[], Figure]) -> Figure:
 def resolve_in_flight(nodes: int, transactions: int) -> Figure:
     """Resolve with so many global transactions in flight, all told."""
     seconds, cpu, peak, cut = least(partial(resolve, in_flight(nodes, transactions)))
-    raised = sum(part.position > part.start for part in cut.nodes.values())
+    raised = sum(part.position > part.start for part in cut.nodes)
     note = f"{cut.in_flight:,} in flight, {cut.included_early:,} included early, {raised:,} nodes raised"
     return Figure(RESOLVE, nodes, seconds, cpu, peak, note)
 

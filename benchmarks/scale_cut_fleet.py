@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from wal.arrow_numbers import to_arrow
-from wal.bytes_column import Ints
-from wal.cut_events import NodeWindow
-from wal.segment_schema import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
+from columns.arrow_numbers import to_arrow
+from columns.bytes_column import Ints
+from fleet.lsn import Lsn
+from wal.cut.cut_events import NodeWindow
+from wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, SEGMENT_SCHEMA
 
 START, FINISH = 1 << 40, 1 << 41
 RECORD_BYTES = 64
@@ -66,6 +67,8 @@ def windows(
     table = pa.table(columns, schema=SEGMENT_SCHEMA)
     first = np.searchsorted(node[order], np.arange(nodes + 1)).tolist()
     return {
-        f"node-{place}": NodeWindow(0, START, FINISH, table.slice(first[place], first[place + 1] - first[place]))
+        f"node-{place}": NodeWindow(
+            Lsn(0), Lsn(START), Lsn(FINISH), table.slice(first[place], first[place + 1] - first[place])
+        )
         for place in range(nodes)
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import psycopg
 
-from fleet.groups import quoted
+from fleet.tables.groups import quoted
 
 TABLES_PER_SCHEMA = 1000
 TABLES_AT_ONCE = 200

@@ -13,10 +13,10 @@ from typing import Any
 
 import psycopg
 
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.embedded_folder import DATABASE
-from fleet.embedded_server import EmbeddedNode
-from fleet.postgres_wheel import run_tool
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.folder import DATABASE
+from embedded.server import EmbeddedNode
+from fleet.programs.wheel import run_tool
 
 ROWS_PER_SCALE = 100_000
 CLIENTS = 4

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import numpy.typing as npt
 
-from fleet.bank_workload import BankWorkload
+from embedded.bank_workload import BankWorkload
 
 START_SECONDS_MAX = 60
 END_SECONDS_MAX = 120

@@ -7,7 +7,7 @@ folded changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from check.hashing import Sums, combine_all, combine_hashes
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.base_rows import rows_that_hold
-from snapshots.changed_keys import Keys
-from snapshots.overlay import part, runs
-from snapshots.present import in_present_terms
-from snapshots.sources import BaseSource, read_tables
-from storage.errors import SnapshotError, report_of
-from storage.open import open_store
-from wal.bytes_column import from_arrow, xxhash64
-from wal.damage import ObjectDamagedError
+from columns.bytes_column import from_arrow, runs, xxhash64
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.changed_keys import Keys
+from snapshots.fold.schema_at_cut import in_present_terms
+from snapshots.fold.sources import BaseSource, read_tables
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class BaseHashTask:
     base: BaseSource
     partitions: Mapping[int, int]
     changed: Any
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class BaseHashReport:
     sums: Sums | None
     rows: int = 0
     bytes: int = 0
-    problem: dict[str, Any] | None = None
+    problem: ErrorReport | None = None
 
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
@@ -57,7 +55,7 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     parts: list[Sums] = []
     rows: dict[int, int] = {}
     try:
-        for table in read_tables(open_store(task.store_url, task.store_options), task.base.source, BASE_SCHEMA):
+        for table in read_tables(task.store.open(), task.base.source, BASE_SCHEMA):
             _count_rows(table, rows)
             parts += [one for batch in table.to_batches() for one in _hashed(task, batch, changed)]
         _check_rows(task, rows)
@@ -120,7 +118,7 @@ def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt
         number = int(group[at.start])
         if number not in task.partitions:
             raise _rows_differ(task, f"rows of group {number}")
-        hashes = xxhash64(part(rows, at)) if number in task.base.multisets else key_hashes[at]
+        hashes = xxhash64(rows.part(at)) if number in task.base.multisets else key_hashes[at]
         if np.any((hashes & np.uint64(task.partitions[number] - 1)).astype(np.int64) != partition[at]):
             source = task.base.source
             raise ObjectDamagedError(

@@ -5,22 +5,20 @@ There is one copy of them, of the primary, so they are compared with nothing: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from check.checking import Checking
-from check.report import Conflict
+from check.findings import Findings, conflict_of
 from fleet.progress import Progress
-from snapshots.jobs import run_tasks
-from snapshots.large_objects import stored_large_objects
-from snapshots.manifest import LARGE_OBJECTS_COUNT, StoredObject
-from storage.errors import ReportedError, SnapshotError, UnreachableError, report_of
-from storage.open import open_store
-from wal.damage import ObjectDamagedError, read_listed
+from snapshots.operations.spark_jobs import run_tasks
+from snapshots.records.commit import LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
+from snapshots.records.large_objects import stored_large_objects
+from storage.errors import ErrorReport, SnapshotError, UnreachableError, error_of, report_of
+from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError, read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,37 +29,35 @@ class LargeCheckTask:
     """An object that holds large objects."""
 
     stored: StoredObject
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
 
 
-def check_large_objects(checking: Checking, session: SparkSession, progress: Progress) -> None:
-    """Read all of them; one that is damaged is a conflict, and takes nothing from the rows of its node."""
-    url, options = checking.location
-    tasks = [LargeCheckTask(stored, url, options) for stored in stored_large_objects(checking.chain.full)]
+def check_large_objects(
+    session: SparkSession, full: FullSnapshot, store: StoreLocation, findings: Findings, progress: Progress
+) -> None:
+    """Read all of them; one that is damaged is a conflict, and takes nothing from the rows of its node.
+
+    Raises the error of a task whose store did not answer.
+    """
+    tasks = [LargeCheckTask(stored, store) for stored in stored_large_objects(full)]
     if not tasks:
         return
     progress.step("read large objects", total=len(tasks), unit="objects")
-    compared = checking.report.compared
     for task, problem in zip(tasks, run_tasks(session, read_large, tasks, progress), strict=True):
-        stored = task.stored
         if problem is None:
-            compared.objects += 1
-            compared.bytes += stored.size
-            checking.report.large_objects += stored.rows.get(LARGE_OBJECTS_COUNT, 0)
+            findings.count(objects=1, size_bytes=task.stored.size)
+            findings.report.large_objects += task.stored.rows.get(LARGE_OBJECTS_COUNT, 0)
         elif problem["exit_code"] == UnreachableError.exit_code:
-            raise ReportedError(problem)
+            raise error_of(problem)
         else:
-            kind = str(problem["details"].get("kind", problem["slug"]))
-            conflict = Conflict(kind, str(problem["message"]), node=stored.node, object=stored.key)
-            checking.report.conflicts.append(conflict)
+            findings.conflict(replace(conflict_of(problem), node=task.stored.node, object=task.stored.key))
 
 
-def read_large(task: LargeCheckTask) -> dict[str, Any] | None:
+def read_large(task: LargeCheckTask) -> ErrorReport | None:
     """Read one object; what is wrong with it, None if nothing is."""
     stored = task.stored
     try:
-        store = open_store(task.store_url, task.store_options)
+        store = task.store.open()
         count = _count(stored, read_listed(store, stored.node, stored.key, (stored.size, stored.digest)))
         if count != stored.rows.get(LARGE_OBJECTS_COUNT, 0):
             detail = f"it has {count} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0)}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.left_out import LeftOut
-from snapshots.open_operations import OpenOperation
+from fleet.record import plain
+from fleet.tables.left_out import LeftOut
+from snapshots.operations.open_operations import OpenOperation
 
 SCHEMA = "cutline/check/1"
 VALID, CONFLICTS, INCONCLUSIVE = "valid", "conflicts", "inconclusive"
@@ -90,7 +91,7 @@ class SnapshotReport:
             "compared": {name: getattr(self.compared, name) for name in names},
             "append_only": self.append_only,
             "large_objects": self.large_objects,
-            "warned": [one.to_json() for one in self.warned],
+            "warned": plain(self.warned),
             "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
             "conflicts": [one.to_json() for one in self.conflicts],
         }

@@ -8,23 +8,34 @@ read at the cut: copies may have stored the same change under different definiti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from check.copies import Copies
+from check.findings import Findings
 from check.hashing import Sums, combine_all, combine_hashes
-from snapshots.overlay import column_of
-from snapshots.present import Present, in_present_terms
-from snapshots.sources import CHANGE_OPS, Source, read_tables
-from storage.errors import SnapshotError, report_of
-from storage.open import open_store
-from wal.archive import Segment
-from wal.bytes_column import BytesColumn, from_list, xxhash64
-from wal.damage import ObjectDamagedError
-from wal.segment_schema import MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
+from check.report import Conflict
+from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
+from fleet.lsn import Lsn
+from fleet.progress import Progress
+from snapshots.fold.schema_at_cut import Present, in_present_terms
+from snapshots.fold.sources import CHANGE_OPS, Source, read_tables, segment_sources
+from snapshots.operations.spark_jobs import run_tasks
+from snapshots.records.chain import Chain
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+from wal.cut.markers import marker_from_bytes
+from wal.segments.archive import Segment
+from wal.segments.damage import ObjectDamagedError
+from wal.segments.segment_schema import MARKER, PARTIAL, ROLLBACK_PREPARED, SEGMENT_SCHEMA, TRUNCATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +48,11 @@ class StreamTask:
 
     source: Source
     segment: Segment
-    since: int
-    position: int
-    excluded: frozenset[int]
+    since: Lsn
+    position: Lsn
+    excluded: frozenset[Lsn]
     present: Present | None
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +61,21 @@ class StreamReport:
 
     sums: Sums | None
     changes: int = 0
-    markers: tuple[tuple[bytes, int], ...] = ()
-    problem: dict[str, Any] | None = None
+    markers: tuple[tuple[bytes, Lsn], ...] = ()
+    problem: ErrorReport | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
     """Read the segment whole and hash it."""
     parts: list[Sums] = []
-    markers: list[tuple[bytes, int]] = []  # two per cut
+    markers: list[tuple[bytes, Lsn]] = []  # two per cut
     counts = np.zeros(4, np.int64)
     try:
-        for table in read_tables(open_store(task.store_url, task.store_options), task.source, SEGMENT_SCHEMA):
+        for table in read_tables(task.store.open(), task.source, SEGMENT_SCHEMA):
             op = np.asarray(table["op"].to_numpy())
             counts += _counts(op)
             found = table.filter(pa.array(op == MARKER))
-            markers += zip(found["row"].to_pylist(), found["lsn"].to_pylist(), strict=True)
+            markers += zip(found["row"].to_pylist(), map(Lsn, found["lsn"].to_pylist()), strict=True)
             parts += [_hashed(task, one) for one in in_present_terms(table, task.present)]
         _check_counts(task, tuple(counts.tolist()))
     except SnapshotError as error:
@@ -117,3 +127,52 @@ def _check_counts(task: StreamTask, found: tuple[int, ...]) -> None:
             node=source.node,
             detail=f"it has {found} rows ({names}) instead of {expected}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHashes:
+    """Combined hashes of every node's stream by (node number, group), and the markers found in it, by node."""
+
+    sums: Sums
+    markers: Mapping[str, Mapping[bytes, Lsn]]
+
+
+def hash_streams(
+    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
+) -> StreamHashes:
+    """Hash every copy's segments in a Spark job; what can't be read is noted as damage."""
+    tasks = [
+        StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.present, store)
+        for number, node in enumerate(copies.nodes)
+        for one in segment_sources(copies.chain, number, node, copies.alike(node))
+    ]
+    progress.step("read WAL archive", total=len(tasks), unit="objects")
+    reports = run_tasks(session, hash_stream, tasks, progress)
+    parts: list[Sums] = []
+    markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
+    for task, found in zip(tasks, reports, strict=True):
+        if found.problem is not None:
+            findings.damage(found.problem)
+        elif found.sums is not None:
+            parts.append(found.sums)
+            markers[task.source.node].update(dict(found.markers))
+            findings.count(objects=1, size_bytes=task.source.size, changes=found.changes)
+    return StreamHashes(combine_all(parts, 2), markers)
+
+
+def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
+    """Check that every whole copy's archive has both markers of every cut where the commit says."""
+    for node, contents in markers.items():
+        if node in findings.damaged:
+            continue
+        found: dict[tuple[str, str], Lsn] = {}
+        for content, position in contents.items():
+            with suppress(ValueError):
+                marker = marker_from_bytes(content)
+                found[marker.cut, marker.kind] = position
+        for commit in chain.commits:
+            cut = commit.cut.of(chain.shard_of(node))
+            for kind, position in (("start", cut.start), ("finish", cut.finish)):
+                if found.get((commit.cut.id, kind)) != position:
+                    detail = f"the {kind} marker of cut {commit.cut.id} is missing"
+                    findings.conflict(Conflict("marker", detail, node=node))

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from check.report import Conflict, Skipped, SnapshotReport
-from fleet.left_out import warned_of
-from snapshots.chain import Chain
-from snapshots.commits import (
+from fleet.tables.left_out import warned_of
+from snapshots.ddl.dump import listed_schema
+from snapshots.records.chain import Chain
+from snapshots.records.commits import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
@@ -17,9 +18,8 @@ from snapshots.commits import (
     read_chain,
     snapshot_names,
 )
-from snapshots.schema import listed_schema
-from snapshots.store_identity import FLEET_KEY, foreign_snapshot
-from snapshots.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
+from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot
+from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from storage.store import ObjectMissingError, ObjectStore
 
@@ -56,8 +56,8 @@ def check_structure(
     report = SnapshotReport(name, chain.last.increment, append_only=chain.append_only, warned=warned_of(chain.left_out))
     if increment is None and not is_only_full(store, name):
         report.conflicts += _lost(chain, recorded)
-    if chain.part.fleet_id != fleet_id:
-        foreign = foreign_snapshot(name, chain.part.fleet_id, fleet_id)
+    if chain.full.fleet_id != fleet_id:
+        foreign = foreign_snapshot(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
     checks += [("commit", partial(listed_schema, chain, one.node)) for one in chain.nodes if not one.backup_of]

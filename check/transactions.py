@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from check.hashing import hash_aggregates
 from check.report import Conflict
-from snapshots.folding import TASKS_PER_CORE, dealt
-from snapshots.sources import SegmentSource
-from storage.errors import SnapshotError, report_of
-from storage.open import open_store
-from wal.segment_schema import COMMIT, PREPARE
-from wal.segments import read_events
+from snapshots.fold.fold import TASKS_PER_CORE, dealt
+from snapshots.fold.sources import SegmentSource
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+from wal.segments.segment_schema import COMMIT, PREPARE
+from wal.segments.segments import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,14 +42,14 @@ class PairReport:
 
     transactions: int
     conflicts: list[Conflict]
-    problems: list[dict[str, Any]]
+    problems: list[ErrorReport]
 
 
 def compare_pairs(
     spark: SparkSession,
     nodes: tuple[str, ...],
     segments: tuple[SegmentSource, ...],
-    store: tuple[str, dict[str, Any]],
+    store: StoreLocation,
 ) -> PairReport:
     """Compare the primaries' sides of every transaction that two of them have parts of."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
@@ -65,7 +65,7 @@ def compare_pairs(
         *hash_aggregates(hashed, "right_", F.col("there")),
     )
     conflicts: list[Conflict] = []
-    problems: list[dict[str, Any]] = []
+    problems: list[ErrorReport] = []
     shared = 0
     for row in sides.collect():  # bounded by the pairs of primaries
         if row["node"] == UNREAD_NODES[0]:
@@ -88,16 +88,13 @@ def shared_pairs(parts: DataFrame) -> DataFrame:
     return left.join(right, "global_id").where("node < other")
 
 
-def read_parts(
-    spark: SparkSession, segments: tuple[SegmentSource, ...], store: tuple[str, dict[str, Any]]
-) -> DataFrame:
+def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
     """PART_ROWS of the segments; of one that can't be read its report as `global_id`, on both of UNREAD_NODES."""
-    url, options = store
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = dealt(segments, tasks)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = open_store(url, options)
+        opened = store.open()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:

@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from check.checking import Checking
+from check.findings import Findings
 from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
 from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.documents import ManifestError
-from snapshots.jobs import SparkSource
-from snapshots.open_operations import read_open_operations, told_where_missing
-from snapshots.operations import recorded_commits
-from snapshots.schema import SECTIONS, read_schema
-from snapshots.store_identity import read_identity
-from snapshots.tombstones import SnapshotDeletedError, is_deleted, is_only_full
+from snapshots.ddl.dump import SECTIONS, read_schema
+from snapshots.operations.open_operations import read_open_operations, told_where_missing
+from snapshots.operations.operation import recorded_commits
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.chain import Chain
+from snapshots.records.documents import ManifestError
+from snapshots.records.store_identity import read_identity
+from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from storage.errors import SnapshotError
-from storage.open import open_store
+from storage.location import StoreLocation
 from storage.store import ObjectStore
-from wal.damage import ObjectDamagedError, read_listed
+from wal.segments.damage import ObjectDamagedError, read_listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class CheckRequest:
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
     """Check what is asked for. Spark is started only once there is something to read."""
     began = time.monotonic()
-    store = open_store(fleet.store_url, fleet.store_options)
+    store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
     open_operations = read_open_operations(store, request.name)
     unread: list[ManifestError] = []
@@ -55,30 +56,37 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             # Since it was listed: there is nothing to check any more.
             continue
         if chain is not None:
-            checking = Checking(chain, store, (fleet.store_url, dict(fleet.store_options)), report, set())
-            with _told_if_gone(checking):
-                _check_chain(checking, request, spark, progress)
+            findings = Findings(report)
+            with _told_if_gone(store, chain, report):
+                _check_chain(chain, fleet.store, findings, request, spark, progress)
         # Whose they are can't be told from them.
         report.conflicts += [Conflict("operation", one.message, object=str(one.details["object"])) for one in unread]
         reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
-def _check_chain(checking: Checking, request: CheckRequest, spark: SparkSource, progress: Progress) -> None:
+def _check_chain(
+    chain: Chain,
+    location: StoreLocation,
+    findings: Findings,
+    request: CheckRequest,
+    spark: SparkSource,
+    progress: Progress,
+) -> None:
+    store = location.open()
     if request.metadata_only:
-        check_listing(checking.store, checking.chain, checking.report)
+        check_listing(store, chain, findings.report)
         return
     spark.begin()
-    _check_schemas(checking, checking.store)
-    from check.run import check_contents
+    _check_ddl(store, chain, findings)
+    from check.contents import check_contents
 
-    check_contents(checking, spark, progress)
+    check_contents(spark, chain, location, findings, progress)
 
 
 @contextmanager
-def _told_if_gone(checking: Checking) -> Iterator[None]:
+def _told_if_gone(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
     """Say of a snapshot that is deleted or pruned while the block reads it just that, and of no damage."""
-    store, chain, report = checking.store, checking.chain, checking.report
     problem: SnapshotError | None = None
     try:
         yield
@@ -95,14 +103,13 @@ def _told_if_gone(checking: Checking) -> Iterator[None]:
     report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
 
 
-def _check_schemas(checking: Checking, store: ObjectStore) -> None:
+def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all objects of DDL."""
-    for stored in [one for commit in checking.chain.commits for one in commit.objects if one.kind in SECTIONS]:
+    for stored in [one for commit in chain.commits for one in commit.objects if one.kind in SECTIONS]:
         try:
             read_schema(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:
             # No row is in it: the copy can be compared all the same.
-            checking.report.conflicts.append(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
+            findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
             continue
-        checking.report.compared.objects += 1
-        checking.report.compared.bytes += stored.size
+        findings.count(objects=1, size_bytes=stored.size)

@@ -1,4 +1,4 @@
-"""The command `snapshot`: one module per subcommand, rendering, exit codes, the Spark session, the demo.
+"""The command `snapshot`. The only package that prints, exits or builds a Spark session.
 
-The only package that prints, exits or builds a Spark session. Imports every other.
+`main` imports `cli.output`, and a command's module only once that command is to run.
 """

@@ -1,7 +1,7 @@
 """The entry point `snapshot`: the table of commands, the options they share, and every way to end.
 
 Commands are imported when they are run, so that `--help` and a mistyped option answer at once. Every error
-leaves through `main`, which gives it its exit code (cli/exit_codes.py) and its form.
+leaves through `main`, which gives it its exit code (cli/output/exit_codes.py) and its form.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import typer
 import typer.core
 import typer.main
 
-from cli.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
-from cli.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
-from cli.failure import failure_of, report
-from cli.output import write_document
+from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
+from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
+from cli.output.failure import failure_of, report
+from cli.output.results import write_document
 from storage.errors import UsageError
 
 PROGRAM = "snapshot"
@@ -39,17 +39,17 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry("cli.init", "init", "Check every node and the store, and prepare both; repeatable."),
-    "create": CommandEntry("cli.create", "create", "Take a full snapshot, or its next increment."),
-    "restore": CommandEntry("cli.restore", "restore", "Bring the databases back to a snapshot or increment."),
-    "check": CommandEntry("cli.check", "check", "Read snapshots back and prove that they are whole."),
-    "resume": CommandEntry("cli.resume", "resume", "Accept writes again after a terminal snapshot."),
-    "list": CommandEntry("cli.list", "list_snapshots", "Show the snapshots in the store."),
-    "show": CommandEntry("cli.show", "show", "Show one snapshot in full."),
-    "delete": CommandEntry("cli.delete", "delete", "Delete a snapshot for good, after telling what is lost."),
-    "prune": CommandEntry("cli.prune", "prune", "Take away what no rule of retention keeps."),
-    "gc": CommandEntry("cli.gc", "gc", "Remove what failed operations have left in the store."),
-    "demo": CommandEntry("cli.demo", "demo_app", "See it all on an embedded fleet, or start one."),
+    "init": CommandEntry("cli.commands.init", "init", "Check every node and the store, and prepare both; repeatable."),
+    "create": CommandEntry("cli.commands.create", "create", "Take a full snapshot, or its next increment."),
+    "restore": CommandEntry("cli.commands.restore", "restore", "Bring the databases back to a snapshot or increment."),
+    "check": CommandEntry("cli.commands.check", "check", "Read snapshots back and prove that they are whole."),
+    "resume": CommandEntry("cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
+    "list": CommandEntry("cli.commands.list", "list_snapshots", "Show the snapshots in the store."),
+    "show": CommandEntry("cli.commands.show", "show", "Show one snapshot in full."),
+    "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after telling what is lost."),
+    "prune": CommandEntry("cli.commands.prune", "prune", "Take away what no rule of retention keeps."),
+    "gc": CommandEntry("cli.commands.gc", "gc", "Remove what failed operations have left in the store."),
+    "demo": CommandEntry("cli.demo.command", "demo_app", "See it all on an embedded fleet, or start one."),
 }
 
 

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fleet.durations import seconds_from_text
-from fleet.sizes import size_from_text
+import msgspec
+from msgspec import Meta
+
+from fleet.durations import Duration
+from fleet.record import Record
+from fleet.sizes import Size
 from storage.errors import UsageError
+from storage.location import StoreLocation
 
-NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+NODE_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-RETAINED_WAL_KEY = "max_retained_wal"
-RETAINED_WAL_BYTES_MAX = 16 * 1024**3
-GC_GRACE = "24h"
+RETAINED_WAL_MAX = Size(16 * 1024**3)
+GC_GRACE = Duration.parse("24h")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
+
+
+# A text that says something.
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class FleetFileError(UsageError):
@@ -37,7 +44,7 @@ class Node:
     dsn: str
     backup_of: str | None = None
     # How much WAL a chain's slot may keep on this node.
-    retained_wal_bytes_max: int = RETAINED_WAL_BYTES_MAX
+    retained_wal_bytes_max: int = RETAINED_WAL_MAX
 
     @property
     def shard(self) -> str:
@@ -45,8 +52,7 @@ class Node:
         return self.backup_of or self.id
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRules:
+class GroupRules(Record, frozen=True):
     """Which tables belong to the fleet's groups: patterns of `schema.table` with `*` and `?`."""
 
     include: tuple[str, ...] = ("*",)
@@ -66,7 +72,7 @@ class Retention:
     keep_full: int | None = None
     keep_days: int | None = None
     keep_increments: int | None = None
-    gc_grace_seconds: float = seconds_from_text(GC_GRACE)
+    gc_grace_seconds: float = GC_GRACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,7 @@ class Fleet:
 
     path: Path
     name: str
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
     nodes: tuple[Node, ...]
     global_id: str
     groups: GroupRules
@@ -97,81 +102,96 @@ class Fleet:
         raise KeyError(node_id)
 
 
+class CutTable(Record, frozen=True):
+    """`[cut]` of fleet.toml."""
+
+    global_id: Text = "exact"
+
+
+class WalTable(Record, frozen=True):
+    """`[wal]` of fleet.toml."""
+
+    max_retained_wal: Size = RETAINED_WAL_MAX
+
+
+class RetentionTable(Record, frozen=True):
+    """`[retention]` of fleet.toml."""
+
+    keep_full: Annotated[int, Meta(ge=1)] | None = None
+    keep_days: Annotated[int, Meta(ge=1)] | None = None
+    keep_increments: Annotated[int, Meta(ge=0)] | None = None
+    gc_grace: Duration = GC_GRACE
+
+
+class NodeTable(Record, frozen=True):
+    """One `[[node]]` of fleet.toml."""
+
+    id: Annotated[str, Meta(pattern=NODE_ID)]
+    dsn: Text
+    backup_of: Text | None = None
+    max_retained_wal: Size | None = None
+
+
+class FleetFile(Record, frozen=True):
+    """fleet.toml as it is written; docs/fleet-file.md says what each key means."""
+
+    name: Text
+    store: Text
+    node: Annotated[tuple[NodeTable, ...], Meta(min_length=1)]
+    store_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    cut: CutTable = CutTable()
+    wal: WalTable = WalTable()
+    groups: GroupRules = GroupRules()
+    retention: RetentionTable = RetentionTable()
+    spark: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 def load_fleet(path: Path) -> Fleet:
     """Read and validate fleet.toml; raise FleetFileError naming the file and the key that is wrong."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FleetFileError(
             f"no fleet file at {path}",
             hint="name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet",
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f"{path}: {error}", hint="correct the file and repeat") from error
     try:
-        return _fleet(path, document)
-    except (KeyError, TypeError, ValueError) as error:
-        text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise FleetFileError(f"{path}: {text}", hint="docs/fleet-file.md lists every key") from error
+        return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decoded))
+    except (msgspec.DecodeError, ValueError) as error:
+        # msgspec writes a place as JSONPath does: `$.node[0].dsn`.
+        problem = str(error).replace("`$.", "`")
+        raise FleetFileError(f"{path}: {problem}", hint="docs/fleet-file.md lists every key") from error
 
 
-def _fleet(path: Path, document: dict[str, Any]) -> Fleet:
-    _known("", document, {"name", "store", "store_options", "cut", "wal", "groups", "retention", "spark", "node"})
-    cut = document.get("cut", {})
-    _known("cut.", cut, {"global_id"})
-    wal = document.get("wal", {})
-    _known("wal.", wal, {RETAINED_WAL_KEY})
-    retained = _bytes(f"wal.{RETAINED_WAL_KEY}", wal.get(RETAINED_WAL_KEY, RETAINED_WAL_BYTES_MAX))
-    groups = document.get("groups", {})
-    _known("groups.", groups, {"include", "exclude", "append_only"})
-    spark = {str(key): value for key, value in document.get("spark", {}).items()}
-    nodes = tuple(_node(number, entry, retained) for number, entry in enumerate(document["node"], start=1))
+def _fleet(path: Path, file: FleetFile) -> Fleet:
+    nodes = tuple(_node(entry, file.wal) for entry in file.node)
     _check_nodes(nodes)
+    _check_global_id(file.cut.global_id)
+    retention, spark = file.retention, dict(file.spark)
+    master = spark.pop("master", "local[*]")
+    if not isinstance(master, str) or not master:
+        raise ValueError("Expected `str`, not empty - at `spark.master`")
     return Fleet(
         path=path,
-        name=_text("name", document["name"]),
-        store_url=_expand("store", _text("store", document["store"])),
-        store_options=_expand_all("store_options", document.get("store_options", {})),
+        name=file.name,
+        store=StoreLocation(_expand("store", file.store), _expand_all("store_options", file.store_options)),
         nodes=nodes,
-        global_id=_global_id(cut.get("global_id", "exact")),
-        groups=GroupRules(
-            include=_patterns("groups.include", groups.get("include", ["*"])),
-            exclude=_patterns("groups.exclude", groups.get("exclude", [])),
-            append_only=_patterns("groups.append_only", groups.get("append_only", [])),
-        ),
-        spark_master=_text("spark.master", spark.pop("master", "local[*]")),
+        global_id=file.cut.global_id,
+        groups=file.groups,
+        spark_master=master,
         spark_settings={_spark_key(key): _setting(value) for key, value in _flatten(spark).items()},
-        retention=_retention(document.get("retention", {})),
+        retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 
 
-def _retention(table: dict[str, Any]) -> Retention:
-    _known("retention.", table, {"keep_full", "keep_days", "keep_increments", "gc_grace"})
-    return Retention(
-        keep_full=_count("retention.keep_full", table.get("keep_full"), 1),
-        keep_days=_count("retention.keep_days", table.get("keep_days"), 1),
-        keep_increments=_count("retention.keep_increments", table.get("keep_increments"), 0),
-        gc_grace_seconds=_seconds("retention.gc_grace", table.get("gc_grace", GC_GRACE)),
-    )
-
-
-def _count(key: str, value: Any, least: int) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise TypeError(f"{key} must be a number, {least} or more")
-    return value
-
-
-def _node(number: int, entry: dict[str, Any], retained: int) -> Node:
-    _known(f"node {number}: ", entry, {"id", "dsn", "backup_of", RETAINED_WAL_KEY})
-    node_id = _text(f"node {number}: id", entry["id"])
-    if not NODE_ID.fullmatch(node_id):
-        raise ValueError(f"node {number}: id {node_id!r} must match {NODE_ID.pattern}")
-    backup_of = entry.get("backup_of")
+def _node(entry: NodeTable, wal: WalTable) -> Node:
     return Node(
-        id=node_id,
-        dsn=_expand(f"node {node_id}: dsn", _text(f"node {node_id}: dsn", entry["dsn"])),
-        backup_of=None if backup_of is None else _text(f"node {node_id}: backup_of", backup_of),
-        retained_wal_bytes_max=_bytes(f"node {node_id}: {RETAINED_WAL_KEY}", entry.get(RETAINED_WAL_KEY, retained)),
+        id=entry.id,
+        dsn=_expand(f"node {entry.id}: dsn", entry.dsn),
+        backup_of=entry.backup_of,
+        retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
     )
 
 
@@ -193,55 +213,23 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is no primary here")
 
 
-def _known(where: str, table: Any, keys: set[str]) -> None:
-    if not isinstance(table, dict):
-        raise TypeError(f"{where or 'the file'} must be a table")
-    for key in table:
-        if key not in keys:
-            raise ValueError(f"unknown key {where}{key}; known are {', '.join(sorted(keys))}")
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{key} must be a text")
-    return value
-
-
-def _bytes(key: str, value: Any) -> int:
-    if isinstance(value, str):
-        try:
-            value = size_from_text(value)
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from error
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise TypeError(f'{key} must be above 0: a number of bytes, or a text such as "16GiB"')
-    return value
-
-
-def _seconds(key: str, value: Any) -> float:
+def _check_global_id(rule: str) -> None:
+    if rule in GLOBAL_ID_FORMS:
+        return
     try:
-        return seconds_from_text(_text(key, value))
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
-
-
-def _patterns(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise TypeError(f'{key} must be a list of texts such as "public.events" or "audit.*"')
-    return tuple(value)
-
-
-def _global_id(value: Any) -> str:
-    text = _text("cut.global_id", value)
-    if text in GLOBAL_ID_FORMS:
-        return text
-    try:
-        groups = re.compile(text).groupindex
+        groups = re.compile(rule).groupindex
     except re.error as error:
         raise ValueError(f"cut.global_id is neither exact, xa, citus nor a regex: {error}") from error
     if "global" not in groups:
-        raise ValueError(f"cut.global_id: the regex {text!r} has no group named global: (?P<global>…)")
-    return text
+        raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
+
+
+def _decoded(kind: type[Any], value: Any) -> Any:
+    if kind is Size:
+        return Size.from_document(value)
+    if kind is Duration:
+        return Duration.from_document(value)
+    raise NotImplementedError(kind.__name__)
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,11 +8,24 @@ UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
-def seconds_from_text(text: str) -> float:
-    """The seconds of `24h`, `90 min`, `1.5d`, `0`; ValueError for anything else."""
-    if text.strip() == "0":
-        return 0.0
-    match = DURATION.fullmatch(text.strip())
-    if match is None or match[2] not in UNIT_SECONDS:
-        raise ValueError(f"{text!r} is no time such as 24h, 30min or 7d")
-    return float(match[1]) * UNIT_SECONDS[match[2]]
+class Duration(float):
+    """A length of time in seconds, as a file has it: `24h`, `90 min`, `1.5d`, `0`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Read a length of time with its unit; raise ValueError for anything else."""
+        if text.strip() == "0":
+            return cls(0)
+        match = DURATION.fullmatch(text.strip())
+        if match is None or match[2] not in UNIT_SECONDS:
+            raise ValueError(f"{text!r} is no time such as 24h, 30min or 7d")
+        return cls(float(match[1]) * UNIT_SECONDS[match[2]])
+
+    @classmethod
+    def from_document(cls, value: object) -> Duration:
+        """Read a text; raise ValueError for a number, which has no unit."""
+        if not isinstance(value, str):
+            raise ValueError('a length of time is a text such as "24h"')
+        return cls.parse(value)

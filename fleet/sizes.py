@@ -26,9 +26,25 @@ def size_text(size_bytes: int) -> str:
     raise AssertionError("the last unit always returns")
 
 
-def size_from_text(text: str) -> int:
-    """The bytes of `16GiB`, `1.5 TB`, `500MB`; ValueError for anything else."""
-    match = SIZE.fullmatch(text.strip())
-    if match is None or match[2].upper() not in UNIT_BYTES:
-        raise ValueError(f"{text!r} is no size such as 16GiB or 500MB")
-    return int(float(match[1]) * UNIT_BYTES[match[2].upper()])
+class Size(int):
+    """A number of bytes, as a file has it: 1024, or `16GiB`, `1.5 TB`, `500MB`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Read a size with its unit; raise ValueError for anything else."""
+        match = SIZE.fullmatch(text.strip())
+        if match is None or match[2].upper() not in UNIT_BYTES:
+            raise ValueError(f"{text!r} is no size such as 16GiB or 500MB")
+        return cls(float(match[1]) * UNIT_BYTES[match[2].upper()])
+
+    @classmethod
+    def from_document(cls, value: object) -> Size:
+        """Read a number of bytes, or a size with its unit; raise ValueError unless it is above 0."""
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError('a size is a number of bytes, or a text such as "16GiB"')
+        size = cls.parse(value) if isinstance(value, str) else cls(value)
+        if size <= 0:
+            raise ValueError("a size is above 0")
+        return size

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
-from fleet.encodings import RAW, raw_bytes
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
+from fleet.nodes.encodings import RAW, raw_bytes
 from restore.statements import batches, each
-from snapshots.manifest import Sequence
+from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
 # pg_dump writes a foreign key as one statement of two lines, on partitioned tables without ONLY; every identifier

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,23 +17,22 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.connections import connect
-from fleet.large_objects import count_large_objects
+from fleet.nodes.connections import connect
 from fleet.progress import Progress
+from fleet.tables.large_objects import count_large_objects
 from restore.ledger import LEDGER, LoadError
 from restore.load import LoadReport, load_error
-from snapshots.jobs import raise_first, run_tasks
-from snapshots.large_copy import PARTS_TOGETHER
-from snapshots.large_objects import count_by_node, stored_large_objects
-from snapshots.manifest import StoredObject
+from restore.load_target import LoadTarget
+from snapshots.base_copy.large_objects import PARTS_TOGETHER
+from snapshots.operations.spark_jobs import raise_first, run_tasks
+from snapshots.records.commit import FullSnapshot, StoredObject
+from snapshots.records.large_objects import count_by_node, stored_large_objects
 from storage.errors import SnapshotError, report_of
-from storage.open import open_store
-from wal.damage import ObjectDamagedError, read_listed
+from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError, read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from restore.restore import Restoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +41,30 @@ class LargeLoadTask:
 
     objects: tuple[StoredObject, ...]
     node: Node
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
 
 
-def load_large_objects(restoring: Restoring, session: SparkSession, progress: Progress) -> None:
-    """Load all large objects of the chain; where only some groups are restored they are left out, and named."""
-    full = restoring.chain.full
-    counts = count_by_node(full)
-    if restoring.request.groups:
-        restoring.report.left_out += [f"{count} large objects on {shard}" for shard, count in counts.items()]
-        return
-    url, options = restoring.location
-    loaded = {target.shard: target.loaded for target in restoring.targets}
-    tasks = [
-        LargeLoadTask(found, loaded[found[0].node], url, options) for found in _by_task(stored_large_objects(full))
-    ]
-    if not tasks:
-        return
+def load_large_objects(
+    session: SparkSession,
+    full: FullSnapshot,
+    targets: Mapping[str, LoadTarget],
+    store: StoreLocation,
+    progress: Progress,
+) -> None:
+    """Load all large objects of a full snapshot into the targets of their shards.
+
+    Raises LoadError where a target has another number of them afterwards, and the first error that a task met.
+    """
+    tasks = [LargeLoadTask(found, targets[found[0].node].node, store) for found in _by_task(stored_large_objects(full))]
     progress.step("load large objects", total=len(tasks), unit="tasks")
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])
-    for shard, node in loaded.items():
-        with connect(node) as connection:
+    counts = count_by_node(full)
+    for shard, target in targets.items():
+        with connect(target.node) as connection:
             if (count := count_large_objects(connection)) != counts.get(shard, 0):
                 raise LoadError(
-                    f"node {node.id}: it has {count} large objects, and {counts.get(shard, 0)} were loaded",
-                    details={"node": node.id},
+                    f"node {target.node.id}: it has {count} large objects, and {counts.get(shard, 0)} were loaded",
+                    details={"node": target.node.id},
                 )
 
 
@@ -83,7 +80,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
     """Load the task's objects."""
     total = 0
     try:
-        store = open_store(task.store_url, task.store_options)
+        store = task.store.open()
         with connect(task.node) as connection:
             connection.execute("SET synchronous_commit = off")
             for stored in task.objects:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.groups import Group, qualified
+from fleet.tables.groups import Group, qualified
 from storage.errors import RefusedError
 
 LEDGER_SCHEMA = "cutline_restore"

@@ -7,9 +7,9 @@ as often as it likes: one that is in the ledger is not loaded again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,49 +17,31 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from columns.bytes_column import column_of, runs
 from fleet.config import Node
-from fleet.connections import connect, unreachable
-from fleet.encodings import RAW
-from fleet.groups import Group, column_list, qualified
+from fleet.nodes.connections import connect, unreachable
+from fleet.nodes.encodings import RAW
+from fleet.tables.groups import Group, column_list, qualified
 from restore.ledger import LEDGER, LoadError
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.base_rows import rows_that_hold
-from snapshots.changed_keys import Keys
-from snapshots.overlay import column_of, runs
-from snapshots.search_path import DEFAULT
-from snapshots.sources import PROBLEM, BaseSource, problem_of, read_present
-from storage.errors import ReportedError, SnapshotError, report_of
-from storage.open import open_store
+from restore.load_target import LoadTarget
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.changed_keys import Keys
+from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_present
+from storage.errors import ErrorReport, SnapshotError, error_of, report_of
+from storage.location import StoreLocation
 
 WRITE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """A database to load into, and the groups that are loaded there, by number; `roots` for restore/partitions.py.
-
-    `search_path` is for what the tables' own functions do.
-    """
-
-    node: Node
-    groups: Mapping[int, Group]
-    roots: Mapping[int, str] = field(default_factory=dict)
-    search_path: str = f"pg_catalog, {DEFAULT}"
-
-    def only(self, numbers: Iterable[int]) -> LoadTarget:
-        """The same database with those of its groups that are among `numbers`."""
-        return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})
-
-
-@dataclass(frozen=True, slots=True)
 class BaseLoadTask:
-    """A base object to load; `changed` gives the node's changed keys by group, whose rows no longer hold."""
+    """A base object to load; `changed` broadcasts the node's changed keys by group, whose rows no longer hold."""
 
     base: BaseSource
     target: LoadTarget
     changed: Any
-    store_url: str
-    store_options: Mapping[str, Any] = field(repr=False)  # may hold secrets
+    store: StoreLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +49,13 @@ class LoadReport:
     """How many rows a task sent, or the error that ended it."""
 
     rows: int = 0
-    problem: dict[str, Any] | None = None
+    problem: ErrorReport | None = None
 
 
 def load_base(task: BaseLoadTask) -> LoadReport:
     """Load the rows of the object that still hold."""
     try:
-        tables = read_present(open_store(task.store_url, task.store_options), task.base, BASE_SCHEMA)
+        tables = read_present(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
             loader = Loader(connection, task.target, task.base.source.key)
@@ -186,7 +168,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
     lacking = np.flatnonzero(np.asarray(batch.column("group").to_numpy()) == PROBLEM)
     if len(lacking):
         if report := problem_of(batch.column("row")[int(lacking[0])].as_py()):
-            raise ReportedError(report)
+            raise error_of(report)
         node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(

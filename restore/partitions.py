@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.groups import Group
+from fleet.tables.groups import Group
 
 # The topmost ancestor of every leaf that is below one which is partitioned by the hash of an enum.
 ROOTS_QUERY = """

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.connections import connect
-from fleet.encodings import RAW
+from fleet.nodes.connections import connect
+from fleet.nodes.encodings import RAW
 from restore.target import Target, TargetUnfitError
 
 # As the server keeps them: a session that has no encoding converts nothing.

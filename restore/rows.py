@@ -1,98 +1,80 @@
-"""The load jobs: base objects loaded where they are read, folded changes after them."""
+"""The load jobs: base objects are loaded where they are read, the folded changes after them."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from fleet.progress import Progress
-from fleet.watch import Watch
-from restore.large_objects import load_large_objects
-from restore.load import BaseLoadTask, LoadTarget, load_base, load_images
-from snapshots.folding import Fold, fold, long_image_reader
-from snapshots.jobs import SparkSource, job_progress, raise_first, run_tasks
-from snapshots.long_images import LongImageReader, by_place
-from snapshots.sources import Sources, sources_of
+from restore.load import BaseLoadTask, load_base, load_images
+from restore.load_target import LoadTarget
+from snapshots.fold.fold import Fold, fold, long_image_reader
+from snapshots.fold.long_images import LongImageReader, by_place
+from snapshots.fold.sources import Sources, sources_of
+from snapshots.operations.spark_jobs import job_progress, raise_first, run_tasks
+from snapshots.records.chain import Chain
+from storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from restore.restore import Restoring
 
 LOADED_ROWS = "rows bigint, problem string"
 # A batch costs a COPY for each group that is in it: with more groups they are better sorted than mixed.
 MIXED_GROUPS_MAX = 100
 
 
-def load_rows(restoring: Restoring, spark: SparkSource, progress: Progress, watch: Watch) -> None:
-    """Load the state of every shard into its database; raise the first error that a task met.
-
-    The jobs are cancelled when `watch` finds a target silent.
-    """
-    began = time.monotonic()
-    session = spark.session()
-    with watch.on_silence(session.sparkContext.cancelAllJobs):
-        _load_rows(restoring, session, progress)
-    for report in restoring.report.nodes:
-        report.seconds += time.monotonic() - began
-
-
-def _load_rows(restoring: Restoring, session: SparkSession, progress: Progress) -> None:
+def load_rows(
+    session: SparkSession,
+    chain: Chain,
+    targets: Mapping[str, LoadTarget],
+    store: StoreLocation,
+    progress: Progress,
+) -> None:
+    """Load the state of every shard into its target; raise the first error that a task met."""
     progress.step("fold changes")
-    nodes = tuple(target.shard for target in restoring.targets)
-    sources = sources_of(restoring.chain, nodes, restoring.store)
-    folded = fold(session, sources, restoring.location)
+    sources = sources_of(chain, tuple(targets), store.open())
+    numbered = dict(enumerate(targets.values()))
+    folded = fold(session, sources, store)
     try:
         raise_first(folded.problems)
-        targets = {
-            number: LoadTarget(
-                target.loaded,
-                {g.number: g for g in restoring.groups(target.shard)},
-                restoring.roots.get(target.shard, {}),
-                restoring.search_paths[target.shard],
-            )
-            for number, target in enumerate(restoring.targets)
-        }
-        _load_bases(restoring, session, sources, (folded, targets), progress)
-        load_large_objects(restoring, session, progress)
+        _load_bases(session, _base_tasks(session, sources, folded, numbered, store), progress)
         if folded.images is not None:
             progress.step("load changes")
-            _load_images(session, folded.images, targets, progress)
+            _load_images(session, folded.images, numbered, progress)
         if folded.long_images is not None:
             progress.step("load long rows")
-            reader = long_image_reader(sources, restoring.location)
-            _load_long_images(session, folded.long_images, (targets, reader), progress)
+            _load_long_images(session, folded.long_images, numbered, long_image_reader(sources, store), progress)
     finally:
         folded.release()
 
 
-def _load_bases(
-    restoring: Restoring,
+def _base_tasks(
     session: SparkSession,
     sources: Sources,
-    work: tuple[Fold, dict[int, LoadTarget]],
-    progress: Progress,
-) -> None:
-    folded, targets = work
-    url, options = restoring.location
+    folded: Fold,
+    targets: Mapping[int, LoadTarget],
+    store: StoreLocation,
+) -> list[BaseLoadTask]:
     changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
-    tasks = [
-        BaseLoadTask(base, target, changed.get(base.source.number), url, options)
+    return [
+        BaseLoadTask(base, target, changed.get(base.source.number), store)
         for base in sources.bases
         if (target := targets[base.source.number].only(base.groups)).groups
     ]
+
+
+def _load_bases(session: SparkSession, tasks: list[BaseLoadTask], progress: Progress) -> None:
     progress.step("load base", total=len(tasks), unit="objects")
     reports = run_tasks(session, load_base, tasks, progress)
     raise_first([report.problem for report in reports])
-    for sent in changed.values():
+    for sent in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
         sent.unpersist()
 
 
-def _load_images(session: SparkSession, images: Any, targets: dict[int, LoadTarget], progress: Progress) -> None:
+def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadTarget], progress: Progress) -> None:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
@@ -108,10 +90,12 @@ def _load_images(session: SparkSession, images: Any, targets: dict[int, LoadTarg
 
 
 def _load_long_images(
-    session: SparkSession, images: Any, work: tuple[dict[int, LoadTarget], LongImageReader], progress: Progress
+    session: SparkSession,
+    images: Any,
+    targets: Mapping[int, LoadTarget],
+    reader: LongImageReader,
+    progress: Progress,
 ) -> None:
-    targets, reader = work
-
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 

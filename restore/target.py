@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from fleet.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.config import Node
-from fleet.connections import connect, database_name, with_database
-from fleet.groups import Group
 from fleet.label import own_label
-from fleet.lock import lock_key, take_lock
-from fleet.sessions import in_parallel
-from fleet.table_state import TableState
+from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
+from fleet.nodes.connections import connect, database_name, with_database
+from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.sessions import in_parallel
+from fleet.tables.groups import Group
+from fleet.tables.table_state import TableState
 from storage.errors import RefusedError, SnapshotError, UsageError
 
 MAINTENANCE_DATABASE = "postgres"
@@ -88,7 +88,7 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 
 
 @contextmanager
-def locked_targets(targets: list[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+def locked_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile.
 
     Raises FleetBusyError saying who restores.
@@ -210,7 +210,7 @@ def _provider(source: NodeIdentity) -> sql.Composable:
     return option
 
 
-def drop_loading(targets: list[Target]) -> None:
+def drop_loading(targets: Iterable[Target]) -> None:
     """Drop what was being loaded, on every node that answers."""
 
     def drop(target: Target) -> None:
@@ -224,12 +224,20 @@ def _drop(connection: psycopg.Connection[Any], name: str) -> None:
     connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def publish_all(targets: list[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+class Rename(NamedTuple):
+    """A database that was renamed."""
+
+    connection: psycopg.Connection[Any]
+    old: str
+    new: str
+
+
+def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
     """Give every database its real name; return the names under which existing ones were put aside.
 
     Raises what a rename raised, after undoing the renames that were done.
     """
-    done: list[tuple[psycopg.Connection[Any], str, str]] = []
+    done: list[Rename] = []
     aside: list[str] = []
     try:
         for target in targets:
@@ -240,16 +248,16 @@ def publish_all(targets: list[Target], connections: Mapping[str, psycopg.Connect
                 aside.append(f"{target.node.id}: {target.aside}")
             for old, new in steps:
                 _rename(connection, old, new)
-                done.append((connection, old, new))
+                done.append(Rename(connection, old, new))
     except BaseException:
-        for connection, old, new in reversed(done):
-            _rename(connection, new, old)
+        for one in reversed(done):
+            _rename(one.connection, one.new, one.old)
         raise
     return aside
 
 
 def release_slots(
-    targets: list[Target], connections: Mapping[str, psycopg.Connection[Any]]
+    targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> tuple[list[str], list[str]]:
     """Drop Cutline's slots in databases that were put aside: no chain goes on there, and they would keep WAL.
 

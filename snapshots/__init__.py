@@ -1,4 +1,4 @@
-"""Snapshots and increments: how they are made, committed, listed, and folded into a state.
+"""Snapshots and increments: how they are made, committed, listed, folded into a state, and removed.
 
-A snapshot or increment exists exactly when its commit file does. Imports only `wal`, `fleet`, `storage`.
+A snapshot or increment exists exactly when its commit does.
 """

@@ -7,7 +7,10 @@ exit code is what cron sees. It stands in the lowest package so that every other
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TypedDict
+
+# Every class of error that is loaded, by its name; tests/test_tidy.py checks that no two have the same.
+ERRORS: dict[str, type[SnapshotError]] = {}
 
 
 class SnapshotError(Exception):
@@ -19,6 +22,10 @@ class SnapshotError(Exception):
     """
 
     exit_code: int = 70
+
+    def __init_subclass__(cls, **settings: object) -> None:
+        super().__init_subclass__(**settings)
+        ERRORS[cls.__name__] = cls
 
     def __init__(self, message: str, *, hint: str = "", details: dict[str, object] | None = None) -> None:
         super().__init__(message)
@@ -63,12 +70,23 @@ class BusyError(SnapshotError):
     exit_code = 7
 
 
+class ErrorReport(TypedDict):
+    """An error as plain values. An exception that crosses a process by itself arrives without its class."""
+
+    error: str
+    message: str
+    hint: str
+    details: dict[str, object]
+    exit_code: int
+    slug: str
+
+
 class ReportedError(SnapshotError):
-    """An error that another process met and reported; it has that error's message, hint, code and slug."""
+    """An error whose class this process has not loaded; it keeps that class's exit code and slug."""
 
     _slug: str = "reported"
 
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: ErrorReport) -> None:
         super().__init__(report["message"], hint=report["hint"], details=report["details"])
         self.exit_code = int(report["exit_code"])
         self._slug = str(report["slug"])
@@ -79,12 +97,23 @@ class ReportedError(SnapshotError):
         return self._slug
 
 
-def report_of(error: SnapshotError) -> dict[str, Any]:
-    """`error` as plain values, for ReportedError: an exception loses its class between processes."""
+def report_of(error: SnapshotError) -> ErrorReport:
+    """`error` as plain values that JSON has a form for; `error_of` gives it back."""
     return {
+        "error": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
         "details": error.details,
         "exit_code": error.exit_code,
         "slug": error.slug,
     }
+
+
+def error_of(report: ErrorReport) -> SnapshotError:
+    """The error that `report_of` was given in another process, of the same class."""
+    kind = SnapshotError if report["error"] == SnapshotError.__name__ else ERRORS.get(report["error"])
+    if kind is None:
+        return ReportedError(report)
+    error = kind.__new__(kind)
+    SnapshotError.__init__(error, report["message"], hint=report["hint"], details=report["details"])
+    return error

@@ -68,7 +68,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
     filesystem = creation.filesystem
     metadata = {PUT_ID: creation.put_id}
     try:
-        began = await filesystem._call_s3("create_multipart_upload", **creation.place, Metadata=metadata)
+        began = await filesystem.request("create_multipart_upload", **creation.place, Metadata=metadata)
     except Exception as error:
         raise creation.nothing_stored(error) from error
     upload = Upload(creation.bucket, creation.name, began["UploadId"])
@@ -101,7 +101,7 @@ async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> lis
         for start in starts:
             number = start // size + 1
             part = bytes(view[start : start + size])
-            answer = await filesystem._call_s3("upload_part", **upload.place, PartNumber=number, Body=part)
+            answer = await filesystem.request("upload_part", **upload.place, PartNumber=number, Body=part)
             sent[number] = answer["ETag"]
 
     senders = [asyncio.create_task(send(starts)) for _ in range(PARTS_AT_ONCE)]
@@ -135,7 +135,7 @@ async def end(filesystem: PatientS3, upload: Upload) -> None:
     """End an upload until the store knows no such one, ENDS_MAX times at most; no error if it has ended."""
     for _ in range(ENDS_MAX):
         try:
-            await filesystem._call_s3("abort_multipart_upload", **upload.place)
+            await filesystem.request("abort_multipart_upload", **upload.place)
         except Exception as error:
             if failure_of(error) is not Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
                 raise
@@ -149,7 +149,7 @@ async def unfinished(filesystem: PatientS3, root: str) -> Leftovers:
     found: Leftovers = []
     page: dict[str, Any] = {}
     while True:
-        answer = await filesystem._call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **page)
+        answer = await filesystem.request("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **page)
         for one in answer.get("Uploads", []):
             upload = Upload(bucket, one["Key"], one["UploadId"])
             size, last = await _size_and_last(filesystem, upload)
@@ -166,7 +166,7 @@ async def _size_and_last(filesystem: PatientS3, upload: Upload) -> tuple[int, da
     page: dict[str, Any] = {}
     while True:
         try:
-            answer = await filesystem._call_s3("list_parts", **upload.place, **page)
+            answer = await filesystem.request("list_parts", **upload.place, **page)
         except Exception as error:
             if failure_of(error) is Failure.MISSING:
                 return size, last

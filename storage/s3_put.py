@@ -81,7 +81,7 @@ class Creation:
     async def _settle(self) -> None:
         """Return if the key was taken by an earlier attempt of this very create, else raise."""
         try:
-            head = await self.filesystem._call_s3("head_object", **self.place)
+            head = await self.filesystem.request("head_object", **self.place)
         except Exception as error:
             raise AnswerLostError(url=self.url, key=self.key, reason=reason_of(error)) from error
         if head.get("Metadata", {}).get(PUT_ID) != self.put_id:

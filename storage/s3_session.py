@@ -2,6 +2,9 @@
 
 Neither s3fs, botocore nor aiohttp repeats anything here: each would in its own way, and none knows that a
 conditional put must not be repeated in silence. What is repeated, and how often, says storage/s3_retries.py.
+
+This is the one module that uses private members of these libraries. pyproject.toml bounds their versions, and
+tests/unit/test_storage_s3_private.py fails when one of the members moves.
 """
 
 from __future__ import annotations
@@ -122,11 +125,14 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 if not await tries.again(error):
                     raise
 
-    async def _call_s3(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
+    async def request(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
+        """Send one request of botocore's `method`, repeated as the policy says; raises the last error."""
         body = parameters.get("Body", b"")
         return await self.patiently(partial(self.send, method, *more, **parameters), self.tries(len(body)))
 
-    call_s3 = sync_wrapper(_call_s3)
+    # What s3fs itself sends goes the same way.
+    _call_s3 = request
+    call_s3 = sync_wrapper(request)
 
     async def _cat_file(
         self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any

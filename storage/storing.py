@@ -8,13 +8,18 @@ indeterminate: an object that arrives late changes nothing that anybody relies o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from storage.digest import digest
 from storage.errors import UnreachableError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
+# What looking for an object raises where that tells nothing of a put.
+NOTHING_TOLD: tuple[type[Exception], ...] = (ObjectMissingError, UnreachableError)
+T = TypeVar("T")
 
 
 class StoreAnswersLostError(UnreachableError):
@@ -35,23 +40,31 @@ def create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
                 return
         raise
     except AnswerLostError as error:
-        _read_back(store, key, body, error)
+        found = read_back(lambda: _is_there(store, key, body))
+        if found is None:
+            raise StoreAnswersLostError(
+                f"{error.message}, and reading it back did not tell whether it was stored",
+                hint="repeat the command once the store answers; the object is no commit, and does no harm if it"
+                " arrives late",
+                details=error.details,
+            ) from error
+        if not found:
+            raise ObjectExistsError(url=store.url, key=key) from error
 
 
-def _read_back(store: ObjectStore, key: str, body: bytes, lost: AnswerLostError) -> None:
-    for pause in READ_BACK_PAUSES_SECONDS:
+def read_back(
+    look: Callable[[], T], unclear: tuple[type[Exception], ...] = NOTHING_TOLD, *, at_once: bool = False
+) -> T | None:
+    """What `look` finds of a put whose answer was lost; None if it raises one of `unclear` each time it is called.
+
+    A put may arrive later than its answer was given up, so an object that is missing tells nothing. The first look
+    comes after a pause, unless `at_once`.
+    """
+    for pause in (0.0, *READ_BACK_PAUSES_SECONDS) if at_once else READ_BACK_PAUSES_SECONDS:
         time.sleep(pause)
-        try:
-            if not _is_there(store, key, body):
-                raise ObjectExistsError(url=store.url, key=key) from lost
-        except (ObjectMissingError, UnreachableError):
-            continue
-        return
-    raise StoreAnswersLostError(
-        f"{lost.message}, and reading it back did not tell whether it was stored",
-        hint="repeat the command once the store answers; the object is no commit, and does no harm if it arrives late",
-        details=lost.details,
-    ) from lost
+        with suppress(*unclear):
+            return look()
+    return None
 
 
 def _is_there(store: ObjectStore, key: str, body: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.spark import start_spark_at
+from cli.spark.start import start_spark_at
 from tests.quick_spark import SETTINGS
 from tests.soak import SEED
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import psycopg
 
-from snapshots.commits import VOID_SCHEMA
-from snapshots.deciding import has_committed
-from snapshots.operations import operation_key, read_intent
-from snapshots.points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from snapshots.operations.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from snapshots.operations.deciding import has_committed
+from snapshots.records.commit import VOID_FORMAT
+from snapshots.records.operation_records import operation_key, read_intent
 from storage.store import ObjectStore
 from tests.fault_command import ABOUT_TO_COMMIT
 from tests.fault_world import PROCESS_SECONDS_MAX, ROOT, World, eventually
@@ -218,7 +218,7 @@ def commits_in(store: ObjectStore) -> dict[tuple[str, int], list[str]]:
     for key in store.list("snapshots"):
         if match := COMMIT_FILE.fullmatch(key):
             document = json.loads(store.read(key))
-            if document["schema"] != VOID_SCHEMA:
+            if document["schema"] != VOID_FORMAT:
                 found.setdefault((match[1], int(match[2] or 0)), []).append(document["operation"])
     return found
 

@@ -14,10 +14,9 @@ from itertools import zip_longest
 
 import psycopg
 
+from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode
 from fleet.config import Fleet
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import EmbeddedNode
-from storage.open import open_store
 
 LOGGING: Mapping[str, str] = {
     "log_statement": "all",
@@ -99,7 +98,7 @@ class Effects:
         return {*self._objects(), *self._statements(), *self._snapshots()}
 
     def _objects(self) -> Iterator[str]:
-        store = open_store(self.fleet.store_url, self.fleet.store_options)
+        store = self.fleet.store.open()
         keys = set(store.list(""))
         for key in keys - self.keys:
             kinds = [kind for pattern, kind in OBJECTS.items() if re.fullmatch(pattern, key)]

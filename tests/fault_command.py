@@ -13,9 +13,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import cli.create
+import cli.commands.create
 import cli.main
-import snapshots.publishing
+import snapshots.operations.committing
 from tests.watching import Reached, Watching
 
 ABOUT_TO_COMMIT = "about to put the commit"
@@ -40,14 +40,14 @@ def main() -> None:
             sys.stdout.flush()
             os.kill(os.getpid(), signal.Signals[number])
 
-    watching, check = Watching(then), snapshots.publishing.check_predecessor
+    watching, check = Watching(then), snapshots.operations.committing.check_predecessor
 
     def check_predecessor(*arguments: Any) -> None:
         check(*arguments)
         watching.reached(ABOUT_TO_COMMIT)
 
-    snapshots.publishing.check_predecessor = check_predecessor
-    cli.create.progress = lambda _context: nullcontext(watching)
+    snapshots.operations.committing.check_predecessor = check_predecessor
+    cli.commands.create.progress = lambda _context: nullcontext(watching)
     sys.argv = ["snapshot", *words]
     cli.main.main()
 

@@ -13,28 +13,29 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from fleet.connections import with_database
-from fleet.frozen import read_record
+from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from snapshots.commits import increment_numbers, read_chain
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.operations import Operation, pending
-from snapshots.read_only import resume_fleet
+from fleet.read_only.frozen import read_record
+from fleet.read_only.resume import resume_fleet
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.operation import pending
+from snapshots.records.commits import increment_numbers, read_chain
 from storage.errors import BusyError, SnapshotError
-from storage.open import open_store
 from tests.fault_writers import Writers
 from tests.faults import mended_after
 from tests.sights import Sight, sighting
 from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
 from tests.watching import Reached, Watching
-from wal.slots import drop_slot, slot_name
+from wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from fleet.config import Fleet
-    from snapshots.manifest import Commit
+    from snapshots.records.commit import Commit
+    from snapshots.records.operation_records import Intent
     from storage.store import ObjectStore
     from tests.faults import Mend, Place
 
@@ -77,7 +78,7 @@ class World:
 
     @property
     def store(self) -> ObjectStore:
-        return open_store(self.fleet.store_url, self.fleet.store_options)
+        return self.fleet.store.open()
 
     @property
     def runs(self) -> Runs:
@@ -186,7 +187,7 @@ class World:
             return None
         return max(increment_numbers(self.store, name), default=0)
 
-    def left_open(self) -> list[Operation]:
+    def left_open(self) -> list[Intent]:
         """The operations that the next command has to settle."""
         return pending(self.store)
 

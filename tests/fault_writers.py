@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from fleet.embedded import EmbeddedFleet
+from embedded.fleet import EmbeddedFleet
 from tests.snapshot_runs import transfers_taken_back
 
 JOURNAL = """

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psycopg
 
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import EmbeddedNode
+from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode
 from tests.pg_proxy import Mode, PgProxy
 from tests.s3_proxy import Fault, S3Proxy
 

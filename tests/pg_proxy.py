@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from embedded.fleet import EmbeddedFleet
+from embedded.server import HOST, free_ports
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import HOST, free_ports
 
 CHUNK_BYTES = 1 << 16
 ANSWER_SECONDS_MAX = 10

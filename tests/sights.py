@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import psycopg
 
-from fleet.embedded import EmbeddedFleet
+from embedded.fleet import EmbeddedFleet
 from storage.store import ObjectStore
 
 POLL_SECONDS = 0.005

@@ -17,18 +17,21 @@ import psycopg
 
 from check.report import CheckReport, SnapshotReport
 from check.verify import CheckRequest, check_snapshots
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
-from restore.restore import RestoreReport, RestoreRequest, plan_restore, restore_fleet
-from snapshots.commits import snapshot_names
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.initialise import initialise
-from snapshots.manifest import Commit
-from storage.open import open_store
+from restore.plan import plan_restore
+from restore.report import RestoreReport
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
+from snapshots.records.commit import Commit
+from snapshots.records.commits import snapshot_names
 from tests.quick_spark import with_spark
-from wal.slots import drop_slot
+from wal.slots.slots import drop_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,7 +159,7 @@ def _copied(connection: psycopg.Connection[Any], table: str) -> bytes:
 
 def names_of_snapshots(fleet: Fleet) -> list[str]:
     """The snapshots that exist in the fleet's store."""
-    return snapshot_names(open_store(fleet.store_url, fleet.store_options))
+    return snapshot_names(fleet.store.open())
 
 
 def command_line(fleet: Fleet, *words: str) -> list[str]:

@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.commits import commit_key
-from snapshots.documents import sealed
+from fleet.record import from_plain
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.records.commits import commit_key
+from snapshots.records.documents import sealed
 from storage.digest import digest
-from wal.archive import segment_from_json
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import segment_bytes
+from wal.segments.archive import Segment
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import SegmentMetadata, segment_bytes
 
 Document = dict[str, Any]
 EVENT_OPS = tuple(ord(letter) for letter in "CPKRM")
@@ -92,7 +93,12 @@ def change_segment(store: Path, name: str, increment: int, node: str, change: Ca
             "partials": entry["partials"],
             "truncates": entry["truncates"],
         }
-        body = segment_bytes(entry["key"], segment_from_json(entry).range, changes, events, counts)
+        held = from_plain(entry, Segment)
+        metadata = SegmentMetadata(
+            key=held.key, node=held.node, operation=held.operation, after=held.after, through=held.through,
+            open=held.open, definitions=(), first_changes={}, **counts,
+        )  # fmt: skip
+        body = segment_bytes(metadata, changes, events)
         path.write_bytes(body)
         entry.update(counts, size=len(body), digest=digest(body))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cache_folder import cache_folder
+from cli.spark.cache_folder import cache_folder
 from tests.s3_server import ACCESS_KEY, LOG_CHARACTERS_MAX, SECRET_KEY, S3Server, free_port, running_server
 
 VERSION = "v1.8.0"

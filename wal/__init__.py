@@ -1,6 +1,4 @@
-"""WAL: markers, the cut, slots, decoding, and the archive of compacted segments.
+"""WAL: slots, decoding, segments, markers and the cut.
 
-A *marker* is a logical message in a node's WAL; a *cut* is one WAL position per node and the global
-transactions committed at it; a *segment* is a Parquet object of row changes and transaction events decoded
-from one node's WAL. The archive of a node has no hole. Imports only `fleet` and `storage`.
+The archive of a node has no hole, and a slot is advanced only past what the archive holds.
 """

@@ -9,12 +9,12 @@ import sys
 
 import psycopg
 
-from fleet.groups import number_groups, read_tables
-from fleet.publications import ensure_publications, publication_names
+from fleet.tables.groups import number_groups, read_tables
+from fleet.tables.publications import ensure_publications, publication_names
 from tests.fuzz.captured import Captured, store
 from tests.integration.wal_follower import FLEET, RULES
-from wal.markers import Marker, write_marker
-from wal.versions import Version
+from wal.cut.markers import Marker, write_marker
+from wal.segments.definitions import Definition
 
 SLOT = "captured"
 SCHEMA = r"""
@@ -71,7 +71,7 @@ def capture(name: str, dsn: str) -> Captured:
             ).fetchall()
         finally:
             connection.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
-    versions = tuple(Version(table.oid, table.group) for table in tables if table.group.table != "other")
+    versions = tuple(Definition(table.oid, table.group) for table in tables if table.group.table != "other")
     return Captured(name, [row[0] for row in found], versions)
 
 

@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.record import from_plain, plain
 from tests.unit.made_changes import VERSIONS, WHOLE
-from wal.versions import Version, version_from_json
+from wal.segments.definitions import Definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Captured:
 
     name: str
     messages: list[bytes]
-    versions: tuple[Version, ...]
+    versions: tuple[Definition, ...]
 
 
 def captured(name: str) -> Captured:
@@ -28,14 +29,14 @@ def captured(name: str) -> Captured:
     if name == "made":
         return Captured(name, WHOLE, VERSIONS)
     document = json.loads(path_of(name).read_text(encoding="utf-8"))
-    versions = tuple(version_from_json(entry) for entry in document["versions"])
+    versions = from_plain(document["versions"], tuple[Definition, ...])
     return Captured(name, [base64.b64decode(message) for message in document["messages"]], versions)
 
 
 def store(found: Captured) -> None:
     """Keep the messages."""
     document = {
-        "versions": [version.to_json() for version in found.versions],
+        "versions": plain(found.versions),
         "messages": [base64.b64encode(message).decode() for message in found.messages],
     }
     path_of(found.name).write_text(json.dumps(document, indent=0) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from fleet.config import Fleet
-from fleet.connections import with_database
+from fleet.nodes.connections import with_database
 from tests.fuzz.names import ROLES
 from tests.fuzz.servers import ORIGIN
 from tests.fuzz.state import judging

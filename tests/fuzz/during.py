@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fleet.progress import Silent
-from snapshots.points import Point
+from snapshots.operations.crash_points import Point
 from tests.fuzz.script import Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import Sequences, State, sequences_of, state_of

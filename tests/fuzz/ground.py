@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import is_fleet, start_fleet, stop_fleet
+from fleet.nodes.connections import with_database
+from storage.location import StoreLocation
 from tests.fuzz.databases import (
     BACK,
     SOURCE,
@@ -56,7 +57,7 @@ class Ground:
         store = self.directory / "store"
         shutil.rmtree(store, ignore_errors=True)
         rules = replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
-        source = in_database(replace(self.fleet, store_url=f"file://{store}", groups=rules), SOURCE)
+        source = in_database(replace(self.fleet, store=StoreLocation(f"file://{store}"), groups=rules), SOURCE)
         with self.figures.timed("databases"):
             self.clear()
             for shard, node in enumerate(source.primaries):

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from fleet.groups import Group
+from fleet.tables.groups import Group
 from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copied, text_or
 from tests.fuzz.reference_tables import Tables
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleet.groups import Group
+from fleet.tables.groups import Group
 from tests.fuzz.reference_cursor import Cursor, RefusedError
-from wal.versions import Version
+from wal.segments.definitions import Definition
 
 MOVED = "moved"
 
@@ -16,7 +16,7 @@ MOVED = "moved"
 class Tables:
     """A node's tables; `described` by oid: the group, None if not ours, MOVED if it is ours as nobody knows it."""
 
-    versions: Sequence[Version]
+    versions: Sequence[Definition]
     described: dict[int, Group | str | None] = field(default_factory=dict)
 
     def describe(self, cursor: Cursor) -> None:

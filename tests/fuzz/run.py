@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import psycopg
 
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.relation_locks import RelationLockedError
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
+from fleet.nodes.connections import with_database
+from fleet.nodes.relation_locks import RelationLockedError
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
 from storage.errors import RefusedError, SnapshotError
 from tests.fuzz.databases import drop_databases
 from tests.fuzz.during import During
@@ -26,7 +27,7 @@ from tests.fuzz.script import Case, Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import FoundError, Sequences, State, compare, sequences_of, state_of
 from tests.snapshot_runs import Runs
-from wal.waiting import SlotWaitError
+from wal.slots.waiting import SlotWaitError
 
 WAIT_SECONDS = 3.0
 NAME = "fuzzed"

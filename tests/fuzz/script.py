@@ -51,7 +51,8 @@ class Statement:
 class Transaction:
     """Statements by shard, in order. With `savepoints` what fails is passed over; else the transaction ends there.
 
-    `at`: the point of the create after this interval at which it is run (snapshots.points); else it is run before.
+    `at`: the point of the create after this interval at which it is run (snapshots.operations.crash_points); else it
+    is run before.
     """
 
     fate: Fate

@@ -11,25 +11,25 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-import fleet.relation_locks
+import fleet.nodes.relation_locks
 import restore.rows
-import snapshots.base_plan
-import snapshots.changed_keys
-import snapshots.cutting
-import wal.changes
-import wal.drain
-from wal.drain import drain
-from wal.drain_values import DrainReport, DrainTask
+import snapshots.base_copy.copy_plan
+import snapshots.create.make_cut
+import snapshots.fold.changed_keys
+import wal.decoding.changes
+import wal.drain.drain
+from wal.drain.drain import drain
+from wal.drain.drain_task import DrainReport, DrainTask
 
 Bounds = dict[ModuleType, dict[str, Any]]
 OF_THE_DRAIN: Bounds = {
-    wal.drain: {
+    wal.drain.drain: {
         "FIRST_CHUNK_MESSAGES": 50,
         "CHUNK_MESSAGES_MIN": 50,
         "CHUNK_MESSAGES_MAX": 50,
         "SEGMENT_BYTES_MAX": 4000,
     },
-    wal.changes: {"VALUES_PER_BLOCK": 4},
+    wal.decoding.changes: {"VALUES_PER_BLOCK": 4},
 }
 
 
@@ -40,10 +40,10 @@ def drain_small(task: DrainTask) -> DrainReport:
 
 
 OF_THE_DRIVER: Bounds = {
-    snapshots.base_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
-    snapshots.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
+    snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
+    snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
     restore.rows: {"MIXED_GROUPS_MAX": 0},
-    snapshots.cutting: {"drain": drain_small},
+    snapshots.create.make_cut: {"drain": drain_small},
 }
 
 
@@ -57,7 +57,7 @@ def small_sizes() -> Iterator[None]:
 @contextmanager
 def short_waits() -> Iterator[None]:
     """In the block, wait for a lock no longer than it takes to know that nobody will give it up."""
-    with lowered({fleet.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
+    with lowered({fleet.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
         yield
 
 

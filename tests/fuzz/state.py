@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from fleet.postgres_wheel import run_tool
+from fleet.programs.wheel import run_tool
 
 # The judge's own session, whatever the database is set to.
 JUDGE = {

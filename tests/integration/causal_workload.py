@@ -12,8 +12,8 @@ from typing import Self
 
 import psycopg
 
-from fleet.bank import shard_of
-from fleet.bank_client import BankClient, chosen_transfer, open_session
+from embedded.bank import shard_of
+from embedded.bank_client import BankClient, chosen_transfer, open_session
 from tests.integration.causal_chain import COMMIT, HALF, HOLD, HOLD_THEN_ROLL_BACK, Calendar, ChainClient
 from tests.integration.causal_journal import Transaction
 

@@ -1,6 +1,6 @@
 """Real servers for the tests of this folder: PostgreSQL fleets and S3 servers, always stopped and deleted.
 
-Starting and stopping have bounds of their own (fleet/embedded_server.py). When a test fails, the ends of the
+Starting and stopping have bounds of their own (embedded/server.py). When a test fails, the ends of the
 logs of all fleets that run are part of its report.
 """
 
@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
-from fleet.embedded_server import log_tail
+from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from embedded.server import log_tail
 from tests.s3_kinds import NamedS3, named_s3
 from tests.s3_server import S3Server, s3_server
 from tests.versitygw import BUILDING, needs_versitygw, versitygw_server

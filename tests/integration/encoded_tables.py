@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.postgres_wheel import tool
+from fleet.programs.wheel import tool
 
 # What a test's own session needs where the settings of the role are HOSTILE.
 QUIET = {

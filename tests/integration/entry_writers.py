@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from fleet.bank import read_invariants
-from fleet.connections import with_database
+from embedded.bank import read_invariants
+from fleet.nodes.connections import with_database
 from tests.integration.frozen_nodes import execute
 from tests.snapshot_runs import Runs, sorted_copies
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapshots.points import (
+from snapshots.operations.crash_points import (
     CUT_POINTS,
     FREEZE_POINTS,
     FULL_POINTS,

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, Node
-from fleet.connections import connect
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.publications import ensure_publications
+from fleet.nodes.connections import connect
+from fleet.tables.publications import ensure_publications
 from tests.snapshot_runs import described
 
 FLEET_ID = "ab12cd34"

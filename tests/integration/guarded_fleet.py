@@ -9,12 +9,12 @@ import psycopg
 
 from fleet.config import Fleet
 from fleet.progress import Silent
-from snapshots.catalog import list_store
-from snapshots.create import CreateRequest
-from snapshots.increment import create_increment
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.listing.listing import list_store
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, slots_of
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 FILLER_BYTES = 4 << 20
 REPLAY_SECONDS_MAX = 30

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psycopg
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from tests.integration.encoded_tables import (
     CHANGES,
     EVIL,
@@ -28,7 +28,7 @@ from tests.integration.encoded_tables import (
 )
 from tests.other_servers import has_icu, has_xml
 from tests.snapshot_runs import described
-from wal.slots import drop_slot
+from wal.slots.slots import drop_slot
 
 REPLAY_SECONDS_MAX = 30
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psycopg
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from tests.integration.refusing import execute
 from tests.quick_spark import with_spark
 from tests.snapshot_runs import chains_dropped, described

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.lsn import lsn_from_text
+from fleet.lsn import Lsn
 
 ASCII = "".join(map(chr, range(1, 128)))
 TEXTS = [
@@ -240,7 +240,7 @@ class Traffic:
     def position(self) -> int:
         row = self.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
-        return lsn_from_text(row[0])
+        return Lsn.parse(row[0])
 
     def statement(self) -> int:
         """One statement within a savepoint, which is now and then given up; how many rows it changed."""

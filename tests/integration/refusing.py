@@ -12,10 +12,10 @@ import pytest
 
 from fleet.config import Fleet
 from fleet.progress import Silent
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
 from storage.errors import SnapshotError
-from storage.open import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,13 +49,13 @@ def go_on(fleet: Fleet, name: str) -> None:
 
 def published_as(fleet: Fleet) -> str:
     """The name of the fleet's publication of keyed tables, as docs/architecture.md has it: by the store's fleet id."""
-    document = json.loads(open_store(fleet.store_url, fleet.store_options).read("fleet.json"))
+    document = json.loads(fleet.store.open().read("fleet.json"))
     return f"cutline_{document['fleet']}"
 
 
 def all_of(fleet: Fleet) -> dict[str, object]:
     """All that a command could change: the store's objects, slots, databases and publications of every node."""
-    store = open_store(fleet.store_url, fleet.store_options)
+    store = fleet.store.open()
     found: dict[str, object] = {key: store.size(key) for key in store.list("")}
     query = """
         SELECT (SELECT array_agg(datname ORDER BY 1) FROM pg_database),

@@ -15,13 +15,13 @@ import pytest
 
 from check.report import CheckReport, Conflict
 from check.verify import CheckRequest, check_snapshots
-from fleet.bank_workload import BankWorkload
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
-from snapshots.chain import Chain
-from snapshots.commits import commit_key, read_chain
-from storage.open import open_store
+from snapshots.records.chain import Chain
+from snapshots.records.commits import commit_key, read_chain
+from storage.location import StoreLocation
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 
@@ -63,10 +63,10 @@ class Stored:
 
     def kinds(self) -> dict[str, str]:
         """One object of every kind, commits included."""
-        base = next(o.key for o in self.chain.part.objects if o.kind == "base" and o.node == "s2")
+        base = next(o.key for o in self.chain.full.objects if o.kind == "base" and o.node == "s2")
         return {
             "base": base,
-            "DDL": next(o.key for o in self.chain.part.objects if o.kind == "post-data"),
+            "DDL": next(o.key for o in self.chain.full.objects if o.kind == "post-data"),
             "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
             "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
             "full commit": commit_key(NAME, 0),
@@ -77,9 +77,9 @@ class Stored:
         """An object of every kind, each of another node or section where there are several."""
         full, increment = self.chain.full, self.chain.increments[0]
         return {
-            "base": next(one.key for one in self.chain.part.objects if one.kind == "base" and one.node == "s2"),
-            "pre-data": next(one.key for one in self.chain.part.objects if one.kind == "pre-data"),
-            "post-data": next(one.key for one in self.chain.part.objects if one.kind == "post-data"),
+            "base": next(one.key for one in self.chain.full.objects if one.kind == "base" and one.node == "s2"),
+            "pre-data": next(one.key for one in self.chain.full.objects if one.kind == "pre-data"),
+            "post-data": next(one.key for one in self.chain.full.objects if one.kind == "post-data"),
             "segment": full.segments["s1-b1"][0].key,
             "segment of an increment": increment.segments["s1"][0].key,
         }
@@ -103,7 +103,7 @@ def stored_chain(servers: EmbeddedFleet, directory: Path, spark: Ready) -> Itera
                 runs.increment(NAME)
                 runs.full(ONLY_PRIMARIES, only_primary=True)
             # With its slots: what the next increment says of a damaged store is asked, too.
-            yield Stored(read_chain(open_store(fleet.store_url, {}), NAME), fleet, directory / "store", runs.spark)
+            yield Stored(read_chain(fleet.store.open(), NAME), fleet, directory / "store", runs.spark)
     finally:
         execute(first, "DROP TABLE IF EXISTS wide")
 
@@ -113,7 +113,7 @@ def copied(made: Stored, directory: Path) -> Stored:
     store, path = directory / "store", directory / "fleet.toml"
     shutil.copytree(made.store, store)
     path.write_text(made.fleet.path.read_text().replace(str(made.store), str(store)))
-    return replace(made, fleet=replace(made.fleet, path=path, store_url=f"file://{store}"), store=store)
+    return replace(made, fleet=replace(made.fleet, path=path, store=StoreLocation(f"file://{store}")), store=store)
 
 
 def group_number(stored: Stored, table: str) -> int:

@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from fleet.config import GroupRules
-from fleet.connections import connect
-from fleet.groups import Table, read_tables
-from fleet.publications import TableNotAdmissibleError, check_admissible, ensure_publications
+from fleet.nodes.connections import connect
+from fleet.tables.groups import Table, read_tables
+from fleet.tables.publications import TableNotAdmissibleError, check_admissible, ensure_publications
 from tests.integration.wal_place import Place, place
 
 __all__ = ["place"]  # the fixture

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.full
-import snapshots.incremental
-from cli.check import lines_of as check_lines
-from cli.create import document_of as create_document
-from cli.create import lines_of as create_lines
-from cli.restore import document_of as restore_document
-from cli.restore import lines_of as restore_lines
-from fleet.append_only import AppendOnlyChangedError, Counters, has_changed, is_untold, read_counters
+import snapshots.create.full_attempt
+import snapshots.create.increment_attempt
+from cli.commands.check import lines_of as check_lines
+from cli.commands.create import document_of as create_document
+from cli.commands.create import lines_of as create_lines
+from cli.commands.restore import document_of as restore_document
+from cli.commands.restore import lines_of as restore_lines
 from fleet.config import Fleet
-from fleet.connections import connect
-from snapshots.commits import increment_numbers
-from storage.open import open_store
+from fleet.nodes.connections import connect
+from fleet.tables.append_only import AppendOnlyChangedError, Counters, has_changed, is_untold, read_counters
+from snapshots.records.commits import increment_numbers
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import execute, go_on, refused
 from tests.snapshot_runs import Ready, Runs, command_line, run_command, sorted_copies
@@ -33,7 +32,7 @@ from tests.snapshot_runs import Ready, Runs, command_line, run_command, sorted_c
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
     from tests.integration.conftest import FleetFactory
 
 NAME = "logs"
@@ -158,17 +157,19 @@ def test_an_update_during_a_create_is_noticed_before_it_commits(runs: Runs, monk
         return updated
 
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots.full, "_copied", updating(snapshots.full._copied))
+        patched.setattr(snapshots.create.full_attempt, "_copy", updating(snapshots.create.full_attempt._copy))
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.full(NAME)
     assert "since this snapshot was begun" in raised.value.message
     runs.full(NAME)
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots.incremental, "take_cut", updating(snapshots.incremental.take_cut))
+        patched.setattr(
+            snapshots.create.increment_attempt, "take_cut", updating(snapshots.create.increment_attempt.take_cut)
+        )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.increment(NAME)
     assert "since the full snapshot," in raised.value.message
-    assert increment_numbers(open_store(runs.fleet.store_url, {}), NAME) == []
+    assert increment_numbers(runs.fleet.store.open(), NAME) == []
 
 
 def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> None:

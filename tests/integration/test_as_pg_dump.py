@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.postgres_wheel import run_tool
+from embedded.fleet import EmbeddedFleet
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, sorted_copies

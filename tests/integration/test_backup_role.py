@@ -14,11 +14,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fleet.config import Fleet
-from fleet.connections import connect, with_database
-from fleet.groups import read_tables
-from fleet.left_out import LeftOutKind, read_left_out
+from fleet.nodes.connections import connect, with_database
 from fleet.progress import Silent
-from snapshots.initialise import initialise
+from fleet.tables.groups import read_tables
+from fleet.tables.left_out import LeftOutKind, read_left_out
+from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import create, execute, go_on, refused
@@ -27,7 +27,7 @@ from tests.snapshot_runs import Ready, Runs, sorted_copies
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 NAME = "nightly"
 ROLE = "role_backup"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from fleet.bank import BankInvariants, NoBankError, prepared_gids, read_invariants
-from fleet.bank_workload import BankBusyError, BankStoppedError, BankWorkload
-from fleet.embedded import EmbeddedFleet
+from embedded.bank import BankInvariants, NoBankError, prepared_gids, read_invariants
+from embedded.bank_workload import BankBusyError, BankStoppedError, BankWorkload
+from embedded.fleet import EmbeddedFleet
 
 if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory

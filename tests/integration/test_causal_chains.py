@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.cutting
-from fleet.bank import read_invariants
-from fleet.bank_client import open_session
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
-from snapshots.manifest import Commit
+import snapshots.create.make_cut
+from embedded.bank import read_invariants
+from embedded.bank_client import open_session
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.nodes.connections import with_database
+from snapshots.records.commit import Commit
 from tests.integration.causal_chain import HALF, Calendar, ChainClient
 from tests.integration.causal_journal import Occurred, Taken, Transaction, disagreements, occurred
 from tests.integration.causal_state import ChainState, create_chains, faults_of, read_state
 from tests.integration.causal_workload import CausalWorkload
 from tests.snapshot_runs import Ready, Runs, described
 from tests.soak import SEED, SOAK_SECONDS
-from wal.cut import NodeWindow, resolve
-from wal.cut_values import Cut
-from wal.markers import Marker, write_marker
+from wal.cut.cut_values import Cut
+from wal.cut.markers import Marker, write_marker
+from wal.cut.resolve import NodeWindow, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +145,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     runs.init()
     increments = Increments(runs)
     with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
-        patched.setattr(snapshots.cutting, "write_markers", late_markers(chance))
+        patched.setattr(snapshots.create.make_cut, "write_markers", late_markers(chance))
         workload.wait(0.5)
         # The slots of a full snapshot wait for what is prepared; later cuts wait for nothing.
         increments.take()
@@ -159,7 +159,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     faults += disagreements(workload.journal, increments.taken)
     assert faults == []
     assert_commits_agree(increments, workload.journal)
-    cuts = [commit.cut.cut.nodes.values() for commit in increments.commits]
+    cuts = [commit.cut.nodes for commit in increments.commits]
     raised = sum(any(node.position > node.start for node in nodes) for nodes in cuts)
     happened = occurred(workload.journal, increments.taken)
     return Round(seed, INCREMENTS, raised, happened, taking_seconds, time.monotonic() - began)
@@ -169,8 +169,8 @@ def assert_commits_agree(increments: Increments, journal: list[Transaction]) -> 
     """What a commit says of open transactions is what their clients know."""
     before = Taken(-1, 0.0, 0.0)
     for taken, commit in zip(increments.taken, increments.commits, strict=True):
-        cut = commit.cut.cut
-        undecided = {node: {entry.global_id for entry in found.undecided} for node, found in cut.nodes.items()}
+        cut = commit.cut
+        undecided = {found.node: {entry.global_id for entry in found.undecided} for found in cut.nodes}
         for one in journal:
             if one.is_held_over(taken):
                 assert all(one.gid in undecided[f"s{shard + 1}"] for shard in one.shards), (taken.number, one)
@@ -218,7 +218,7 @@ def test_no_increment_tears_or_loses_what_a_client_was_told(
 def cut_at_the_start_markers(windows: Mapping[str, NodeWindow]) -> Cut:
     """Every node for itself, as backups of single nodes are: nothing raises a position, nothing comes in early."""
     alone = [resolve({node: window}) for node, window in windows.items()]
-    nodes = {node: cut.nodes[node] for cut in alone for node in cut.nodes}
+    nodes = tuple(node for cut in alone for node in cut.nodes)
     return Cut(nodes, sum(cut.global_transactions for cut in alone), 0, sum(cut.in_flight for cut in alone))
 
 
@@ -241,7 +241,7 @@ def test_the_start_markers_alone_are_found_torn(
         chain.settle()
         chain.grow()
         chain.grow()
-        monkeypatch.setattr(snapshots.cutting, "resolve", cut_at_the_start_markers)
+        monkeypatch.setattr(snapshots.create.make_cut, "resolve", cut_at_the_start_markers)
         increments.take()
         chain.settle()
     assert faults_of(increments.restored(0)) == []

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from fleet.progress import Silent
-from restore.restore import RestoreRequest, plan_restore, restore_fleet
-from snapshots.commits import SnapshotMissingError, commit_key
-from snapshots.store_identity import StoreNotInitialisedError
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.records.commits import SnapshotMissingError, commit_key
+from snapshots.records.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
 from tests.integration.stored_chain import (
     NAME,
@@ -45,7 +47,7 @@ from tests.store_damage import (
     with_value,
     without_row,
 )
-from wal.segment_schema import PREPARE
+from wal.segments.segment_schema import PREPARE
 
 __all__ = ["made", "stored"]  # the fixtures
 
@@ -152,7 +154,7 @@ def test_one_value_changed_in_a_standbys_base_is_found(stored: Stored) -> None:
 
 def test_a_half_present_global_transaction_is_named(stored: Stored) -> None:
     segment = stored.chain.increments[0].segments["s2"][0]
-    cut = stored.chain.increments[0].cut.cut.nodes["s2"]
+    cut = stored.chain.increments[0].cut.of("s2")
     events = pq.read_table(stored.store / segment.key).to_pylist()
     torn = next(e for e in events if e["op"] == PREPARE and e["lsn"] < cut.position and is_shared(stored, e))
 

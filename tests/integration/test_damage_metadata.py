@@ -13,14 +13,15 @@ import pytest
 from check.report import CheckReport
 from check.verify import CheckRequest, check_snapshots
 from fleet.progress import Silent
-from restore.restore import RestoreRequest, plan_restore
-from snapshots.catalog import list_store, show_snapshot
-from snapshots.commits import commit_key
-from snapshots.continuable import ChainObjectMissingError
-from snapshots.create import CreateRequest
-from snapshots.documents import ManifestError
-from snapshots.increment import estimate_increment
-from snapshots.store_identity import ForeignSnapshotError
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from snapshots.create.continuable import ChainObjectMissingError
+from snapshots.create.increment import preview_increment
+from snapshots.create.request import CreateRequest
+from snapshots.listing.listing import list_store, show_snapshot
+from snapshots.records.commits import commit_key
+from snapshots.records.documents import ManifestError
+from snapshots.records.store_identity import ForeignSnapshotError
 from tests.integration.stored_chain import NAME, ONLY_PRIMARIES, Stored, made, stored
 from tests.store_damage import change_document, empty, extend, flip_byte, remove, truncate
 
@@ -32,7 +33,7 @@ def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:
 
 
 def next_increment(stored: Stored) -> object:
-    return estimate_increment(stored.fleet, CreateRequest(NAME), Silent())
+    return preview_increment(stored.fleet, CreateRequest(NAME), Silent())
 
 
 def test_a_check_of_metadata_alone_is_inconclusive_at_best(stored: Stored) -> None:

@@ -8,16 +8,17 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
-import wal.drain
-from fleet.connections import connect
+import wal.drain.drain
+from fleet.nodes.connections import connect
 from tests.integration.random_tables import Traffic, create_tables
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place, small_chunks
 from tests.soak import SEED, SOAK_SECONDS
-from wal.markers import Marker, marker_from_bytes, write_marker
-from wal.slots import drop_slot
-from wal.versions import Version
+from wal.cut.markers import Marker, marker_from_bytes, write_marker
+from wal.segments.definitions import Definition
+from wal.slots.slots import drop_slot
 
 __all__ = ["place"]  # the fixture
 
@@ -165,8 +166,8 @@ def test_a_changed_table_is_named(place: Place) -> None:
     assert report.problem["slug"] == "schema-moved"
     assert report.problem["details"]["group"] == "public.t"
     # Nothing of it was stored, and the slot stays where the archive ends.
-    assert len(follower.rows()) == sum(one.changes + one.events for one in before.segments)
-    assert confirmed(place, follower) == before.segments[-1].range.through
+    assert len(follower.rows()) == sum(one.segment.changes + one.segment.events for one in before.segments)
+    assert confirmed(place, follower) == before.segments[-1].segment.through
 
 
 def test_changes_come_under_the_definition_that_they_were_made_under(place: Place) -> None:
@@ -181,14 +182,14 @@ def test_changes_come_under_the_definition_that_they_were_made_under(place: Plac
     place.connection.execute("ALTER TABLE t RENAME TO u; INSERT INTO u VALUES (9)")
     place.connection.execute("ALTER TABLE u RENAME TO t; INSERT INTO t VALUES (10)")
     (new,) = groups_of(place).values()
-    new = replace(new, number=2)
-    follower.task = replace(follower.task, versions=(Version(oid, old), Version(oid, new)))
+    new = structs.replace(new, number=2)
+    follower.task = replace(follower.task, versions=(Definition(oid, old), Definition(oid, new)))
     report = follower.drain(place.finish())
     assert report.problem is not None
     moved = {"node": follower.task.node.id, "group": "public.t", "oid": oid}
     assert report.problem["details"] == {**moved, "moved": [moved]}
     follower.task = replace(
-        follower.task, versions=(*follower.task.versions, Version(oid, replace(new, table="u", number=3)))
+        follower.task, versions=(*follower.task.versions, Definition(oid, structs.replace(new, table="u", number=3)))
     )
     follower.drained(place.finish())
     found = [(chr(row["op"]), row["group"], row["row"]) for row in follower.changes()]
@@ -199,7 +200,7 @@ def test_changes_come_under_the_definition_that_they_were_made_under(place: Plac
 
 
 def confirmed(place: Place, follower: Follower) -> int:
-    state = wal.drain.slot_state(place.connection, follower.task.slot)
+    state = wal.drain.drain.slot_state(place.connection, follower.task.slot)
     assert state is not None
     return state.confirmed
 
@@ -236,7 +237,7 @@ def test_others_messages_alone_make_progress(place: Place, monkeypatch: pytest.M
     report = follower.drained(place.finish())
     assert len(report.segments) >= 4
     assert follower.changes() == []
-    assert confirmed_on(follower) == report.segments[-1].range.through
+    assert confirmed_on(follower) == report.segments[-1].segment.through
     # What such segments say of themselves is enough to go on.
     place.connection.execute("INSERT INTO t VALUES (1)")
     assert len(follower.drained(place.finish()).segments) > len(report.segments)
@@ -244,6 +245,6 @@ def test_others_messages_alone_make_progress(place: Place, monkeypatch: pytest.M
 
 def confirmed_on(follower: Follower) -> int:
     with connect(follower.task.node) as connection:
-        state = wal.drain.slot_state(connection, follower.task.slot)
+        state = wal.drain.drain.slot_state(connection, follower.task.slot)
         assert state is not None
         return state.confirmed

@@ -15,12 +15,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.postgres_wheel import run_tool
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool
 from fleet.progress import Noting, Silent
-from restore.restore import RestoreRequest, check_restore, plan_restore, restore_fleet
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import check_restore, restore_fleet
 from restore.target import TargetUnfitError
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
 
@@ -145,8 +147,7 @@ def assert_roles_are_made_by_option(runs: Runs, target: Fleet) -> None:
     assert "--create-roles" in refused.value.hint
     request = replace(request, create_roles=True)
     planned = plan_restore(runs.fleet, target, request)
-    check_restore(planned, Silent())
-    assert sorted(planned.missing["s1"]) == sorted(ROLES)
+    assert sorted(check_restore(planned, Silent())["s1"]) == sorted(ROLES)
     notes = Noting(Silent())
     report = restore_fleet(plan_restore(runs.fleet, target, request), runs.spark, notes)
     assert sorted(report.roles_created) == sorted(f"s1: {role}" for role in ROLES)

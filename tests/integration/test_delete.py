@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet
 from fleet.progress import Silent
-from snapshots.catalog import list_store
-from snapshots.commits import read_chain
-from snapshots.deletion import delete_snapshot
-from snapshots.pruning import foresee_prune
-from snapshots.tombstones import is_deleted
-from storage.open import open_store
+from snapshots.listing.listing import list_store
+from snapshots.records.commits import read_chain
+from snapshots.records.tombstones import is_deleted
+from snapshots.removal.deletion import delete_snapshot
+from snapshots.removal.pruning import foresee_prune
 from tests.integration.refusing import create, go_on, refused
 from tests.s3_server import S3Server
 from tests.snapshot_runs import (
@@ -37,7 +36,7 @@ from tests.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +66,7 @@ def publications(fleet: Fleet) -> set[str]:
 
 
 def keys(fleet: Fleet, prefix: str) -> list[str]:
-    return open_store(fleet.store_url, fleet.store_options).list(prefix)
+    return fleet.store.open().list(prefix)
 
 
 def done(fleet: Fleet, *words: str) -> dict[str, object]:
@@ -151,7 +150,7 @@ def test_what_a_process_restores_is_not_deleted_until_it_is_done(runs: Runs, tar
 
 def _delete_with_a_node_away(runs: Runs, name: str) -> None:
     fleet = runs.fleet
-    slot = slot_name(read_chain(open_store(fleet.store_url, {}), name).full.chain)
+    slot = slot_name(read_chain(fleet.store.open(), name).full.chain)
     away = fleet.path.with_name("away.toml")
     # One standby does not answer, another one is not named any more.
     head, *nodes = fleet.path.read_text().split("[[node]]")
@@ -169,7 +168,7 @@ def _delete_with_a_node_away(runs: Runs, name: str) -> None:
 def test_a_deletion_that_is_killed_is_finished_by_a_repeat(runs: Runs) -> None:
     fleet = runs.fleet
     slot = slot_name(runs.full("killed").operation)
-    store = open_store(fleet.store_url, fleet.store_options)
+    store = fleet.store.open()
     with subprocess.Popen(
         [*command_line(fleet, "delete", "killed"), "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:

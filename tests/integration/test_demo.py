@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cli.demo_report import ChapterName
+from cli.demo.report import ChapterName
 
 PROGRAM = [sys.executable, "-c", "from cli.main import main; main()", "demo"]
 # What is asked for is 90 s on two free cores; a test must not fail for what else the machine does.

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-import wal.drain
+import wal.drain.drain
+from columns.bytes_column import from_list
 from fleet.config import Node
+from fleet.lsn import Lsn
+from storage.location import StoreLocation
 from storage.open import open_store
 from storage.store import ObjectStore
 from tests import pgoutput_messages as made
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, one_table, place, small_chunks
-from wal.bytes_column import from_list
-from wal.drain import advance_slot
+from wal.drain.drain import advance_slot
 
 __all__ = ["place"]  # the fixture
 
@@ -58,17 +60,17 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 
     def advance(connection: Any, name: str, through: int) -> None:
         die("before an advance")
-        advance_slot(connection, name, through)
+        advance_slot(connection, name, Lsn(through))
         die("after an advance")
 
     def set_point(number: int | None) -> None:
         left[0] = number
 
-    def opened(url: str, options: Any) -> Any:
-        return CrashingStore(open_store(url, options), die)
+    def opened(location: StoreLocation) -> Any:
+        return CrashingStore(open_store(location.url, location.options), die)
 
-    monkeypatch.setattr(wal.drain, "open_store", opened)
-    monkeypatch.setattr(wal.drain, "advance_slot", advance)
+    monkeypatch.setattr(StoreLocation, "open", opened)
+    monkeypatch.setattr(wal.drain.drain, "advance_slot", advance)
     return set_point
 
 
@@ -111,10 +113,10 @@ def test_a_chunk_smaller_than_the_transactions_gives_several_segments(
     some_traffic(place)
     report = follower.drained(place.finish())
     assert len(report.segments) > 4
-    throughs = [segment.range.through for segment in report.segments]
+    throughs = [one.segment.through for one in report.segments]
     assert throughs == sorted(set(throughs))
     monkeypatch.undo()
-    assert [segment.number for segment in report.segments] == list(range(1, len(throughs) + 1))
+    assert [one.segment.number for one in report.segments] == list(range(1, len(throughs) + 1))
 
 
 def test_a_drain_that_dies_at_any_write_is_continued(
@@ -169,7 +171,7 @@ def test_a_transaction_larger_than_a_segment_is_continued_within(
     finish = place.finish()
     dying(None)
     assert len(undisturbed.drained(finish).segments) == 1
-    monkeypatch.setattr(wal.drain, "SEGMENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(wal.drain.drain, "SEGMENT_BYTES_MAX", 1 << 20)
     # After its first segment and after its second, in the middle of the transaction.
     dying(2)
     with pytest.raises(CrashError):
@@ -180,7 +182,7 @@ def test_a_transaction_larger_than_a_segment_is_continued_within(
         follower.drain(finish)
     dying(None)
     report = follower.drained(finish)
-    opened = [segment.range.open for segment in report.segments]
+    opened = [one.segment.open for one in report.segments]
     assert len([one for one in opened if one]) >= 2
     assert opened[-1] is None
     same_archive(follower, undisturbed)
@@ -198,9 +200,9 @@ def test_a_slot_moved_between_segment_and_advance_is_lost(place: Place, monkeypa
 
     def overtaken(connection: Any, name: str, through: int) -> None:
         connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [name])
-        advance_slot(connection, name, through)
+        advance_slot(connection, name, Lsn(through))
 
-    monkeypatch.setattr(wal.drain, "advance_slot", overtaken)
+    monkeypatch.setattr(wal.drain.drain, "advance_slot", overtaken)
     report = follower.drain(finish)
     assert report.problem is not None
     assert report.problem["slug"] == "slot-lost"
@@ -231,10 +233,10 @@ def test_a_drain_that_another_has_overtaken_goes_on_where_that_ended(
 
     stores = iter([lambda store: CrashingStore(store, overtake)])
 
-    def opened(url: str, options: Any) -> Any:
-        return next(stores, lambda store: store)(open_store(url, options))
+    def opened(location: StoreLocation) -> Any:
+        return next(stores, lambda store: store)(open_store(location.url, location.options))
 
-    monkeypatch.setattr(wal.drain, "open_store", opened)
+    monkeypatch.setattr(StoreLocation, "open", opened)
     report = follower.drained(finish)
     assert points.count("overtaken") == 1
     assert report.segments == rival.reports[-1].segments
@@ -244,20 +246,20 @@ def test_a_drain_that_another_has_overtaken_goes_on_where_that_ended(
 def test_a_segment_of_other_definitions_than_those_planned_is_anothers(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
     follower = place.follow(one_table(place))
     (begun,) = follower.task.versions
     rival = Follower(replace(follower.task, begun=frozenset({begun.group.number})), follower.groups, follower.base)
     place.connection.execute("INSERT INTO t VALUES (1)")
-    (segment,) = rival.drained(place.finish()).segments
-    assert segment.definitions == (begun,)
-    assert list(segment.first_changes) == [begun.group.number]
+    (archived,) = rival.drained(place.finish()).segments
+    assert archived.definitions == (begun,)
+    assert list(archived.first_changes) == [begun.group.number]
     place.connection.execute("INSERT INTO t VALUES (2)")
     report = follower.drain(place.finish())
     assert report.problem is not None
     assert report.problem["slug"] == "drain-busy"
     # Who has read it first knows what it was begun with.
-    follower.task = replace(follower.task, planned=segment.number)
+    follower.task = replace(follower.task, planned=archived.segment.number)
     assert len(follower.drained(place.finish()).segments) == 2
     assert follower.state() == place.lines(follower.groups)
 
@@ -290,13 +292,15 @@ def test_of_what_is_not_decoded_as_it_should_be_nothing_is_stored(
     follower = place.follow(one_table(place))
     place.connection.execute("INSERT INTO t VALUES (1, 'one'), (2, 'another')")
     finish = place.finish()
-    peek = wal.drain.peek
+    peek = wal.drain.drain.peek
 
     def altered(node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int) -> Iterator[Any]:
-        messages = [one for part in peek(node, slot, publications, finish, messages_max) for one in part.to_pylist()]
+        messages = [
+            one for part in peek(node, slot, publications, Lsn(finish), messages_max) for one in part.to_pylist()
+        ]
         yield from_list(alter(messages, finish)).to_arrow()
 
-    monkeypatch.setattr(wal.drain, "peek", altered)
+    monkeypatch.setattr(wal.drain.drain, "peek", altered)
     report = follower.drain(finish)
     assert report.problem is not None
     assert report.problem["slug"] == "decoding"

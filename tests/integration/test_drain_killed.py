@@ -22,18 +22,17 @@ import psycopg
 import pytest
 
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.lsn import lsn_from_text
-from snapshots.commits import read_chain
-from snapshots.manifest import Commit
+from fleet.lsn import Lsn
+from fleet.nodes.connections import with_database
+from snapshots.records.commit import Commit
+from snapshots.records.commits import read_chain
 from storage.errors import BusyError, SnapshotError
 from storage.local import LocalStore
-from storage.open import open_store
 from tests.integration.conftest import FleetFactory
 from tests.snapshot_runs import Ready, Runs, command_line, described, sorted_copies
 from tests.soak import SOAK_SECONDS
-from wal.archive import Segment
-from wal.segments import read_metadata
+from wal.segments.archive import Segment
+from wal.segments.segments import read_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,17 +50,18 @@ SHORT_SECONDS_MAX, LONG_SECONDS_MAX = 300, 3600
 # and whoever has stored so many segments stands still.
 STANDING_STILL = """
 import time
-import wal.drain
+import wal.drain.drain
 
-create = wal.drain.create_segment
+create = wal.drain.drain.create_segment
 
 def create_some(store, prefix, number, held, *rest):
     while number > {last}:
         time.sleep(1)
     return create(store, prefix, number, held, *rest)
 
-wal.drain.create_segment = create_some
-wal.drain.FIRST_CHUNK_MESSAGES = wal.drain.CHUNK_MESSAGES_MIN = wal.drain.CHUNK_MESSAGES_MAX = {messages}
+wal.drain.drain.create_segment = create_some
+wal.drain.drain.FIRST_CHUNK_MESSAGES = wal.drain.drain.CHUNK_MESSAGES_MIN = wal.drain.drain.CHUNK_MESSAGES_MAX =
+{messages}
 """
 
 
@@ -80,7 +80,7 @@ class Sampler:
             while not self.done.wait(0.01):
                 (confirmed,) = connection.execute(query).fetchone() or ("",)
                 newest = max(path.name for path in self.archive.glob("*.parquet"))
-                self.pairs.append((lsn_from_text(confirmed), stored(self.archive, newest).range.through))
+                self.pairs.append((Lsn.parse(confirmed), stored(self.archive, newest).through))
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def stored(archive: Path, name: str) -> Segment:
     """What a segment says of itself; it never changes."""
     # Below the store are snapshots/chain/wal/<node>/<chain>; a segment knows its key.
     root = archive.parents[4]
-    return read_metadata(LocalStore(root), str((archive / name).relative_to(root)), int(name.split(".")[0]))
+    return read_metadata(LocalStore(root), str((archive / name).relative_to(root)), int(name.split(".")[0])).segment
 
 
 def changes_archived(archive: Path) -> int:
@@ -243,7 +243,7 @@ def row_sums(dsn: str) -> tuple[object, ...]:
 
 def figures(sampler: Sampler, commit: Commit, seconds: tuple[float, float], peak: dict[str, int]) -> None:
     """What the long form measures; pytest shows it with -s."""
-    own = sum(one.changes for one in commit.segments[SHARD] if one.range.operation == commit.operation)
+    own = sum(one.changes for one in commit.segments[SHARD] if one.operation == commit.operation)
     memory = ", ".join(f"{name} {size >> 20} MiB" for name, size in peak.items())
     print(  # noqa: T201
         f"{commit.counts['changes']:,} changes: killed after {seconds[0]:.1f} s ({memory}),"
@@ -256,12 +256,12 @@ def assert_resumed(fleet: Fleet, archive: Path, before: dict[str, tuple[int, int
     """The command that was killed wrote four fifths, the next one the rest, and nobody wrote any of it twice."""
     segments = commit.segments[SHARD]
     assert [segment.number for segment in segments] == list(range(len(before) + 1, len(before) + len(segments) + 1))
-    own = [segment.range.operation == commit.operation for segment in segments]
+    own = [segment.operation == commit.operation for segment in segments]
     # First all of the other's, then all of its own.
     assert own == sorted(own)
-    assert len({segment.range.operation for segment in segments}) == 2
+    assert len({segment.operation for segment in segments}) == 2
     total = sum(segment.changes for segment in segments)
     earlier = sum(segment.changes for segment, is_own in zip(segments, own, strict=True) if not is_own)
     assert SHARE * total <= earlier < total
-    chain = read_chain(open_store(fleet.store_url, {}), "chain")
+    chain = read_chain(fleet.store.open(), "chain")
     assert [segment.key.rsplit("/", 1)[-1] for segment in chain.segments(SHARD)] == list(files_of(archive))

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.groups import Group
+from fleet.lsn import Lsn
+from fleet.tables.groups import Group
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, place
 from tests.soak import SOAK_SECONDS
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Prints what the process held at most before and while it drained, in MiB, and what came of it.
 WORKER = """
 import base64, json, pickle, sys
-from wal.drain import drain
+from wal.drain.drain import drain
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) >> 10
@@ -36,7 +37,7 @@ task = pickle.loads(base64.b64decode(sys.stdin.read()))
 before = peak()
 report = drain(task)
 print(json.dumps({"before": before, "peak": peak(), "problem": report.problem, "segments": len(report.segments),
-                  "changes": sum(segment.changes for segment in report.segments)}))
+                  "changes": sum(one.segment.changes for one in report.segments)}))
 """
 WORKER_SECONDS_MAX = 1800
 # Letters that do not compress well, of which no process has the memory to hold ten copies.
@@ -46,7 +47,7 @@ SCALE = 10 if SOAK_SECONDS else 1
 
 def drained_apart(follower: Follower, finish: int) -> dict[str, int]:
     """Drain in a process of its own: what it held at most, and what it stored."""
-    task = replace(follower.task, finish=finish)
+    task = replace(follower.task, finish=Lsn(finish))
     worker = subprocess.run(
         [sys.executable, "-c", WORKER],
         input=base64.b64encode(pickle.dumps(task)).decode(),

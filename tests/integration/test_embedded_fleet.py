@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.baseline import read_identity
+from embedded.fleet import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
+from embedded.folder import EmbeddedFleetBusyError, FolderTakenError, locked
+from embedded.server import EmbeddedNode, ServerFailedError, running_pid
 from fleet.config import Fleet, load_fleet
-from fleet.connections import connect
-from fleet.embedded import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
-from fleet.embedded_folder import EmbeddedFleetBusyError, FolderTakenError, locked
-from fleet.embedded_server import EmbeddedNode, ServerFailedError, running_pid
+from fleet.nodes.baseline import find_node
+from fleet.nodes.connections import connect
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def system_identifiers(fleet: Fleet) -> dict[str, str]:
     identifiers = {}
     for node in fleet.nodes:
         with connect(node) as connection:
-            identity = read_identity(node, connection)
+            identity = find_node(node, connection).identity
         assert identity.in_recovery == (node.backup_of is not None), identity
         identifiers[node.id] = identity.system_identifier
     return identifiers

@@ -20,10 +20,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.config import Fleet
-from fleet.connections import PINNED_SETTINGS, connect, with_database
-from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
-from fleet.postgres_wheel import run_tool
+from fleet.nodes.connections import PINNED_SETTINGS, connect, with_database
+from fleet.programs.wheel import run_tool
 from tests.integration import shaped_tables
 from tests.integration.consequence_cases import CONSEQUENCE_CASES
 from tests.integration.odd_tables import statements

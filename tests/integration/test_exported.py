@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from fleet.connections import NodeUnreachableError, connect
-from fleet.embedded import EmbeddedFleet
-from snapshots.exported import exported_session
+from fleet.nodes.connections import NodeUnreachableError, connect
+from snapshots.base_copy.exported_snapshot import exported_session
 
 
 def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_that(shared_fleet: EmbeddedFleet) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import fleet.watch
-from fleet.embedded import is_fleet, start_fleet, stop_fleet
-from snapshots.points import (
+import fleet.nodes.watch
+from embedded.fleet import is_fleet, start_fleet, stop_fleet
+from snapshots.operations.crash_points import (
     FULL_POINTS,
     INCREMENT_POINTS,
     Point,
@@ -101,7 +101,7 @@ def impatient_watch() -> Iterator[None]:
     """A node that is silent is given up soon, but later than one that pauses."""
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in {"PROBE_SECONDS": 1.0, "ANSWER_SECONDS_MAX": 3.0, "SILENCE_SECONDS_MAX": 6.0}.items():
-            patch.setattr(fleet.watch, name, seconds)
+            patch.setattr(fleet.nodes.watch, name, seconds)
         yield
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapshots.commits import read_chain
-from snapshots.points import Point
+from snapshots.operations.crash_points import Point
+from snapshots.records.commits import read_chain
 from tests.contest import Contest, Entrant, Run, commits_in, failed_that_committed, held, stop_at, stops
 from tests.fault_command import ABOUT_TO_COMMIT
 from tests.fault_world import World, eventually
@@ -28,7 +28,7 @@ from tests.soak import SEED, SOAK_SECONDS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 DRAWN = 1
 # The short form holds the same contest every time; the long one draws.

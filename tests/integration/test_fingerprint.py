@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
-from fleet.connections import connect
-from fleet.embedded import EmbeddedFleet
-from snapshots.fingerprint import CATALOGS, read_fingerprint
+from fleet.nodes.connections import connect
+from snapshots.ddl.fingerprint import CATALOGS, read_fingerprint
 from tests.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"

@@ -13,15 +13,15 @@ import psycopg
 import pytest
 
 from fleet.config import Fleet, GroupRules
-from fleet.connections import connect
+from fleet.nodes.connections import connect
 from fleet.progress import Silent
-from snapshots.initialise import initialise
+from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.own_database import own_database
 from tests.integration.refusing import create, execute, published_as, refused
 
 if TYPE_CHECKING:
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 # Every table is called kept.t, or is a part of that: what makes it, and whether it can be followed as it is.
 TABLES = {

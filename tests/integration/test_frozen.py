@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 from fleet.config import Fleet, Node
-from fleet.connections import connect
-from fleet.freezable import check_freezable
-from fleet.frozen import freeze, is_on, read_frozen, read_record, thaw
-from fleet.other_sessions import end_sessions
-from fleet.preconditions import NodeUnfitError
+from fleet.nodes.connections import connect
+from fleet.nodes.other_sessions import end_sessions
+from fleet.nodes.preconditions import NodeUnfitError
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
+from fleet.read_only.freezable import check_freezable
+from fleet.read_only.frozen import freeze, is_on, read_frozen, read_record, thaw
 from tests.integration.frozen_nodes import (
     FLEET_ID,
     WRITE,
@@ -33,7 +33,7 @@ from tests.integration.frozen_nodes import (
 )
 
 if TYPE_CHECKING:
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 __all__ = ["fleet", "node"]  # the fixtures
 

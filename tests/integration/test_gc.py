@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from snapshots.collecting import GcReport, collect_garbage
-from snapshots.commits import increment_numbers, read_chain
-from snapshots.create import CreateRequest, create_full
-from snapshots.garbage import Why
-from snapshots.increment import create_increment
-from snapshots.operations import close
-from snapshots.points import Point
-from snapshots.store_identity import ensure_identity
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
+from snapshots.operations.operation import close
+from snapshots.records.commits import increment_numbers, read_chain
+from snapshots.records.store_identity import ensure_identity
+from snapshots.removal.garbage import Why
+from snapshots.removal.gc import GcReport, collect_garbage
 from storage.errors import BusyError, IndeterminateError
-from storage.open import open_store
 from tests.s3_server import S3Server
 from tests.snapshot_runs import Runs, described, run_command, runs_on, slots_of, sorted_copies, transfers_taken_back
 from tests.unit.made_garbage import MadeStore, collected, needed_by
 from tests.watching import Reached, Watching
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ def check_whole(runs: Runs, *names: str) -> None:
 def test_what_dead_creates_left_goes_and_the_chain_goes_on(runs: Runs) -> None:
     runs.full("daily")
     write(runs.fleet)
-    store = open_store(runs.fleet.store_url, runs.fleet.store_options)
+    store = runs.fleet.store.open()
     for point in FULL_DEATHS:
         with pytest.raises(DiedError):
             create_full(runs.fleet, CreateRequest("other"), runs.spark, dying_at(point))
@@ -136,7 +136,7 @@ def test_a_dead_full_create_is_settled_before_its_objects_are_looked_at(runs: Ru
     assert {one.why for one in report.garbage} == {Why.FAILED}
     assert (report.unsettled, report.refused, report.open_operations) == ("", [], ())
     assert not any(slots_of(node.dsn) for node in runs.fleet.nodes)
-    store = open_store(runs.fleet.store_url, runs.fleet.store_options)
+    store = runs.fleet.store.open()
     # Its void.
     assert store.list("snapshots") == ["snapshots/daily/snapshot.json"]
 
@@ -201,14 +201,14 @@ def test_beside_creates_that_run_nothing_is_lost(runs: Runs) -> None:
     assert any(report.open_operations for report in beside.reports)
     assert gc(runs).garbage == []
     assert sum(report.removed.objects for report in beside.reports) > 0
-    store = open_store(runs.fleet.store_url, runs.fleet.store_options)
+    store = runs.fleet.store.open()
     assert increment_numbers(store, "daily") == list(range(1, BESIDE + 1))
     check_whole(runs, "daily", "other")
 
 
 def fleet_in(bucket_url: str, embedded: EmbeddedFleet, folder: Path, s3: S3Server) -> Fleet:
     fleet = described(embedded, folder / "fleet.toml", f"{bucket_url}/shop", s3.options)
-    ensure_identity(open_store(fleet.store_url, fleet.store_options), fleet)
+    ensure_identity(fleet.store.open(), fleet)
     return fleet
 
 
@@ -216,7 +216,7 @@ def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
     shared_fleet: EmbeddedFleet, tmp_path: Path, s3: S3Server
 ) -> None:
     bucket = fleet_in(s3.bucket(BUCKET), shared_fleet, tmp_path, s3)
-    made = MadeStore(open_store(bucket.store_url, bucket.store_options))
+    made = MadeStore(bucket.store.open())
     chain = made.full("daily")
     failed = made.begin("other")
     left = made.base(failed)
@@ -244,7 +244,7 @@ def test_what_a_lock_keeps_is_named_and_goes_by_a_repeat_once_it_may(
 ) -> None:
     url = s3.bucket("locked-garbage", lock=True)
     fleet = fleet_in(url, shared_fleet, tmp_path, s3)
-    made = MadeStore(open_store(fleet.store_url, fleet.store_options))
+    made = MadeStore(fleet.store.open())
     failed = made.begin("other")
     left = made.base(failed)
     close(made.store, failed, "failed")

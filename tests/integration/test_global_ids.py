@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode
 from fleet.config import Fleet, Node, load_fleet
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import EmbeddedNode
 from tests.integration.refusing import execute
 from tests.integration.wal_place import Place, await_database, one_table, place
 from tests.snapshot_runs import Ready, Runs, chains_dropped, sorted_copies

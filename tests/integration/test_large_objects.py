@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli.check import lines_of as check_lines
-from cli.create import lines_of as create_lines
-from cli.restore import lines_of as restore_lines
-from fleet.lsn import lsn_to_text
+from cli.commands.check import lines_of as check_lines
+from cli.commands.create import lines_of as create_lines
+from cli.commands.restore import lines_of as restore_lines
 from fleet.progress import Silent
 from restore.large_objects import load_large
-from restore.restore import RestoreRequest, plan_restore, restore_fleet
-from snapshots.create import CreateRequest, create_full
-from snapshots.large_copy import PART_BYTES
-from storage.open import open_store
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.base_copy.large_objects import PART_BYTES
+from snapshots.create.full import create_full
+from snapshots.create.request import CreateRequest
+from snapshots.records.commit import FullSnapshot
 from tests.integration.large_object_states import all_large
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import NoSpark, execute, refused
@@ -31,7 +33,7 @@ from tests.snapshot_runs import Ready, Runs, run_command
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 NAME = "large"
 MANY = 150
@@ -78,7 +80,8 @@ def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pyte
     then = all_large(source)
     assert len(then) == COUNT
     commit = runs.full(NAME, large_objects=True)
-    base = lsn_to_text(commit.full.base["s1"] if commit.full else 0)
+    assert isinstance(commit, FullSnapshot)
+    base = str(commit.base["s1"])
     warning = f"warning: large objects as they were at the full snapshot, increments do not follow them: {COUNT} on s1"
     assert warning in create_lines(commit)
     execute(
@@ -135,9 +138,9 @@ def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.M
 
 
 def assert_damage_is_found(runs: Runs) -> None:
-    store = open_store(runs.fleet.store_url, {})
+    store = runs.fleet.store.open()
     (key,) = [key for key in store.list("snapshots") if "part-large" in key and "-000000-000000-" in key]
-    path = Path(runs.fleet.store_url.removeprefix("file://")) / key
+    path = Path(runs.fleet.store.url.removeprefix("file://")) / key
     body = path.read_bytes()
     path.write_bytes(body[:100] + bytes([body[100] ^ 1]) + body[101:])
     report = runs.check_one(NAME)

@@ -18,8 +18,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.embedded import EmbeddedFleet
 from tests.integration.own_shard import database_on
 from tests.snapshot_runs import chains_dropped, command_line
 from tests.soak import SOAK_SECONDS

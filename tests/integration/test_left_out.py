@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cli.check import lines_of as check_lines
-from cli.create import lines_of as create_lines
-from cli.restore import lines_of as restore_lines
+from cli.commands.check import lines_of as check_lines
+from cli.commands.create import lines_of as create_lines
+from cli.commands.restore import lines_of as restore_lines
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.left_out import LeftOut, LeftOutKind
-from snapshots.commits import read_chain
-from storage.open import open_store
+from fleet.nodes.connections import with_database
+from fleet.tables.left_out import LeftOut, LeftOutKind
+from snapshots.records.commits import read_chain
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, command_line, described, run_command
 
@@ -167,7 +166,7 @@ def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
         assert {(one["kind"], one["name"]) for one in document["left_out"]} == EXPECTED
         commit = runs.full(NAME)
     assert named(commit.left_out) == EXPECTED
-    assert read_chain(open_store(runs.fleet.store_url, {}), NAME).left_out == commit.left_out
+    assert read_chain(runs.fleet.store.open(), NAME).left_out == commit.left_out
     assert_every_line(create_lines(commit))
     before = rows(source, OBJECTS_QUERY)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from fleet.baseline import ICU, identity_from_json, read_identity
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
-from fleet.connections import connect, with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.baseline import ICU, NodeIdentity, find_node
+from fleet.nodes.connections import connect, with_database
+from fleet.record import fields_of, from_plain
 from restore.target import TargetUnfitError, create_database, drop_loading, target_of
 
 OPERATION = "20260101T000000Z-abcdef0123"
@@ -31,8 +31,8 @@ def test_a_restored_database_has_the_locale_of_its_source(shared_fleet: Embedded
         connection.execute(f"CREATE DATABASE sorted_source TEMPLATE template0 ENCODING 'UTF8' {options}")
         try:
             with connect(source) as found:
-                identity = read_identity(source, found)
-            create_database(target, connection, identity_from_json(identity.to_json()))
+                identity = find_node(source, found).identity
+            create_database(target, connection, from_plain(fields_of(identity), NodeIdentity))
             expected = connection.execute(LOCALE, ("sorted_source",)).fetchone()
             assert connection.execute(LOCALE, (target.loading,)).fetchone() == expected
         finally:
@@ -44,7 +44,7 @@ def test_a_target_that_lacks_the_locale_is_refused_by_name(shared_fleet: Embedde
     maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
     target = target_of("s1", with_database(maintenance, "sorted"), (), OPERATION)
     with connect(maintenance) as connection:
-        identity = read_identity(maintenance, connection)
+        identity = find_node(maintenance, connection).identity
         # The embedded server is built without ICU.
         for other in (replace(identity, locale_provider=ICU, locale="sv-SE"), replace(identity, collate="xx_XX")):
             with pytest.raises(TargetUnfitError, match="node s1"):

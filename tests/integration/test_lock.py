@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import shut_down
-from fleet.embedded import EmbeddedFleet
 from fleet.label import own_label
-from fleet.lock import locked_fleet
+from fleet.nodes.connections import shut_down
+from fleet.nodes.lock import locked_fleet
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.initialise import initialise
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
 from tests.integration.lock_holders import holders
 from tests.integration.refusing import NoSpark, refused
 from tests.snapshot_runs import (
@@ -97,7 +98,7 @@ def test_another_applications_session_that_holds_the_lock_is_named_too(chain: Ru
 
 def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) -> None:
     """One process waits for a transaction; another one begins, and is told of it."""
-    operations = Path(chain.fleet.store_url.removeprefix("file://")) / "operations"
+    operations = Path(chain.fleet.store.url.removeprefix("file://")) / "operations"
     before = set(operations.iterdir())
     with psycopg.connect(chain.fleet.primaries[0].dsn) as holding:
         holding.execute("UPDATE account SET balance = balance WHERE id = 1")

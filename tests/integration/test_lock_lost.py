@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import snapshots.incremental as incremental
-import snapshots.taking as taking
-from fleet.embedded import EmbeddedFleet
+import snapshots.create.cut_attempt as taking
+import snapshots.create.increment_attempt as incremental
+from embedded.fleet import EmbeddedFleet
 from fleet.label import own_label
-from fleet.lock import locked_fleet
+from fleet.nodes.lock import locked_fleet
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from snapshots.commits import increment_numbers
-from snapshots.settle import settle_operations
+from snapshots.operations.settling import settle_operations
+from snapshots.records.commits import increment_numbers
 from storage.errors import SnapshotError
-from storage.open import open_store
 from tests.integration.lock_holders import end_holder, holders
 from tests.snapshot_runs import (
     Runs,
@@ -40,7 +39,7 @@ def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: py
 
 
 def committed(runs: Runs) -> list[int]:
-    return increment_numbers(open_store(runs.fleet.store_url, {}), NAME)
+    return increment_numbers(runs.fleet.store.open(), NAME)
 
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
@@ -123,7 +122,7 @@ def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
             open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
             locked_fleet(sessions, chain.fleet.name),
         ):
-            settle_operations(open_store(chain.fleet.store_url, {}), chain.fleet, Silent())
+            settle_operations(chain.fleet.store.open(), chain.fleet, Silent())
 
     with monkeypatch.context() as patched:
         disturbed(patched, "make_cut", settled)

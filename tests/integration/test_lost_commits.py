@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import snapshots.publishing as publishing
 import storage.storing as storing
-from snapshots.commits import read_chain
+from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError
 from tests.contest import Entrant, commits_in, end_sessions, failed_that_committed, running, stop_at
 from tests.fault_command import ABOUT_TO_COMMIT
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
-    from snapshots.manifest import Commit
+    from embedded.fleet import EmbeddedFleet
+    from snapshots.records.commit import Commit
     from tests.s3_server import S3Server
 
 CHAIN = "chain"
@@ -60,8 +59,7 @@ def world(
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (publishing, storing):
-        monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
 
 
 @pytest.fixture

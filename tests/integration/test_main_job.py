@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.bank import read_invariants
-from fleet.bank_workload import BankWorkload
+from embedded.bank import read_invariants
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
 from tests.s3_server import S3Server
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, sorted_copies
 

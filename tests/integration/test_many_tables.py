@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.scale_databases import change_tables, make_tables
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from snapshots.commit_file import commit_to_json
+from fleet.nodes.connections import with_database
+from fleet.record import fields_of
+from snapshots.records.commit import FullSnapshot
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
-from wal.drain import SEGMENT_BYTES_MAX
+from wal.drain.drain import SEGMENT_BYTES_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,8 +69,8 @@ def test_many_tables_cost_what_their_rows_do(
     runs.init()
     statements.clear()
     full = runs.full(NAME)
-    assert full.full is not None
-    copies = [one for one in full.full.objects if one.kind == "base"]
+    assert isinstance(full, FullSnapshot)
+    copies = [one for one in full.copied if one.kind == "base"]
     assert [pq.ParquetFile(tmp_path / "store" / one.key).num_row_groups for one in copies] == [1]
     # Every fourth table is empty.
     assert len(copies[0].rows) == TABLES * 3 // 4
@@ -83,7 +84,7 @@ def test_many_tables_cost_what_their_rows_do(
     increment = runs.increment(NAME)
     assert len(increment.segments["s1"]) > 1
     # Nothing has happened to it.
-    assert "t000007" not in json.dumps(commit_to_json(increment))
+    assert "t000007" not in json.dumps(fields_of(increment))
     assert len(statements) < TABLES / 2
 
     target = replace(fleet, nodes=(with_database(fleet.nodes[0], "back"),))

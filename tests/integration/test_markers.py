@@ -14,13 +14,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import wal.markers
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, free_ports, start_server, stop_server
-from fleet.lsn import lsn_from_text
-from fleet.postgres_wheel import Programs, server_programs
-from fleet.wheel_copy import shared_temporary_directory
-from wal.markers import Marker, marker_from_bytes, write_marker, write_markers
+import wal.cut.markers
+from embedded.fleet import EmbeddedFleet
+from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, free_ports, start_server, stop_server
+from fleet.lsn import Lsn
+from fleet.programs.wheel import Programs, server_programs
+from fleet.programs.wheel_copy import shared_temporary_directory
+from wal.cut.markers import Marker, marker_from_bytes, write_marker, write_markers
 
 MARKER = Marker("chain ü", "1", "start")
 POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
@@ -40,7 +40,7 @@ def sessions(shared_fleet: EmbeddedFleet) -> Iterator[Sessions]:
 def position(session: psycopg.Connection[tuple[object, ...]]) -> int:
     row = session.execute(END_OF_WAL).fetchone()
     assert row is not None
-    return lsn_from_text(str(row[0]))
+    return Lsn.parse(str(row[0]))
 
 
 def pid(session: psycopg.Connection[tuple[object, ...]]) -> int:
@@ -73,7 +73,7 @@ def test_a_server_that_does_not_answer_is_named_within_the_bound(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent, other = reversed(list(sessions))
-    monkeypatch.setattr(wal.markers, "MARKER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(wal.cut.markers, "MARKER_SECONDS_MAX", 1.0)
     stopped = pid(sessions[silent])
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -135,7 +135,7 @@ def test_before_17_a_marker_is_durable_and_comes_out_of_decoding(postgresql_15: 
         # Not even a crash takes it away: what is not flushed can't be decoded.
         flushed = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert flushed is not None
-        assert written[-1] <= lsn_from_text(flushed[0])
+        assert written[-1] <= Lsn.parse(flushed[0])
         assert session.execute("SHOW synchronous_commit").fetchone() == ("off",)
         options = "'proto_version', '1', 'publication_names', 'p', 'messages', 'true'"
         peeked = session.execute(f"SELECT data FROM pg_logical_slot_peek_binary_changes('s', NULL, NULL, {options})")

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli.create import lines_of as create_lines
-from fleet.bank import create_bank, read_invariants
-from fleet.bank_workload import BankWorkload
+from cli.commands.create import lines_of as create_lines
+from embedded.bank import create_bank, read_invariants
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.config import Fleet, Node
-from fleet.connections import connect, with_database
-from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
-from fleet.left_out import LeftOut, LeftOutKind
-from fleet.preconditions import NodeUnfitError
+from fleet.nodes.connections import connect, with_database
+from fleet.nodes.preconditions import NodeUnfitError
 from fleet.progress import Silent
+from fleet.tables.left_out import LeftOut, LeftOutKind
 from restore.target import TargetUnfitError
-from snapshots.create import CreateRequest, estimate_full
-from snapshots.initialise import initialise
+from snapshots.create.full_plan import preview_full
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
 from tests.integration.encoded_tables import (
     CHANGES,
     EUC_JP,
@@ -47,7 +48,7 @@ from tests.integration.refusing import create, execute
 from tests.other_servers import OTHERS, major_of, needed
 from tests.snapshot_runs import Ready, Runs, described, run_command
 from tests.soak import SOAK_SECONDS
-from wal.waiting import prepared_transactions
+from wal.slots.waiting import prepared_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,7 +172,7 @@ def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothi
             b"CREATE TABLE t (id int PRIMARY KEY)", b"SELECT set_config('session_authorization', %b, false)" % newest,
             b"BEGIN", b"SELECT pg_current_xact_id()", b"PREPARE TRANSACTION 'of the role'",
         ])  # fmt: skip
-        plan = estimate_full(only, CreateRequest("seen"), Silent())
+        plan = preview_full(only, CreateRequest("seen"), Silent())
         named = "r\x98ÿ\\'" if encoding == "LATIN1" else r"r\x98\xff\'"
         assert {one.name for one in plan.left_out} >= {f"work_mem of role {named}", named}
         with connect(node) as connection:
@@ -181,7 +182,7 @@ def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothi
         run(node.dsn, [b"DO $$BEGIN EXECUTE format('GRANT SELECT ON t TO %%I', %b); END$$" % newest])
         if encoding != "LATIN1":
             with pytest.raises(NodeUnfitError, match=r"can't be written in UTF-8: role r\\x98\\xff\\'$"):
-                estimate_full(only, CreateRequest("seen"), Silent())
+                preview_full(only, CreateRequest("seen"), Silent())
     finally:
         with suppress(psycopg.errors.UndefinedObject):
             run(node.dsn, [b"ROLLBACK PREPARED 'of the role'"])
@@ -209,7 +210,7 @@ def test_every_byte_of_every_encoding_comes_back_on_every_version(
             states.append(change(fleet, case, number))
             commits.append(runs.increment(NAME))
         # Two of each shard over both, by gid and by tag, in other bytes and the same text; and one of each by itself.
-        assert commits[0].cut.cut.global_transactions == 2 * len({one.text for one in case}) + 2
+        assert commits[0].cut.global_transactions == 2 * len({one.text for one in case}) + 2
         assert any(one.kind == LeftOutKind.STANDBY_COPY for one in commits[-1].left_out or ()) == bool(told)
         target = on(fleet, "same")
         for increment, state in enumerate(states):

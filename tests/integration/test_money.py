@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.connections import with_database
-from fleet.wheel_copy import shared_temporary_directory
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel_copy import shared_temporary_directory
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, described, sorted_copies
 

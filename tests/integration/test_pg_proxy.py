@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from fleet.embedded import EmbeddedFleet
 from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxies
 
 STALL_SECONDS = 0.5

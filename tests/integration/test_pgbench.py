@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.postgres_wheel import run_tool, tool
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool, tool
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
 
 if TYPE_CHECKING:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from fleet.config import load_fleet
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.operations import new_operation, recorded
-from snapshots.points import (
+from fleet.read_only.resume import resume_fleet
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
     INCREMENT_POINTS,
@@ -25,19 +27,18 @@ from snapshots.points import (
     of_terminal,
     of_void_attempt,
 )
-from snapshots.read_only import resume_fleet
+from snapshots.operations.operation import Operation, new_operation, recorded
 from storage.errors import IndeterminateError
-from storage.open import open_store
 from tests.effects import LOGGING, Effects
 from tests.snapshot_runs import Ready, Runs, described
 from tests.watching import Reached, Watching
-from wal.slots import create_exported_slot
+from wal.slots.slots import create_exported_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from embedded.fleet import EmbeddedFleet
     from fleet.config import Fleet
-    from fleet.embedded import EmbeddedFleet
     from tests.integration.conftest import FleetFactory
 
 NOTHING: frozenset[str] = frozenset()
@@ -182,9 +183,10 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
 
 def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Effects) -> None:
     """A create after one that died, and of a fleet whose older chain keeps too much."""
-    died = replace(new_operation("create", "died", 0, (fleet.nodes[0].id,)), slot="cutline_died")
+    intent = new_operation("create", "died", 0, (fleet.nodes[0].id,))
+    died = Operation(structs.replace(intent, slot="cutline_died"))
     create_exported_slot(fleet.nodes[0], fleet.nodes[0], "cutline_died", 30).connection.close()
-    with suppress(IndeterminateError), recorded(open_store(fleet.store_url, fleet.store_options), died):
+    with suppress(IndeterminateError), recorded(fleet.store.open(), died):
         raise IndeterminateError("it died")
     effects.look()
     stretches = Stretches(effects)
@@ -220,7 +222,7 @@ def test_an_effect_without_a_point_is_found(fleet_factory: FleetFactory) -> None
     servers = fleet_factory(1, 0, settings=LOGGING)
     fleet = load_fleet(servers.fleet_toml)
     stretches = Stretches(Effects(fleet, servers))
-    store = open_store(fleet.store_url, fleet.store_options)
+    store = fleet.store.open()
     with psycopg.connect(servers.dsns()[0], autocommit=True, application_name="cutline") as connection:
         stretches.watching.reached(Point.LOCKED)
         connection.execute("CREATE TABLE left_behind (id int)")

@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from restore.restore import RestoreRequest, plan_restore, restore_fleet
-from snapshots.collecting import collect_garbage
-from snapshots.operations import pending
-from snapshots.points import Point
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.operations.crash_points import Point
+from snapshots.operations.operation import pending
+from snapshots.removal.gc import collect_garbage
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
 from tests.policies import ROLES, bucket_policy, forbidden_operations

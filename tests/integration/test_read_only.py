@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from fleet.config import Fleet, Node
-from fleet.connections import connect
-from fleet.frozen import freeze
 from fleet.label import own_label
-from fleet.lock import FleetBusyError, locked_fleet
+from fleet.nodes.connections import connect
+from fleet.nodes.lock import FleetBusyError, locked_fleet
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from snapshots.read_only import ReadOnlyLeftError, resume_fleet
+from fleet.read_only.frozen import freeze
+from fleet.read_only.resume import ReadOnlyLeftError, resume_fleet
 from tests.integration.frozen_nodes import (
     FLEET_ID,
     WRITE,
@@ -29,7 +29,7 @@ from tests.integration.frozen_nodes import (
 from tests.watching import Watching
 
 if TYPE_CHECKING:
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 __all__ = ["fleet", "node"]  # the fixtures
 

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from embedded.fleet import EmbeddedFleet
+from embedded.server import free_ports
 from fleet.config import Node
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.embedded_server import free_ports
-from fleet.lock import locked_fleet
+from fleet.nodes.connections import with_database
+from fleet.nodes.lock import locked_fleet
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from restore.restore import RestoreRequest, check_restore, plan_restore, restore_fleet
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import check_restore, restore_fleet
 from restore.target import locked_targets
-from snapshots.initialise import initialise
+from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, changed, create, go_on, refused
 from tests.snapshot_runs import (

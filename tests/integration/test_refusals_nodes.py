@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.bank import create_bank
+from embedded.bank import create_bank
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, free_ports, start_server, stop_server
 from fleet.config import Node
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.embedded_server import DEFAULT_SETTINGS, EmbeddedNode, free_ports, start_server, stop_server
 from fleet.hints import NEW_CHAIN
-from fleet.postgres_wheel import Programs, run_as, server_programs
-from snapshots.manifest import Commit
+from fleet.programs.wheel import Programs, run_as, server_programs
+from snapshots.records.commit import Commit
 from storage.errors import SnapshotError
+from storage.location import StoreLocation
 from tests.integration.refusing import create, execute, go_on, refused
 from tests.snapshot_runs import Ready, Runs, described, slots_of
-from wal.slots import check_slot, drop_slots, slot_name, slot_state
+from wal.slots.slots import check_slot, drop_slots, slot_name, slot_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -247,7 +248,7 @@ def test_an_upgraded_server_ends_a_chain(
     execute(node.dsn("postgres"), "CREATE DATABASE bank")
     create_bank(node.dsn(), shard=0)
     execute(node.dsn(), ROWS_KEPT)
-    fleet = replace(runs.fleet, store_url=f"file://{tmp_path}/store", nodes=(Node("s1", node.dsn()),))
+    fleet = replace(runs.fleet, store=StoreLocation(f"file://{tmp_path}/store"), nodes=(Node("s1", node.dsn()),))
     before = Runs(fleet, runs.spark)
     chain = begun(before)
     # From before 17 no logical slot comes along; pg_upgrade wants the server stopped, and a cluster of the same kind.

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.embedded import EmbeddedFleet
+from embedded.fleet import EmbeddedFleet
 from fleet.hints import NEW_CHAIN
-from snapshots.commits import commit_key
+from snapshots.records.commits import commit_key
+from storage.location import StoreLocation
 from tests.integration.refusing import create, go_on, refused
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 
@@ -39,7 +40,7 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
 
 
 def store_of(runs: Runs) -> Path:
-    return Path(runs.fleet.store_url.removeprefix("file://"))
+    return Path(runs.fleet.store.url.removeprefix("file://"))
 
 
 def newest(runs: Runs) -> int:
@@ -98,7 +99,7 @@ def test_another_rule_for_global_ids_is_refused_until_it_is_set_back(runs: Runs)
 
 
 def test_a_store_without_a_fleet_is_one_after_init(runs: Runs, tmp_path: Path) -> None:
-    elsewhere = Runs(replace(runs.fleet, store_url=f"file://{tmp_path}/new"), runs.spark)
+    elsewhere = Runs(replace(runs.fleet, store=StoreLocation(f"file://{tmp_path}/new")), runs.spark)
     with refused(runs.fleet, "store-not-initialised") as errors:
         create(elsewhere.fleet, NAME)
     assert errors[0].hint == "run: snapshot init"

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
 from fleet.hints import NEW_CHAIN
+from fleet.nodes.connections import with_database
 from fleet.progress import Noting, Silent
-from snapshots.create import CreateRequest
-from snapshots.increment import create_increment
-from snapshots.manifest import Commit
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.records.commit import Commit
 from tests.integration.refusing import create, execute, go_on, published_as, refused
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of, sorted_copies
-from wal.slots import drop_slots
+from wal.slots.slots import drop_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,17 +171,17 @@ def test_what_the_wal_does_not_tell_is_copied_anew_and_what_it_tells_carried(sta
             request, spark = CreateRequest(standing.name), standing.runs.spark
             commit = create_increment(standing.fleet, request, spark, noted)
             assert any(f"kept.{table} is copied anew: {reason}" in line for line in noted.notes), (change, noted.notes)
-            assert commit.schema
-            assert [group.table for group in commit.schema.groups["s1"]] == [table]
-            assert commit.schema.successions == {}
+            assert commit.definition_changes
+            assert [group.table for group in commit.definition_changes.groups["s1"]] == [table]
+            assert commit.definition_changes.successions == {}
         same_as_restored(standing, target)
         for change, tables in CARRIED:
             execute(standing.dsn, *change)
-            schema = standing.runs.increment(standing.name).schema
-            assert schema
-            assert {group.table for group in schema.groups.get("s1", ())} == tables
-            assert len(schema.successions.get("s1", {})) == len(tables)
-            assert [one.kind for one in schema.objects if one.kind == "base"] == []
+            changes = standing.runs.increment(standing.name).definition_changes
+            assert changes
+            assert {group.table for group in changes.groups.get("s1", ())} == tables
+            assert len(changes.successions.get("s1", {})) == len(tables)
+            assert [one.kind for one in changes.objects if one.kind == "base"] == []
         same_as_restored(standing, target)
     finally:
         with psycopg.connect(with_database(standing.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:

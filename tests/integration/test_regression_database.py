@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg import sql
 
+from embedded.fleet import start_fleet, stop_fleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import start_fleet, stop_fleet
-from fleet.postgres_wheel import tool
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import tool
 from tests.fuzz.state import Sequences, State, compare, judging, sequences_of, state_of
 from tests.snapshot_runs import Ready, Runs, described
 
@@ -91,7 +92,7 @@ class Regression:
                 if identity == "f":
                     alter(connection, (schema, table), "DEFAULT")
         patterns = tuple(f"{schema}.{table}" for schema, table, _ in generated)
-        fleet = replace(self.fleet, groups=replace(self.fleet.groups, append_only=patterns))
+        fleet = replace(self.fleet, groups=structs.replace(self.fleet.groups, append_only=patterns))
         return Runs(fleet, Ready(self.spark))
 
     def take(self) -> None:

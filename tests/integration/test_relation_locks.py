@@ -12,24 +12,25 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-import fleet.relation_locks as relation_locks
-import snapshots.schema_changes as schema_changes
+import fleet.nodes.relation_locks as relation_locks
+import snapshots.ddl.table_changes as schema_changes
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, GroupRules
-from fleet.connections import connect
-from fleet.embedded import EmbeddedFleet
-from fleet.groups import read_tables
+from fleet.nodes.connections import connect
+from fleet.nodes.sessions import open_sessions
+from fleet.nodes.watch import watched
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from fleet.watch import watched
-from snapshots.base_copy import CopyTask, PageRange, copy_ranges
-from snapshots.exported import exported_session
-from snapshots.fingerprint import read_fingerprint
-from snapshots.initialise import initialise
-from snapshots.large_copy import LargeTask, copy_large
-from snapshots.schema import PRE_DATA, dump_sections
-from snapshots.schema_changes import publish_new
-from snapshots.sequences import read_sequences
-from storage.errors import ReportedError, SnapshotError
+from fleet.tables.groups import read_tables
+from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.large_objects import LargeTask, copy_large
+from snapshots.create.initialise import initialise
+from snapshots.create.sequences import read_sequences
+from snapshots.ddl.dump import PRE_DATA, dump_sections
+from snapshots.ddl.fingerprint import read_fingerprint
+from snapshots.ddl.table_changes import Followed, publish_new
+from storage.errors import SnapshotError, error_of
+from storage.location import StoreLocation
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 
@@ -68,9 +69,9 @@ def copy(fleet: Fleet) -> None:
         (table,) = read_tables(connection, GroupRules())
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        task = CopyTask(node, 0, exported, (PageRange(table.group),), "base", "memory://locked", {})
+        task = CopyTask(node, 0, exported, (PageRange(table.group),), "base", StoreLocation("memory://locked"))
         if problem := copy_ranges(task).problem:
-            raise ReportedError(problem)
+            raise error_of(problem)
 
 
 def copy_large_objects(fleet: Fleet) -> None:
@@ -78,8 +79,10 @@ def copy_large_objects(fleet: Fleet) -> None:
     with connect(node) as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        if problem := copy_large(LargeTask(node, 0, exported, 0, None, "large", "memory://locked", {})).problem:
-            raise ReportedError(problem)
+        if problem := copy_large(
+            LargeTask(node, 0, exported, 0, None, "large", StoreLocation("memory://locked"))
+        ).problem:
+            raise error_of(problem)
 
 
 def read(fleet: Fleet) -> None:
@@ -90,7 +93,7 @@ def read(fleet: Fleet) -> None:
 
 def publish(fleet: Fleet) -> None:
     with open_sessions(fleet, fleet.primaries) as sessions:
-        publish_new(sessions, {"s1": ["public.held"]}, ("0123abcd", GroupRules()), 0, Silent())
+        publish_new(sessions, {"s1": ["public.held"]}, Followed("0123abcd", GroupRules()), 0, Silent())
         sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
 
 

@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.retained as module
+import snapshots.operations.slot_guard as module
+from embedded.server import free_ports
 from fleet.config import Fleet, Node
-from fleet.connections import with_database
-from fleet.embedded_server import free_ports
+from fleet.nodes.connections import with_database
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from snapshots.catalog import Listing, list_store
-from snapshots.create import CreateRequest, create_full, estimate_full
-from snapshots.increment import create_increment, estimate_increment
-from snapshots.lost import ChainLostError, lost_key
-from snapshots.retained import guard_nodes
-from storage.open import open_store
+from snapshots.create.full import create_full
+from snapshots.create.full_plan import preview_full
+from snapshots.create.increment import create_increment, preview_increment
+from snapshots.create.request import CreateRequest
+from snapshots.listing.listing import Listing, list_store
+from snapshots.operations.slot_guard import guard_nodes
+from snapshots.records.lost_chains import ChainLostError, lost_key
 from tests.integration.guarded_fleet import FILLER_BYTES, Guarded, Notes
 from tests.integration.refusing import NoSpark, execute
 from tests.snapshot_runs import Ready, command_line, described, run_command, sorted_copies
-from wal.slots import create_exported_slot, slot_name
+from wal.slots.slots import create_exported_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +80,7 @@ def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dic
     slots = guarded.slots()
     limited = guarded.limited(limit)
     notes = Notes()
-    estimate_full(limited.fleet, CreateRequest("third"), notes)
+    preview_full(limited.fleet, CreateRequest("third"), notes)
     for name in chains:
         text = notes.only(f"snapshot {name},")
         assert "over half of its limit" in text
@@ -143,7 +144,7 @@ def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
     guarded.kept(chain)
     slots = guarded.slots()
     with pytest.raises(ChainLostError):
-        estimate_increment(limited.fleet, CreateRequest("second"), Silent())
+        preview_increment(limited.fleet, CreateRequest("second"), Silent())
     assert guarded.slots() == slots
     assert limited.listed()["second"] == "complete"
     with pytest.raises(ChainLostError) as error:
@@ -190,7 +191,7 @@ def test_a_guard_that_dies_is_finished_by_the_next_create(
     monkeypatch.undo()
     # Never a chain without slots that is not marked.
     assert guarded.slots() == slots
-    store = open_store(guarded.fleet.store_url, {})
+    store = guarded.fleet.store.open()
     assert store.exists(lost_key("first", chain)) == marked
     assert guarded.listed() == {"first": "lost" if marked else "complete"}
     # With no limit in the way: what is marked stays lost.
@@ -212,7 +213,7 @@ def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(gu
     limited = guarded.limited(FILLER_BYTES // 2)
     listing: Listing = list_store(limited.fleet)
     assert [STRAY in text for text in listing.warnings] == [True]
-    store, notes = open_store(guarded.fleet.store_url, {}), Notes()
+    store, notes = guarded.fleet.store.open(), Notes()
     with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
         guard_nodes(store, sessions, notes)
     assert notes.only(STRAY, "node s1", "of no snapshot in this store")

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import snapshots.cutting as cutting
-from cli.create import document_of
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+import snapshots.create.make_cut as cutting
+from cli.commands.create import document_of
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.lsn import Lsn
 from fleet.progress import Silent
-from snapshots.commits import increment_numbers, read_commit
-from snapshots.create import CreateRequest
-from snapshots.increment import create_increment
-from snapshots.manifest import Commit
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.records.commit import Commit
+from snapshots.records.commits import increment_numbers, read_commit
 from storage.errors import SnapshotError
-from storage.open import open_store
 from tests.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, described, run_command
-from wal.markers import Marker
+from wal.cut.markers import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 NAME = "retried"
 # `snapshot` whose start markers are never written: what it takes for their positions is where the WAL ends.
 WITHOUT_START_MARKERS = """
-import snapshots.cutting as cutting
-from fleet.lsn import lsn_from_text
+import snapshots.create.make_cut as cutting
+from fleet.lsn import Lsn
 written = cutting.write_markers
 def write_markers(connections, marker):
     if marker.kind == "finish":
         return written(connections, marker)
     query = "SELECT pg_current_wal_lsn()::text"
-    return {node: lsn_from_text(found.execute(query).fetchone()[0]) for node, found in connections.items()}
+    return {node: Lsn.parse(found.execute(query).fetchone()[0]) for node, found in connections.items()}
 cutting.write_markers = write_markers
 from cli.main import main
 main()
@@ -88,7 +88,7 @@ def increment(runs: Runs, retries: int, notes: Notes | None = None) -> Commit:
 
 
 def committed(runs: Runs) -> list[int]:
-    return increment_numbers(open_store(runs.fleet.store_url, {}), NAME)
+    return increment_numbers(runs.fleet.store.open(), NAME)
 
 
 def after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -> list[str]:
@@ -96,7 +96,7 @@ def after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) ->
     written = cutting.write_markers
     started: list[str] = []
 
-    def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
+    def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
         positions = written(connections, marker)
         if marker.kind == "start":
             started.append(marker.cut)
@@ -131,7 +131,7 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
     assert re.match("node s2: its session was lost between its markers", commit.cut.causes[0])
     assert any("attempt 1 of 2" in text and "node s2" in text for text in notes.texts)
 
-    stored = read_commit(open_store(chain.fleet.store_url, {}), NAME, commit.increment)
+    stored = read_commit(chain.fleet.store.open(), NAME, commit.increment)
     assert stored.cut.causes == commit.cut.causes
     told = document_of(commit)["cut"]
     assert (told["attempts"], told["causes"]) == (2, list(commit.cut.causes))
@@ -195,7 +195,7 @@ def test_markers_that_never_come_out_end_it_after_all_attempts(
     written = cutting.write_markers
     attempts: list[str] = []
 
-    def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
+    def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
         if marker.kind == "start":
             attempts.append(marker.cut)
             return written(connections, marker)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from fleet.connections import connect
-from fleet.embedded import EmbeddedFleet
-from fleet.lsn import lsn_to_text
+from embedded.fleet import EmbeddedFleet
+from fleet.lsn import Lsn
+from fleet.nodes.connections import connect
 from tests.integration.refusing import execute
 from tests.integration.test_decoding import confirmed_on
 from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place
-from wal.rolled_back import XIDS, is_rolled_back, undecodable_ahead
+from wal.drain.rolled_back import XIDS, is_rolled_back, undecodable_ahead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def reading_ends(follower: Follower, finish: int) -> str:
     with connect(task.node) as connection:
         wait_for_replay(connection, task.node.backup_of is not None, finish)
         try:
-            connection.execute(query, [task.slot, lsn_to_text(finish), ",".join(task.publications)])
+            connection.execute(query, [task.slot, str(finish), ",".join(task.publications)])
         except psycopg.errors.InternalError as error:
             return str(error)
         return ""
@@ -60,7 +60,7 @@ def reading_ends(follower: Follower, finish: int) -> str:
 def wait_for_replay(connection: psycopg.Connection[object], is_standby: bool, finish: int) -> None:  # noqa: FBT001
     deadline = time.monotonic() + 30
     query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-    while is_standby and connection.execute(query, [lsn_to_text(finish)]).fetchone() != (True,):
+    while is_standby and connection.execute(query, [str(finish)]).fetchone() != (True,):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -90,7 +90,7 @@ def test_a_table_rewritten_and_filled_in_a_savepoint_does_not_end_the_chain(plac
     assert "could not map filenumber" in reading_ends(follower, finish)
 
     report = follower.drained(finish)
-    assert confirmed_on(follower) == report.segments[-1].range.through
+    assert confirmed_on(follower) == report.segments[-1].segment.through
     assert follower.state() == place.lines(groups)
     events = [(chr(event["op"]), event["global_id"]) for event in follower.events() if chr(event["op"]) in "PKR"]
     names = ["first ü", "second", "third", "last"]
@@ -185,5 +185,5 @@ def test_a_slot_that_can_be_read_has_nothing_to_pass_over(place: Place) -> None:
     middle = place.finish()
     place.connection.execute("INSERT INTO t VALUES (1, 'one')")
     for finish in (middle, place.finish()):
-        assert undecodable_ahead(task.node, task.slot, task.publications, finish) is None
+        assert undecodable_ahead(task.node, task.slot, task.publications, Lsn(finish)) is None
     assert confirmed_on(follower) == task.base

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
-from fleet.left_out import LeftOutKind
 from fleet.progress import Silent
-from fleet.publications import TableNotAdmissibleError
-from snapshots.create import CreateRequest
-from snapshots.increment import estimate_increment
+from fleet.tables.left_out import LeftOutKind
+from fleet.tables.publications import TableNotAdmissibleError
+from snapshots.create.increment import preview_increment
+from snapshots.create.request import CreateRequest
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, sorted_copies
@@ -24,8 +25,8 @@ from tests.snapshot_runs import Ready, Runs, sorted_copies
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
-    from snapshots.manifest import Commit
+    from embedded.fleet import EmbeddedFleet
+    from snapshots.records.commit import Commit
 
 NAME = "ruled"
 SCHEMA = (
@@ -51,7 +52,7 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> It
 
 
 def with_rules(runs: Runs, append_only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Runs:
-    groups = replace(runs.fleet.groups, append_only=append_only, exclude=exclude)
+    groups = structs.replace(runs.fleet.groups, append_only=append_only, exclude=exclude)
     return replace(runs, fleet=replace(runs.fleet, groups=groups))
 
 
@@ -101,7 +102,7 @@ def test_what_would_be_done_tells_of_them_too(runs: Runs) -> None:
     runs.full(NAME)
     execute(runs.fleet.nodes[0].dsn, *NEW_LOG)
     how = with_rules(runs, append_only=(LOG,), exclude=(HEAVY,))
-    plan = estimate_increment(how.fleet, CreateRequest(NAME), Silent())
+    plan = preview_increment(how.fleet, CreateRequest(NAME), Silent())
     assert {(one.kind, one.name) for one in plan.left_out} >= {
         (LeftOutKind.APPEND_ONLY_TABLE, LOG),
         (LeftOutKind.EXCLUDED_TABLE, HEAVY),

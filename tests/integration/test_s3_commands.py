@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet
 from tests.s3_kinds import REAL_KINDS, S3Place
 from tests.snapshot_runs import chains_dropped, described, run_command, sorted_copies, transfers_taken_back
 

@@ -11,19 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from fleet.groups import SchemaChangedError
 from fleet.progress import Noting
-from fleet.publications import ensure_publications
-from snapshots.create import CreateRequest, create_full
-from snapshots.points import Point
-from storage.open import open_store
+from fleet.tables.groups import SchemaChangedError
+from fleet.tables.publications import ensure_publications
+from snapshots.create.full import create_full
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
 from tests.integration.tried_chain import Interrupted, Tried, tried
 from tests.snapshot_runs import slots_of
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 __all__ = ["tried"]  # the fixture
 
-PUBLISH = "snapshots.schema_changes.ensure_publications"
+PUBLISH = "snapshots.ddl.table_changes.ensure_publications"
 
 
 @pytest.mark.timeout(600)
@@ -61,8 +61,8 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
         )  # fmt: skip
 
     commit = tried.create(Point.BASE_COPIED, while_copied, full=True)
-    assert commit.schema
-    assert {group.table for group in commit.schema.groups["s1"]} == {"t", "came", "bag"}
+    assert commit.definition_changes
+    assert {group.table for group in commit.definition_changes.groups["s1"]} == {"t", "came", "bag"}
     tried.check(0)
 
     def while_cut() -> None:
@@ -82,7 +82,7 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
     tried.create(Point.FINISHES_WRITTEN, undone)
     tried.check(2)
     tried.run("UPDATE tried.t SET d = 'later' WHERE id = 13")
-    assert tried.runs.increment(tried.name).schema is None
+    assert tried.runs.increment(tried.name).definition_changes is None
     tried.check(3)
     assert tried.runs.check(tried.name).exit_code == 0
 
@@ -106,10 +106,10 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
         f"attempt {number} of 2 met a change of the schema" for number in (1, 2)
     ]
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[], []]
-    assert list(open_store(tried.fleet.store_url, tried.fleet.store_options).list("snapshots")) == []
+    assert list(tried.fleet.store.open().list("snapshots")) == []
     commit = tried.create("slots", while_made, full=True)
     assert sum("met a change of the schema" in note for note in tried.notes) == 1, tried.notes
-    assert commit.schema is None
+    assert commit.definition_changes is None
     tried.check(0)
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
     # After the checks, and before anything is read for the slots: nothing is void.
@@ -135,8 +135,8 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
     # Before the checks have read the catalogs, after that, and after the plan.
     for increment, point in enumerate((Point.LOCKED, Point.CHECKED, Point.FINISHES_WRITTEN), start=1):
         commit = tried.create(point, unpublished)
-        assert commit.schema
-        assert [group.table for group in commit.schema.groups["s1"]] == ["t"]
+        assert commit.definition_changes
+        assert [group.table for group in commit.definition_changes.groups["s1"]] == ["t"]
         is_met = any("tried.t was published otherwise" in note for note in tried.notes)
         assert is_met == (point == Point.FINISHES_WRITTEN), tried.notes
         tried.check(increment)
@@ -151,8 +151,8 @@ def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried:
         tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
 
     commit = tried.create(Point.CHECKED, changed)
-    assert commit.schema
-    assert len(commit.schema.successions["s1"]) == 1
+    assert commit.definition_changes
+    assert len(commit.definition_changes.successions["s1"]) == 1
     assert not any("met a change" in note for note in tried.notes), tried.notes
     tried.check(1)
 
@@ -197,7 +197,7 @@ def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
     monkeypatch.setattr(PUBLISH, failing)
     with pytest.raises(SchemaChangedError, match=r"each of 4 attempts; last: node s1: new tables can't be published: "):
         tried.runs.increment(tried.name)
-    monkeypatch.setattr("snapshots.initialise.ensure_publications", failing)
+    monkeypatch.setattr("snapshots.create.initialise.ensure_publications", failing)
     with pytest.raises(SchemaChangedError, match=r'^node s1: tables can\'t be published: relation "tried.never"'):
         tried.runs.init()
 

@@ -14,16 +14,15 @@ import psycopg
 import pytest
 
 from check.report import SnapshotReport
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.postgres_wheel import run_tool
+from embedded.fleet import EmbeddedFleet
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool
 from fleet.progress import Silent
-from snapshots.chain import Chain
-from snapshots.commits import read_chain
-from snapshots.create import CreateRequest
-from snapshots.increment import create_increment
-from snapshots.points import Point
-from storage.open import open_store
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
+from snapshots.records.chain import Chain
+from snapshots.records.commits import read_chain
 from tests.integration.odd_tables import statements
 from tests.integration.own_shard import database_on
 from tests.integration.schema_cases import COLUMN_CASES
@@ -120,7 +119,7 @@ def history(
             runs.increment(NAME)
             runs.restore(NAME, target, increment)
             restored[increment] = state_of(target.nodes[0].dsn)
-        chain = read_chain(open_store(fleet.store_url, fleet.store_options), NAME)
+        chain = read_chain(fleet.store.open(), NAME)
         yield History(chain, states, restored, runs.check_one(NAME))
 
 
@@ -148,11 +147,11 @@ def test_the_schema_comes_back_as_it_was_at_the_cut(history: History, increment:
 
 def anew(chain: Chain, increment: int) -> set[str]:
     """The tables that the increment copied anew."""
-    part = chain.increments[increment - 1].schema
-    assert part
-    (shard,) = chain.part.groups
-    carried = part.successions.get(shard, {})
-    return {group.name for group in part.groups.get(shard, ()) if group.number not in carried}
+    changes = chain.increments[increment - 1].definition_changes
+    assert changes
+    (shard,) = chain.full.groups
+    carried = changes.successions.get(shard, {})
+    return {group.name for group in changes.groups.get(shard, ()) if group.number not in carried}
 
 
 @pytest.mark.parametrize("increment", INCREMENTS)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import snapshots.taking as taking
+import snapshots.create.cut_attempt as taking
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
-from fleet.connections import connect, with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.publications import publication_names
-from fleet.watch import watched
-from snapshots.schema import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, dump_sections
-from snapshots.sequences import read_sequences
+from fleet.nodes.connections import connect, with_database
+from fleet.nodes.watch import watched
+from fleet.tables.publications import publication_names
+from snapshots.create.sequences import read_sequences
+from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, dump_sections
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 

@@ -17,7 +17,7 @@ from tests.snapshot_runs import Ready, Runs, sorted_copies
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleet.embedded import EmbeddedFleet
+    from embedded.fleet import EmbeddedFleet
 
 NAME, DATABASE = "found", "pathed"
 # What a superuser's session finds by itself, and what it finds because the database says so.

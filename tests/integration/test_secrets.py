@@ -19,9 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
-from fleet.embedded import EmbeddedFleet
-from storage.open import open_store
 from tests.integration.conftest import FleetFactory
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.s3_server import S3Server
@@ -165,7 +164,7 @@ def everything(place: Place) -> Iterator[tuple[str, bytes]]:
     for path in place.folder.rglob("*"):
         if path.is_file() and not any(path.is_relative_to(folder) for folder in data):
             yield str(path), path.read_bytes()
-    store = open_store(place.fleet.store_url, place.fleet.store_options)
+    store = place.fleet.store.open()
     keys = store.list("")
     assert any(key.endswith("snapshot.json") for key in keys)
     for key in keys:

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-import fleet.connections
-import fleet.watch
-import wal.slots
+import fleet.nodes.connections
+import fleet.nodes.watch
+import wal.slots.slots
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from snapshots.commits import read_chain
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.manifest import Commit
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.records.commit import Commit
+from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError, UnreachableError
-from storage.open import open_store
 from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxy
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of, sorted_copies
 
@@ -77,7 +77,7 @@ class Network:
 
     def numbers(self, name: str) -> list[int]:
         """The commits of a chain."""
-        return [c.increment for c in read_chain(open_store(self.direct.store_url, {}), name).commits]
+        return [c.increment for c in read_chain(self.direct.store.open(), name).commits]
 
     def assert_nothing_is_left(self) -> None:
         """Neither sessions nor anything else of ours, at the latest a while after the node speaks again."""
@@ -103,11 +103,11 @@ def execute(dsn: str, statement: str) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is noticed in seconds."""
-    monkeypatch.setattr(fleet.watch, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(fleet.watch, "ANSWER_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(fleet.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
-    monkeypatch.setattr(fleet.connections, "CONNECT_SECONDS_MAX", 2)
-    monkeypatch.setattr(wal.slots, "DROP_CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(fleet.nodes.watch, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(fleet.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(fleet.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
+    monkeypatch.setattr(fleet.nodes.connections, "CONNECT_SECONDS_MAX", 2)
+    monkeypatch.setattr(wal.slots.slots, "DROP_CONNECT_SECONDS_MAX", 2)
 
 
 @pytest.fixture(scope="module")
@@ -252,10 +252,10 @@ def test_a_node_that_takes_long_is_not_silent(network: Network) -> None:
 # Says when it watches, and later whether it took a node for silent.
 WATCHING = """
 import sys, time
-import fleet.watch
+import fleet.nodes.watch
 from fleet.config import Node
-fleet.watch.PROBE_SECONDS, fleet.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
-with fleet.watch.watched([Node(id="s", dsn=sys.argv[1])]) as watch:
+fleet.nodes.watch.PROBE_SECONDS, fleet.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
+with fleet.nodes.watch.watched([Node(id="s", dsn=sys.argv[1])]) as watch:
     time.sleep(0.5)
     print("watching", flush=True)
     sys.stdin.readline()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.postgres_wheel import run_tool
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool
 from restore.ddl import SchemaLoadError
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from fleet.bank_workload import BankStoppedError, BankWorkload
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.bank_workload import BankStoppedError, BankWorkload
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.progress import Silent
-from snapshots.commits import SnapshotExistsError, read_chain
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.names import new_name, newest_name
-from snapshots.operations import pending
-from snapshots.points import FULL_POINTS, PER_NODE, Point, of_terminal
-from snapshots.read_only import FleetFrozenError, resume_fleet
-from snapshots.terminal import FinalStateError
+from fleet.read_only.resume import FleetFrozenError, resume_fleet
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.create.terminal import FinalStateError
+from snapshots.listing.name_templates import new_name, newest_name
+from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, Point, of_terminal
+from snapshots.operations.operation import pending
+from snapshots.records.commits import SnapshotExistsError, read_chain
 from storage.errors import SnapshotError
-from storage.open import open_store
 from tests.integration.entry_writers import ENTRY, TABLE, check_final, restored, value, writing
 from tests.integration.frozen_nodes import WRITE, execute, may_write, state
 from tests.integration.test_waits import gids
 from tests.snapshot_runs import Runs, names_of_snapshots, run_command, runs_on, sorted_copies
 from tests.watching import Reached, Watching
-from wal.waiting import SlotWaitError
+from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ def taken(runs: Runs, name: str, watching: Watching, *, incremental: bool = Fals
 
 
 def store_of(runs: Runs) -> ObjectStore:
-    return open_store(runs.fleet.store_url, runs.fleet.store_options)
+    return runs.fleet.store.open()
 
 
 def settings(fleet: Fleet) -> list[Any]:
@@ -95,7 +95,7 @@ def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(r
         with pytest.raises(BankStoppedError):
             workload.stop()
         assert commit.terminal
-        assert [one.undecided for one in commit.cut.cut.nodes.values()] == [(), ()]
+        assert [one.undecided for one in commit.cut.nodes] == [(), ()]
         twice = PER_NODE | {Point.FROZEN, Point.SESSIONS_ENDED}
         assert [one.point for one in watching.reached_points] == [
             point for point in of_terminal(FULL_POINTS) for _ in range(2 if point in twice else 1)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from fleet.config import Node
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
+from fleet.nodes.connections import with_database
 from restore.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
 from tests.integration.encoded_tables import dumped

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from fleet.config import Fleet
-from fleet.connections import with_database
+from fleet.nodes.connections import with_database
 from fleet.progress import Silent
-from restore.restore import RestoreRequest, plan_restore, restore_fleet
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from tests.integration.odd_tables import FIRST_ROWS, INCREMENTS, SCHEMA, WideHistory, statements
 from tests.snapshot_runs import Ready, Runs, described, sorted_copies
 

@@ -8,17 +8,17 @@ import time
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from fleet.connections import connect_replication
-from fleet.embedded import EmbeddedFleet
-from fleet.sessions import open_sessions
-from snapshots.operations import close, new_operation, recorded
-from snapshots.retained import guard_nodes
+from fleet.nodes.connections import connect_replication
+from fleet.nodes.sessions import open_sessions
+from snapshots.operations.operation import Operation, close, new_operation, recorded
+from snapshots.operations.slot_guard import guard_nodes
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from tests.snapshot_runs import slots_of
 from tests.watching import Watching
-from wal.slots import create_exported_slot, drop_slot, slot_name
+from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 NAME = "cutline_unfinished"
 SECONDS_MAX = 10
@@ -58,7 +58,7 @@ def test_a_slot_that_an_operation_made_after_it_had_failed_is_dropped_by_the_nex
 ) -> None:
     fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore(f"memory://failed-{failed}")
     node, operation = fleet.primaries[0], new_operation("create", "slept", 0, ())
-    with pytest.raises(IndeterminateError), recorded(store, operation):
+    with pytest.raises(IndeterminateError), recorded(store, Operation(operation)):
         raise IndeterminateError("it sleeps")
     if failed:
         close(store, operation, "failed", "found without a commit")

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import wal.waiting as waiting
+import wal.slots.waiting as waiting
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node, load_fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.sessions import open_sessions
-from snapshots.create import CreateRequest, create_full
-from snapshots.prepared import await_prepared
+from snapshots.create.full import create_full
+from snapshots.create.prepared import await_prepared
+from snapshots.create.request import CreateRequest
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of
-from wal.slots import create_exported_slot, drop_slot
-from wal.waiting import SlotWaitError
+from wal.slots.slots import create_exported_slot, drop_slot
+from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

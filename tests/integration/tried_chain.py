@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
-from fleet.connections import with_database
-from fleet.embedded import EmbeddedFleet
+from fleet.nodes.connections import with_database
 from fleet.progress import Noting, Silent
-from snapshots.create import CreateRequest, create_full
-from snapshots.increment import create_increment
-from snapshots.manifest import Commit, SchemaPart
-from snapshots.points import Point
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
+from snapshots.records.commit import Commit, DefinitionChanges
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
@@ -89,12 +90,12 @@ class Tried:
         with pytest.raises(GivenUpError):
             self.create(point, give_up)
 
-    def increment(self) -> SchemaPart:
+    def increment(self) -> DefinitionChanges:
         """The next increment, restored and compared; what it says of definitions."""
         commit = self.runs.increment(self.name)
         self.check(commit.increment)
-        assert commit.schema
-        return commit.schema
+        assert commit.definition_changes
+        return commit.definition_changes
 
     def check(self, increment: int) -> None:
         (primary,) = self.fleet.primaries

@@ -15,15 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.config import GroupRules, Node
-from fleet.groups import Group, column_list, number_groups, qualified, read_tables
-from fleet.publications import ensure_publications, publication_names
-from snapshots.exported import exported_session
-from storage.open import open_store
-from wal.archive import check_contiguous
-from wal.drain import drain
-from wal.drain_values import DrainReport, DrainTask
-from wal.slots import create_exported_slot
-from wal.versions import Version
+from fleet.lsn import Lsn
+from fleet.tables.groups import Group, column_list, number_groups, qualified, read_tables
+from fleet.tables.publications import ensure_publications, publication_names
+from snapshots.base_copy.exported_snapshot import exported_session
+from storage.location import StoreLocation
+from wal.drain.drain import drain
+from wal.drain.drain_task import DrainReport, DrainTask
+from wal.segments.archive import check_contiguous
+from wal.segments.definitions import Definition
+from wal.slots.slots import create_exported_slot
 
 FLEET = "test"
 RULES = GroupRules(append_only=("*.append_only",))
@@ -54,7 +55,7 @@ class Follower:
 
     def drain(self, finish: int) -> DrainReport:
         """Drain up to `finish`, with all that earlier drains stored left to be found in the store."""
-        self.task = replace(self.task, finish=finish)
+        self.task = replace(self.task, finish=Lsn(finish))
         report = drain(self.task)
         self.reports.append(report)
         return report
@@ -63,13 +64,13 @@ class Follower:
         """Drain without a problem."""
         report = self.drain(finish)
         assert report.problem is None, report.problem
-        check_contiguous(self.task.node.id, self.task.base, report.segments)
-        assert report.segments[-1].range.through == finish
+        check_contiguous(self.task.node.id, self.task.base, [one.segment for one in report.segments])
+        assert report.segments[-1].segment.through == finish
         return report
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything in the archive, changes and events."""
-        store = open_store(self.task.store_url, {})
+        store = self.task.store.open()
         tables = [pq.read_table(pa.BufferReader(store.read(key))) for key in store.list("")]
         return [row for table in tables for row in table.to_pylist()]
 
@@ -142,7 +143,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
         exported.connection.close()
     task = DrainTask(
         node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
-        operation="op", versions=tuple(Version(0, group) for group in groups.values()), global_id_form="exact",
-        base=exported.position, known=(), finish=0, store_url=store_url, store_options={},
+        operation="op", versions=tuple(Definition(0, group) for group in groups.values()), global_id_form="exact",
+        base=exported.position, known=(), finish=Lsn(0), store=StoreLocation(store_url),
     )  # fmt: skip
     return Follower(task, groups, base)

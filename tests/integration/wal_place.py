@@ -12,14 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
-import wal.drain
+import wal.drain.drain
+from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
-from fleet.connections import NodeUnreachableError, connect, with_database
-from fleet.embedded import EmbeddedFleet
-from fleet.groups import Group
+from fleet.nodes.connections import NodeUnreachableError, connect, with_database
+from fleet.tables.groups import Group
 from tests.integration.wal_follower import Follower, copy_lines, follow, prepare_groups
-from wal.markers import Marker, write_marker
-from wal.slots import drop_slot
+from wal.cut.markers import Marker, write_marker
+from wal.slots.slots import drop_slot
 
 NUMBERS = count(1)
 APPLICATION = "-c datestyle=German -c intervalstyle=sql_standard -c timezone=Asia/Kathmandu -c bytea_output=escape"
@@ -111,4 +111,4 @@ def groups_of(place: Place) -> dict[str, Group]:
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):
-        monkeypatch.setattr(wal.drain, name, messages)
+        monkeypatch.setattr(wal.drain.drain, name, messages)

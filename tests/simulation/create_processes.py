@@ -1,43 +1,58 @@
-"""Simulated creates: the steps of snapshots.create and snapshots.increment in their order, over the model's nodes.
+"""Simulated creates: the steps of a full create and of an increment in their order, over the model's nodes.
 
-All that is done to the store's documents is the product's own code. The archive is the model's, drained as wal.drain
-does it: read on from what is known, create the next segment, advance the slot past it.
+All that is done to the store's documents is the product's own code. The archive is the model's, drained as
+wal.drain.drain does it: read on from what is known, create the next segment, advance the slot past it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fleet.baseline import NodeIdentity
+from msgspec import structs
+
 from fleet.config import Fleet, GroupRules
-from snapshots.chain import Chain
-from snapshots.commits import check_name, check_not_pruned, commit_gone, free_turn, increment_numbers, read_chain
-from snapshots.continuable import check_commits, check_objects
-from snapshots.deciding import has_committed
-from snapshots.documents import ManifestError
-from snapshots.exclusive import check_exclusive
-from snapshots.lost import check_not_lost, is_lost
-from snapshots.manifest import Commit, CutRecord, FullPart, Previous, StoredObject
-from snapshots.operations import Operation, commit_operation, has_failed, new_operation, read_intent, recorded
-from snapshots.settle import settle_operations
-from snapshots.tombstones import check_not_deleted, is_deleted, is_only_full
+from fleet.lsn import Lsn
+from fleet.nodes.baseline import NodeIdentity
+from snapshots.create.continuable import check_commits, check_objects
+from snapshots.operations.deciding import has_committed
+from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.operation import Operation, commit_operation, has_failed, new_operation, recorded
+from snapshots.operations.settling import settle_operations
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
+from snapshots.records.commits import (
+    check_name,
+    check_not_pruned,
+    commit_gone,
+    free_turn,
+    increment_numbers,
+    read_chain,
+)
+from snapshots.records.documents import ManifestError
+from snapshots.records.lost_chains import check_not_lost, is_lost
+from snapshots.records.operation_records import Intent, read_intent
+from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.digest import digest
 from storage.errors import BusyError, RefusedError
+from storage.location import StoreLocation
 from storage.store import ObjectExistsError, ObjectMissingError
 from storage.storing import create_or_find
 from tests.simulation.repository_model import NODES, Attempt
 from tests.simulation.store_processes import ModelLock, Process, exclusive
-from wal.archive import ArchiveError, Segment, SegmentRange, archive_prefix, check_contiguous, segment_key
-from wal.cut_values import Cut, NodeCut
-from wal.slots import SlotLostError, slot_name
+from wal.cut.cut_values import NodeCut
+from wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
+from wal.slots.slots import SlotLostError, slot_name
 
-FLEET = Fleet(Path("fleet.toml"), "simulated", "memory://simulated", {}, (), "exact", GroupRules(), "local[1]", {})
-BASELINE = {
-    node: NodeIdentity(node, None, "7", 1, 5, "postgres", 180000, "UTF8", "C", "C", in_recovery=False) for node in NODES
-}
+FLEET = Fleet(
+    Path("fleet.toml"), "simulated", StoreLocation("memory://simulated"), (), "exact", GroupRules(), "local[1]", {}
+)
+BASELINE = tuple(
+    NodeIdentity(node, None, "7", 1, 5, "postgres", 180000, "UTF8", "C", "C", in_recovery=False) for node in NODES
+)
 CHUNK_MAX = 3
 
 
@@ -74,10 +89,10 @@ def create_full(process: Process, name: str) -> None:
         settle_operations(store, FLEET, process)
         check_not_deleted(store, name)
         guard_nodes(process)
-        operation = new_operation("create", name, 0, ())
-        slot = slot_name(operation.id)
-        operation = replace(operation, slot=slot, turn=free_turn(store, name, 0))
-        begin(process, operation)
+        intent = new_operation("create", name, 0, ())
+        slot = slot_name(intent.id)
+        operation = Operation(structs.replace(intent, slot=slot, turn=free_turn(store, name, 0)))
+        begin(process, operation.intent)
         with recorded(store, operation, lambda: not process.drop_slots(slot)):
             process.ask_node("make slots")
             base = dict(nodes.wal)
@@ -85,17 +100,20 @@ def create_full(process: Process, name: str) -> None:
             objects = [_store_base(process, operation, node, position) for node, position in base.items()]
             work = Work(process, lock, operation, operation.id, base, dict.fromkeys(NODES, ()))
             cut = make_cut(work)
-            part = FullPart(
-                "f",
-                "exact",
-                BASELINE,
-                dict.fromkeys(NODES, ()),
-                base,
-                tuple(objects),
-                dict.fromkeys(NODES, ()),
-                GroupRules(),
+            commit = FullSnapshot(
+                fleet_id="f",
+                global_id_form="exact",
+                baseline=BASELINE,
+                groups=dict.fromkeys(NODES, ()),
+                base={node: Lsn(position) for node, position in base.items()},
+                copied=tuple(objects),
+                roles=dict.fromkeys(NODES, ()),
+                rules=GroupRules(),
+                tables={},
+                fingerprints={},
+                **_common(work, cut),
             )
-            commit_work(work, replace(_commit(work, cut), full=part))
+            commit_work(work, commit)
 
 
 def create_increment(process: Process, name: str) -> None:
@@ -114,19 +132,19 @@ def create_increment(process: Process, name: str) -> None:
         chain.check_archive()
         check_objects(store, chain)
         number = chain.last.increment + 1
-        operation = new_operation("create", name, number, ())
-        operation.turn = free_turn(store, name, number)
-        begin(process, operation, previous=chain.last.operation)
+        intent = new_operation("create", name, number, ())
+        operation = Operation(structs.replace(intent, turn=free_turn(store, name, number)))
+        begin(process, operation.intent, previous=chain.last.operation)
         with recorded(store, operation):
             known = {node: chain.segments(node) for node in NODES}
-            work = Work(process, lock, operation, chain.full.chain, chain.part.base, known)
+            work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
             cut = make_cut(work)
             previous = Previous(chain.last.operation, chain.last.digest)
-            commit_work(work, replace(_commit(work, cut), previous=previous))
+            commit_work(work, Increment(previous=previous, **_common(work, cut)))
 
 
 def guard_nodes(process: Process) -> None:
-    """Drop the slots of what can't go on, as snapshots.retained does: of failed operations, and of lost chains."""
+    """Drop the slots of what can't go on, as the slot guard does: of failed operations and lost chains."""
     store, slots = process.store, process.world.nodes.slots
     process.ask_node("what is kept")
     chains = {slot_name(operation): operation for operation in store.list_children("operations")}
@@ -140,7 +158,7 @@ def guard_nodes(process: Process) -> None:
             process.drop_slots(slot)
 
 
-def begin(process: Process, operation: Operation, previous: str = "") -> None:
+def begin(process: Process, operation: Intent, previous: str = "") -> None:
     """Keep who tries what; an operation id is never used twice."""
     world = process.world
     assert operation.id not in world.attempts, f"ids: {operation.id} is used twice"
@@ -169,7 +187,7 @@ def make_cut(work: Work) -> Mapping[str, int]:
 
 
 def drain(work: Work, node: str, finish: int) -> tuple[Segment, ...]:
-    """Bring a node's archive up to `finish`: the segments after the known ones. As wal.drain does it."""
+    """Bring a node's archive up to `finish`: the segments after the known ones. As wal.drain.drain does it."""
     process, prefix = work.process, archive_prefix(work.operation.snapshot, node, work.chain)
     process.ask_node(f"slot of {node}")
     confirmed = process.world.nodes.slots.get(work.slot, {}).get(node)
@@ -180,15 +198,15 @@ def drain(work: Work, node: str, finish: int) -> tuple[Segment, ...]:
             found.append(_read_segment(process, prefix, len(known) + len(found) + 1))
         except ObjectMissingError:
             break
-    check_contiguous(node, work.base[node], [*known, *found])
-    through = max([work.base[node], *(one.range.through for one in (*known, *found))])
+    check_contiguous(node, Lsn(work.base[node]), [*known, *found])
+    through = max([work.base[node], *(one.through for one in (*known, *found))])
     if confirmed is None or confirmed > through:
         raise SlotLostError(f"node {node}: slot {work.slot} is at {confirmed}, the archive at {through}")
     _advance(work, node, through)
     while through < finish:
         after, through = through, min(finish, through + 1 + process.world.below(CHUNK_MAX))
         number = len(known) + len(found) + 1
-        body = f"{node} {work.operation.id} {after} {through} .".encode()
+        body = f"{node} {work.operation.id} {int(after)} {int(through)} .".encode()
         try:
             create_or_find(process.store, segment_key(prefix, number), body)
         except ObjectExistsError as error:
@@ -217,8 +235,10 @@ def _segment(key: str, number: int, body: bytes) -> Segment:
     words = body.decode().split(" ")
     if words[4:] != ["."]:
         raise ArchiveError(f"object {key} is not a segment of this version")
-    held = SegmentRange(words[0], words[1], int(words[2]), int(words[3]))
-    return Segment(key, number, held, len(body), digest(body), 1, 1, 0, 0)
+    return Segment(
+        key=key, number=number, size=len(body), digest=digest(body), changes=1, events=1, partials=0, truncates=0,
+        node=words[0], operation=words[1], after=Lsn(int(words[2])), through=Lsn(int(words[3])), open=None,
+    )  # fmt: skip
 
 
 def _store_base(process: Process, operation: Operation, node: str, position: int) -> StoredObject:
@@ -235,17 +255,30 @@ def _check_slots(process: Process, chain: Chain) -> None:
         raise RefusedError(f"slot {slot} is gone")
 
 
-def _commit(work: Work, positions: Mapping[str, int]) -> Commit:
-    cuts = {node: NodeCut(position, position, position, (), (), 1) for node, position in positions.items()}
-    return Commit(
-        snapshot=work.operation.snapshot,
-        increment=work.operation.increment,
-        operation=work.operation.id,
-        chain=work.chain,
-        created_at=work.operation.began_at,
-        seconds=1.0,
-        cut=CutRecord(f"{work.operation.id}.1", 1, 0.1, Cut(cuts, 0, 0, 0)),
-        segments=work.segments,
-        sequences=dict.fromkeys(NODES, ()),
-        counts={"bytes": 0, "changes": 0, "transactions": 0},
+def _common(work: Work, positions: Mapping[str, int]) -> dict[str, Any]:
+    """What commits of both kinds say."""
+    cut = CutRecord(
+        id=f"{work.operation.id}.1",
+        attempts=1,
+        seconds=0.1,
+        nodes=tuple(
+            NodeCut(node, Lsn(position), Lsn(position), Lsn(position), 1, (), ())
+            for node, position in positions.items()
+        ),
+        global_transactions=0,
+        included_early=0,
+        in_flight=0,
     )
+    return {
+        "snapshot": work.operation.snapshot,
+        "increment": work.operation.increment,
+        "operation": work.operation.id,
+        "chain": work.chain,
+        "created_at": work.operation.began_at,
+        "seconds": 1.0,
+        "comment": "",
+        "counts": {"bytes": 0, "changes": 0, "transactions": 0},
+        "cut": cut,
+        "sequences": dict.fromkeys(NODES, ()),
+        "segments": dict(work.segments),
+    }

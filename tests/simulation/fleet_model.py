@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 from tests.simulation.fleet_records import ROWS_PER_NODE, Change, Node, Part, Transaction, Wave
-from wal.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
+from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
 
 WAVES = 3
 TRANSACTIONS_MAX = 16

@@ -12,15 +12,15 @@ from unittest.mock import patch
 
 import numpy as np
 
-from snapshots.superseding import last_of_every_key
+from columns.bytes_column import BytesColumn, Flags, Ints
+from snapshots.fold.superseding import last_of_every_key
 from tests.simulation import promises
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import Change, Node, Wave
-from wal import cut as rule
-from wal.bytes_column import BytesColumn, Flags, Ints
-from wal.cut_events import FleetEvents, NodeWindow, fleet_events
-from wal.cut_values import NodeCut
-from wal.segment_schema import COMMIT
+from wal.cut import resolve as rule
+from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
+from wal.cut.cut_values import NodeCut
+from wal.segments.segment_schema import COMMIT
 
 Mutant = Callable[[], AbstractContextManager[object]]
 

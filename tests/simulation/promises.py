@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from snapshots.superseding import last_of_every_key
+from columns.bytes_column import BytesColumn
+from fleet.lsn import Lsn
+from snapshots.fold.superseding import last_of_every_key
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import ROWS_PER_NODE, WAL_BEGIN, Change, Node, Part, Transaction, Wave
-from wal import cut as rule
-from wal.bytes_column import BytesColumn
-from wal.cut_events import NodeWindow
-from wal.cut_values import Cut, NodeCut, Undecided
-from wal.segment_schema import SEGMENT_SCHEMA
+from wal.cut import resolve as rule
+from wal.cut.cut_events import NodeWindow
+from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 BASE_POSITION = WAL_BEGIN - 100
 ROW_LIMIT = 4096
@@ -42,7 +43,7 @@ class Made:
 
     def of(self, node: int) -> NodeCut:
         """The cut's part of one node."""
-        return self.cut.nodes[str(node)]
+        return self.cut.nodes[node]
 
 
 def events_table(node: Node) -> pa.Table:
@@ -85,17 +86,20 @@ def cuts_of(world: World) -> Iterator[Made]:
             until = decoded_until(wave, number)
             first, last = bisect_right(node.ends, since), bisect_right(node.ends, until)
             events = tables[number].slice(first, last - first)
-            windows[str(number)] = NodeWindow(position[number], wave.starts[number], until, events, undecided[number])
+            windows[str(number)] = NodeWindow(
+                Lsn(position[number]), Lsn(wave.starts[number]), Lsn(until), events, undecided[number]
+            )
         cut = rule.resolve(windows)
+        assert [part.node for part in cut.nodes] == list(windows)
         changes: dict[int, list[Change]] = {}
         for number in position:
-            part = cut.nodes[str(number)]
+            part = cut.nodes[number]
             never[number].update(part.rolled_back)
             excluded = never[number] | {one.lsn for one in part.undecided}
             changes[number] = effective(world, number, part, excluded, before)
         before = Made(wave, cut, changes, {number: {one.part for one in found} for number, found in changes.items()})
-        position = {number: cut.nodes[str(number)].position for number in position}
-        undecided = {number: carried(cut.nodes[str(number)]) for number in position}
+        position = {number: cut.nodes[number].position for number in position}
+        undecided = {number: carried(cut.nodes[number]) for number in position}
         yield before
 
 
@@ -173,7 +177,7 @@ def check_carried(world: World, made: Made, node: int, tally: Counter[str]) -> N
             continue
         assert part.number not in made.state[node], f"carry: part {part.number} is included and not decided"
         if part.undone_end is None or part.undone_end > made.wave.finishes[node]:
-            expected.append(Undecided(part.transaction.gid, part.lsn, part.end))
+            expected.append(Undecided(part.transaction.gid, Lsn(part.lsn), Lsn(part.end)))
     assert sorted(cut.undecided, key=lambda one: one.lsn) == sorted(expected, key=lambda one: one.lsn), "carry"
     tally["undecided"] += len(expected)
     tally["raised"] += cut.position > made.wave.starts[node]
@@ -187,7 +191,7 @@ def check_counts(world: World, made: Made, before: Made | None, tally: Counter[s
     parts = [world.parts[number] for number in sorted(entered)]
     distributed = {part.transaction.number: part.transaction for part in parts if part.transaction.gid is not None}
     early = sum(is_early(one, made) for one in distributed.values())
-    local = sum(part.local_transactions for part in made.cut.nodes.values())
+    local = sum(part.local_transactions for part in made.cut.nodes)
     assert local == sum(part.transaction.gid is None for part in parts), "local transactions are counted wrong"
     assert made.cut.global_transactions == len(distributed), "global transactions are counted wrong"
     assert made.cut.included_early == early, "early ones are counted wrong"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from snapshots.catalog import Entry, _entry
-from snapshots.chain import Chain
-from snapshots.commits import read_chain, snapshot_names
-from snapshots.leases import leased
-from snapshots.open_operations import read_open_operations
-from snapshots.operations import new_operation
-from snapshots.store_identity import StoreIdentity
+from snapshots.listing.listing import Entry, _entry
+from snapshots.operations.leases import leased
+from snapshots.operations.open_operations import read_open_operations
+from snapshots.operations.operation import new_operation
+from snapshots.records.chain import Chain
+from snapshots.records.commits import read_chain, snapshot_names
+from snapshots.records.store_identity import StoreIdentity
 from tests.simulation.repository_model import NODES
 from tests.simulation.repository_promises import (
     check_listing,
@@ -21,7 +21,7 @@ from tests.simulation.repository_promises import (
     may_be_gone,
 )
 from tests.simulation.store_processes import Process
-from wal.damage import ObjectDamagedError, read_listed
+from wal.segments.damage import ObjectDamagedError, read_listed
 
 IDENTITY = StoreIdentity("f", "simulated")
 
@@ -61,10 +61,9 @@ def excusing_damage(process: Process, chain: Chain) -> Iterator[None]:
 
 def restored(process: Process, chain: Chain, node: str) -> list[int]:
     """The numbers that a node's copy has at the chain's last cut."""
-    stored = [one for one in chain.part.objects if one.node == node]
-    bodies = [
-        read_listed(process.store, node, one.key, (one.size, one.digest)) for one in (*stored, *chain.segments(node))
-    ]
+    listed = [(one.key, (one.size, one.digest)) for one in chain.full.objects if one.node == node]
+    listed += [(one.key, (one.size, one.digest)) for one in chain.segments(node)]
+    bodies = [read_listed(process.store, node, key, expected) for key, expected in listed]
     numbers: list[int] = []
     for body in bodies:
         # Read as leniently as can be: only digests are to tell that a body was cut short.

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TypeVar
 from unittest.mock import patch
 
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots import commits, deciding, garbage, operations, publishing, removal, settle
-from snapshots.manifest import Commit
-from snapshots.operations import Operation, is_open, pending
-from snapshots.tombstones import Mark
+from snapshots.operations import committing as publishing
+from snapshots.operations import deciding
+from snapshots.operations import operation as operations
+from snapshots.operations import settling as settle
+from snapshots.operations.operation import Operation, is_open, pending
+from snapshots.records import commits, operation_records
+from snapshots.records.commit import Commit
+from snapshots.records.operation_records import Intent, Outcome
+from snapshots.records.tombstones import Mark
+from snapshots.removal import garbage, removal
 from storage.digest import digest
 from storage.errors import SnapshotError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnreachableError
@@ -22,6 +29,7 @@ from tests.simulation import create_processes, reading_processes
 from tests.simulation.faulty_store import Bucket
 
 Mutant = Callable[[], AbstractContextManager[object]]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -67,7 +75,7 @@ def void_at_another_key() -> AbstractContextManager[object]:
 def interrupt_leaves_the_put() -> AbstractContextManager[object]:
     """An operation that is interrupted says that it failed, whatever becomes of its put."""
 
-    def broken(store: ObjectStore, operation: Operation) -> bool:
+    def broken(store: ObjectStore, intent: Intent) -> bool:
         return False
 
     return patch.object(operations, "decide", broken)
@@ -75,45 +83,45 @@ def interrupt_leaves_the_put() -> AbstractContextManager[object]:
 
 def taken_is_an_answer() -> AbstractContextManager[object]:
     """A 412 is taken for another's commit without reading whose it is."""
-    real = publishing._read_back
+    real = publishing._check_stored
 
-    def broken(store: ObjectStore, key: str, commit: Commit, lost: SnapshotError, *, at_once: bool = False) -> None:
-        if isinstance(lost, ObjectExistsError):
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
+        if isinstance(error, ObjectExistsError):
             raise publishing._taken(commit)
-        real(store, key, commit, lost, at_once=at_once)
+        real(store, key, commit, error, at_once=at_once)
 
-    return patch.object(publishing, "_read_back", broken)
+    return patch.object(publishing, "_check_stored", broken)
 
 
 def lost_is_failed() -> AbstractContextManager[object]:
     """A commit whose answer was lost is said not to exist."""
 
-    def broken(store: ObjectStore, key: str, commit: Commit, lost: SnapshotError, *, at_once: bool = False) -> None:
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         raise StoreUnreachableError(url=store.url, reason="no answer")
 
-    return patch.object(publishing, "_read_back", broken)
+    return patch.object(publishing, "_check_stored", broken)
 
 
 def lost_is_stored() -> AbstractContextManager[object]:
     """A commit whose answer was lost is said to exist."""
-    real = publishing._read_back
+    real = publishing._check_stored
 
-    def broken(store: ObjectStore, key: str, commit: Commit, lost: SnapshotError, *, at_once: bool = False) -> None:
-        if not isinstance(lost, AnswerLostError):
-            real(store, key, commit, lost, at_once=at_once)
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
+        if not isinstance(error, AnswerLostError):
+            real(store, key, commit, error, at_once=at_once)
 
-    return patch.object(publishing, "_read_back", broken)
+    return patch.object(publishing, "_check_stored", broken)
 
 
 def one_look_is_enough() -> AbstractContextManager[object]:
     """A put that is not seen after its answer was lost is said not to exist, though it may arrive later."""
 
-    def broken(store: ObjectStore, key: str, commit: Commit, lost: SnapshotError, *, at_once: bool = False) -> None:
+    def broken(look: Callable[[], T], unclear: tuple[type[Exception], ...], *, at_once: bool) -> T:
         with suppress(ObjectMissingError):
-            return publishing._is_ours(store, key, commit, lost)
-        raise StoreUnreachableError(url=store.url, reason="it was not stored")
+            return look()
+        raise StoreUnreachableError(url="", reason="it was not stored")
 
-    return patch.object(publishing, "_read_back", broken)
+    return patch.object(publishing, "read_back", broken)
 
 
 def unconditional_put() -> AbstractContextManager[object]:
@@ -156,8 +164,8 @@ def undone_though_committed() -> AbstractContextManager[object]:
     """After an error a create drops its slots without asking whether it has committed."""
     real = operations.decide
 
-    def broken(store: ObjectStore, operation: Operation) -> bool:
-        real(store, operation)
+    def broken(store: ObjectStore, intent: Intent) -> bool:
+        real(store, intent)
         return False
 
     return patch.object(operations, "decide", broken)
@@ -167,8 +175,8 @@ def listing_counts() -> AbstractContextManager[object]:
     """An increment that a listing does not show is not asked for."""
     real = commits._read_place
 
-    def broken(store: ObjectStore, name: str, increment: int) -> commits.Place:
-        return commits.Place("", 1, None) if increment else real(store, name, increment)
+    def broken(store: ObjectStore, name: str, increment: int) -> commits.CommitPlace:
+        return commits.CommitPlace("", 1, None) if increment else real(store, name, increment)
 
     return patch.object(commits, "_read_place", broken)
 
@@ -217,8 +225,12 @@ def folder_is_a_snapshot() -> AbstractContextManager[object]:
 
 def gc_takes_what_is_open() -> AbstractContextManager[object]:
     """An operation without an outcome is taken for dead."""
-    real = garbage._state
-    return patch.object(garbage, "_state", lambda store, owner: real(store, owner) or "failed")
+    real = operation_records.read_outcome
+
+    def broken(store: ObjectStore, owner: str) -> Outcome:
+        return real(store, owner) or Outcome(operation=owner, state="failed", reason="", ended_at="")
+
+    return patch.object(garbage, "read_outcome", broken)
 
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
@@ -230,10 +242,10 @@ def gc_trusts_a_listing() -> AbstractContextManager[object]:
     """A commit that a listing does not show is taken not to be there."""
     real = garbage.fate_of
 
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.Fate:
+    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateFate:
         shown = store.list_children(f"snapshots/{snapshot}")
         if not any(one.startswith("snapshot.") for one in shown):
-            return garbage.Fate(garbage.Verdict(garbage.Why.FAILED))
+            return garbage.CreateFate(garbage.Verdict(garbage.Why.FAILED))
         return real(store, snapshot, owner)
 
     return patch.object(garbage, "fate_of", broken)
@@ -247,13 +259,13 @@ def mark_comes_last() -> AbstractContextManager[object]:
         store: ObjectStore, removed: removal.Removed, one: removal.Removal, nodes: removal.OnNodes, progress: Progress
     ) -> removal.Removed:
         found = real_remove(store, removed, one, nodes, progress)
-        real_put(store, one.key, one.schema, one.mark)
+        real_put(store, one.mark)
         return found
 
     @contextmanager
     def both() -> Iterator[None]:
         with (
-            patch.object(removal, "put_mark", lambda store, key, schema, mark: mark),
+            patch.object(removal, "put_mark", lambda store, mark: mark),
             patch.object(removal, "_remove", broken),
         ):
             yield
@@ -275,8 +287,8 @@ def increments_go_unmarked() -> AbstractContextManager[object]:
     """Pruning takes increments away without having said so."""
     real = removal.put_mark
 
-    def broken(store: ObjectStore, key: str, schema: str, mark: Mark) -> Mark:
-        return mark if key.endswith("/only-full.json") else real(store, key, schema, mark)
+    def broken(store: ObjectStore, mark: Mark) -> Mark:
+        return mark if mark.key.endswith("/only-full.json") else real(store, mark)
 
     return patch.object(removal, "put_mark", broken)
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from snapshots.catalog import Entry
-from snapshots.chain import Chain
-from snapshots.documents import read_document
-from snapshots.manifest import Commit
-from snapshots.open_operations import OpenOperation
-from snapshots.operations import operation_key, pending
+from snapshots.listing.listing import Entry
+from snapshots.operations.open_operations import OpenOperation
+from snapshots.operations.operation import pending
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from snapshots.records.operation_records import read_outcome
 from storage.digest import digest
 from tests.simulation.faulty_store import Bucket, Fault, FaultyStore, Weather
 from tests.simulation.repository_model import NODES, Attempt, RepositoryWorld
 from tests.simulation.store_processes import Process
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 Numbers = tuple[str, int]
 
@@ -123,10 +123,12 @@ def check_attempts(world: RepositoryWorld) -> None:
     for one in world.attempts.values():
         what = f"{one.snapshot} {one.increment} of {one.operation}"
         assert one.told != "no" or one.operation not in seen, f"refused: {what} was seen, and its process told no"
-        key = operation_key(one.operation, "outcome")
-        if may_be_gone(world, (one.snapshot, one.increment)) or not store.exists(key):
+        if may_be_gone(world, (one.snapshot, one.increment)):
             continue
-        is_done = read_document(store, key)["state"] == "done"
+        outcome = read_outcome(store, one.operation)
+        if outcome is None:
+            continue
+        is_done = outcome.state == "done"
         assert is_done == (one.operation in seen), f"settled: {what} is settled otherwise than it was seen"
 
 

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fleet.config import Retention
-from fleet.lock import FleetBusyError
-from snapshots.collecting import find_garbage, remove_garbage
-from snapshots.commits import read_chain
-from snapshots.deletion import Deleting, delete_held, is_finished
-from snapshots.leases import open_leases
-from snapshots.lost import Lost, mark_lost
-from snapshots.open_operations import read_open_operations
-from snapshots.operations import close, now_text
-from snapshots.pruning import prune_held
-from snapshots.settle import settle_operations
+from fleet.nodes.lock import FleetBusyError
+from snapshots.operations.leases import open_leases
+from snapshots.operations.open_operations import read_open_operations
+from snapshots.operations.operation import close, now_text
+from snapshots.operations.settling import settle_operations
+from snapshots.records.commits import read_chain
+from snapshots.records.lost_chains import Lost, mark_lost
+from snapshots.removal.deletion import Deleting, delete_held, is_finished
+from snapshots.removal.gc import find_garbage, remove_garbage
+from snapshots.removal.pruning import prune_held
 from storage.errors import RefusedError, UnreachableError
 from storage.store import StoreUnreachableError
 from tests.simulation.create_processes import FLEET
 from tests.simulation.store_processes import ModelLock, Process, exclusive
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 
 def collect(process: Process, grace_seconds: float = 0.0) -> None:
@@ -34,7 +34,7 @@ def collect(process: Process, grace_seconds: float = 0.0) -> None:
 
 
 def _settle(process: Process) -> None:
-    """As snapshots.collecting does it, by the model's lock."""
+    """As snapshots.removal.gc does it, by the model's lock."""
     store = process.store
     try:
         for lease in open_leases(store):
@@ -73,7 +73,7 @@ class ModelOnNodes:
 
 @contextmanager
 def deleting(process: Process) -> Iterator[Deleting]:
-    """Hold the fleet, everything settled, as snapshots.deletion and snapshots.pruning begin."""
+    """Hold the fleet, everything settled, as snapshots.removal.deletion and snapshots.removal.pruning begin."""
     with exclusive(process) as lock:
         settle_operations(process.store, FLEET, process)
         yield Deleting(FLEET, process.store, ModelOnNodes(process, lock), process, force=process.world.below(2) > 0)
@@ -116,7 +116,7 @@ class LeftOverError(RefusedError):
 
 
 def give_up(process: Process, name: str) -> None:
-    """A create that gives a chain up: it marks the chain lost, and drops its slots, as snapshots.retained does."""
+    """A create that gives a chain up: it marks the chain lost, and drops its slots, as the slot guard does."""
     store = process.store
     with exclusive(process):
         settle_operations(store, FLEET, process)

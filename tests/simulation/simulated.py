@@ -9,26 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from snapshots import (
-    collecting,
-    commits,
-    deciding,
-    deletion,
-    documents,
-    garbage,
-    leases,
-    old_records,
-    operations,
-    pruning,
-    publishing,
-    removal,
-    settle,
-)
+from snapshots.operations import leases
+from snapshots.operations import operation as operations
+from snapshots.operations import settling as settle
+from snapshots.records import commits, documents
+from snapshots.removal import deletion, garbage, old_records, pruning, removal
+from snapshots.removal import gc as collecting
 from storage import ids, storing
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process
 
-_verified: dict[bytes, dict[str, Any]] = {}
+_verified: dict[bytes, tuple[bytes, str]] = {}
 VERIFIED_MAX = 2000
 
 
@@ -50,16 +41,16 @@ class InlineExecutor:
         return map(ask, *items)
 
 
-def verified_once(key: str, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
+def verified_once(key: str, body: bytes) -> tuple[bytes, str]:
     """See documents: bytes that were found to be as they were sealed are not verified again, which takes most time."""
     if body not in _verified:
         if len(_verified) > VERIFIED_MAX:
             _verified.clear()
-        _verified[body] = _AS_SEALED(key, body, document)
-    return document
+        _verified[body] = _UNSEALED(key, body)
+    return _verified[body]
 
 
-_AS_SEALED = documents._as_sealed
+_UNSEALED = documents.unsealed
 
 
 @contextmanager
@@ -99,12 +90,11 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (leases, "_renewing", not_renewed),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
             (ids, "secrets", SimpleNamespace(token_hex=world.token)),
-            (publishing, "time", SimpleNamespace(sleep=sleep)),
-            (deciding, "time", SimpleNamespace(sleep=sleep)),
             (storing, "time", SimpleNamespace(sleep=sleep)),
             (commits, "ThreadPoolExecutor", InlineExecutor),
             (settle, "drop_slots", drop_slots),
-            (documents, "_as_sealed", verified_once),
+            (documents, "unsealed", verified_once),
+            (commits, "unsealed", verified_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

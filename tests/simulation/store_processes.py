@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from fleet.lock import FleetBusyError, FleetLockLostError
+from fleet.nodes.lock import FleetBusyError, FleetLockLostError
 from fleet.progress import Silent
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
@@ -253,7 +253,7 @@ class ModelLock:
 
 @contextmanager
 def exclusive(process: Process) -> Iterator[ModelLock]:
-    """Hold the fleet, as snapshots.exclusive does."""
+    """Hold the fleet, as snapshots.operations.exclusive does."""
     world = process.world
     process.ask_node("lock")
     if world.holder is not None:

@@ -13,7 +13,7 @@ from storage.errors import SnapshotError
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising
 from tests.simulation.promises import check_history
-from wal.segment_schema import MARKER
+from wal.segments.segment_schema import MARKER
 
 EXAMPLES = 200
 # Smaller than the histories of seeds: a decision costs Hypothesis many times as much.

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
-from fleet.groups import Column, Group
-from snapshots.base_copy import BASE_SCHEMA, base_table
-from snapshots.chain import Chain
-from snapshots.manifest import Commit, SchemaPart, StoredObject
+from columns.bytes_column import from_list, partition_of
+from fleet.lsn import Lsn
+from fleet.tables.groups import Column, Group
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA, base_table
+from snapshots.records.chain import Chain
+from snapshots.records.commit import DefinitionChanges, StoredObject
 from storage.digest import digest
 from storage.store import ObjectStore
-from tests.unit.made_commits import commit
-from wal.archive import SegmentRange
-from wal.bytes_column import from_list, partition_of
-from wal.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
-from wal.segments import create_segment
+from tests.unit.made_commits import full_commit, increment_commit
+from wal.segments.archive import Segment, SegmentRange
+from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
+from wal.segments.segments import create_segment
 
 NODES = ("a", "b")
 STRANGER = 77  # a number that no commit lists
@@ -168,20 +169,20 @@ Altered = Callable[[str, int, list[Change]], list[Change]]
 def made_chain(store: ObjectStore, altered: Altered = lambda node, number, changes: changes) -> Chain:
     """The chain, its objects stored; `altered` may give a node's segment other changes."""
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    commits: list[Commit] = []
+    segments: list[dict[str, tuple[Segment, ...]]] = [{} for _ in CHANGES]
     for number, changes in enumerate(CHANGES):
-        segments = {}
         for node in NODES:
-            held = SegmentRange(node, "op", number * 100, number * 100 + 100)
+            held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
             tables = (change_table(altered(node, number, changes)), none)
-            segments[node] = (create_segment(store, f"wal/{node}", number + 1, held, tables),)
-        commits.append(replace(commit(number, position=number * 100 + 100), segments=segments))
-    full, first, second = commits
-    assert full.full
-    part = replace(
-        full.full,
+            segments[number][node] = (create_segment(store, f"wal/{node}", number + 1, held, tables).segment,)
+    full = replace(
+        full_commit(position=100),
+        segments=segments[0],
         groups={"a": tuple(BASE)},
-        objects=tuple(stored_base(store, node, "full", BASE) for node in NODES),
+        copied=tuple(stored_base(store, node, "full", BASE) for node in NODES),
+    )
+    first, second = (
+        replace(increment_commit(number, position=number * 100 + 100), segments=segments[number]) for number in (1, 2)
     )
     anew = {
         (node, number): (at, stored_base(store, node, f"{number}", {definition: rows}))
@@ -190,25 +191,26 @@ def made_chain(store: ObjectStore, altered: Altered = lambda node, number, chang
         for definition in (SWAPPED_ANEW if number == 14 else NEW,)
     }
 
-    def schema(
-        groups: tuple[Group, ...], gone: tuple[int, ...], successions: Mapping[int, int], copied: int
-    ) -> SchemaPart:
-        return SchemaPart(
+    def changed(
+        groups: tuple[Group, ...], gone: tuple[int, ...], successions: dict[int, int], copied: int
+    ) -> DefinitionChanges:
+        return DefinitionChanges(
             groups={"a": groups},
             gone={"a": gone},
             successions={"a": successions},
-            begun={node: {**dict.fromkeys(successions, 1), copied: anew[node, copied][0]} for node in NODES},
+            begun={node: {**dict.fromkeys(successions, Lsn(1)), copied: Lsn(anew[node, copied][0])} for node in NODES},
             objects=tuple(anew[node, copied][1] for node in NODES),
         )
 
-    first = replace(first, schema=schema((PERSON_AGE, LOG_LEVEL, SWAPPED_ANEW), (1, 2, 4), {11: 1, 12: 2}, 14))
+    in_first = changed((PERSON_AGE, LOG_LEVEL, SWAPPED_ANEW), (1, 2, 4), {11: 1, 12: 2}, 14)
+    first = replace(first, definition_changes=in_first)
     second = replace(
         second,
-        schema=schema(
+        definition_changes=changed(
             (PERSON_MAIL, SWAPPED_MORE, CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW),
             (11, 3, 14, 5, 6, 7),
             {21: 11, 24: 14, 25: 5, 26: 6, 27: 7},
             28,
         ),
     )
-    return Chain(replace(full, full=part), (first, second))
+    return Chain(full, (first, second))

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from check.checking import Checking
+from check.contents import check_contents
+from check.findings import Findings
 from check.report import Conflict, SnapshotReport
-from check.run import check_contents
 from fleet.progress import Silent
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.base_rows import rows_that_hold
-from snapshots.chain import Chain
-from snapshots.folding import fold
-from snapshots.sources import read_present, sources_of
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.fold import fold
+from snapshots.fold.sources import read_present, sources_of
+from snapshots.records.chain import Chain
+from storage.location import StoreLocation
 from storage.open import open_store
 from tests.spark.redefined_chain import NODES, STATES, Altered, Change, made_chain
 
@@ -31,7 +32,7 @@ def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, l
     """Every node's rows at the chain's last commit by table, as a restore finds them."""
     store = open_store(url, {})
     sources = sources_of(chain, NODES, store)
-    folded = fold(spark, sources, (url, {}))
+    folded = fold(spark, sources, StoreLocation(url))
     names = {one.number: one.table for one in chain.groups("a")}
     found: dict[str, dict[str, list[str]]] = {node: {name: [] for name in names.values()} for node in NODES}
     try:
@@ -78,9 +79,9 @@ def conflicts(spark: SparkSession, folder: Path, altered: Altered) -> list[Confl
     """What a check of the chain finds, but for the markers, which it has not."""
     url = f"file://{folder}"
     store = open_store(url, {})
-    checking = Checking(made_chain(store, altered), store, (url, {}), SnapshotReport("daily", 2), set())
-    check_contents(checking, Started(spark), Silent())
-    return [one for one in checking.report.conflicts if one.kind != "marker"]
+    findings = Findings(SnapshotReport("daily", 2))
+    check_contents(Started(spark), made_chain(store, altered), StoreLocation(url), findings, Silent())
+    return [one for one in findings.report.conflicts if one.kind != "marker"]
 
 
 def test_copies_are_alike_that_were_copied_elsewhere_or_stored_a_change_otherwise(

@@ -9,23 +9,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import snapshots.changed_keys
-import snapshots.key_filter
+import snapshots.fold.changed_keys
+import snapshots.fold.key_filter
 from fleet.config import Node
-from fleet.groups import Group
-from restore.load import LoadTarget, load_images
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.base_rows import rows_that_hold
-from snapshots.folding import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
-from snapshots.key_filter import KeyFilter
-from snapshots.long_lines import NO_PLACE
-from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables
+from fleet.lsn import Lsn
+from fleet.tables.groups import Group
+from restore.load import load_images
+from restore.load_target import LoadTarget
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.fold import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
+from snapshots.fold.key_filter import KeyFilter
+from snapshots.fold.long_lines import NO_PLACE
+from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, read_tables
 from storage.digest import digest
+from storage.location import StoreLocation
 from storage.open import open_store
 from tests.store_damage import flip_byte
-from wal.archive import SegmentRange
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment
+from wal.segments.archive import SegmentRange
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +42,7 @@ def folded(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[
     rows = [(0, GROUP, 0, b"", number, 0, op, line, NO_PLACE) for number, (op, line) in enumerate(changes)]
     fold = Fold(None, {}, [], [])
     sources = Sources(("a",), (), (), frozenset({GROUP}), {})
-    base_rows = _base_rows(spark, sources, ("memory://nothing", {}), fold)
+    base_rows = _base_rows(spark, sources, StoreLocation("memory://nothing"), fold)
     _fold_multisets(spark.createDataFrame(rows, CHANGE_ROWS), len(rows), base_rows, fold)
     try:
         assert fold.images is not None
@@ -75,8 +78,8 @@ def stored_multiset(folder: Path) -> Sources:
     row = {"end_lsn": 11, "seq": 0, "xid": 1, "group": GROUP, "partition": 0, "key": b"", "op": DELETED, "row": b"x\n"}
     changes = pa.Table.from_pylist([row | {"lsn": lsn} for lsn in (10, 11)], schema=SEGMENT_SCHEMA)
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), (changes, none))
-    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     return Sources(("a",), tuple(bases), (held,), frozenset({GROUP}), {(0, GROUP): 1})
 
 
@@ -86,7 +89,7 @@ def lines_of(folded: Fold) -> list[tuple[int, bytes]]:
 
 
 def test_a_base_object_that_cant_be_read_is_no_row_less_but_a_problem(spark: SparkSession, tmp_path: Path) -> None:
-    sources, location = stored_multiset(tmp_path), (f"file://{tmp_path}", {})
+    sources, location = stored_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     whole = fold(spark, sources, location)
     assert (lines_of(whole), whole.problems) == ([(GROUP, b"x\n")], [])
     whole.release()
@@ -98,7 +101,7 @@ def test_a_base_object_that_cant_be_read_is_no_row_less_but_a_problem(spark: Spa
 
 @pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000001.parquet"])
 def test_what_can_be_read_only_once_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    sources, location = stored_multiset(tmp_path), (f"file://{tmp_path}", {})
+    sources, location = stored_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     assert folded.problems == []
     # As when the executors that held the folded changes are lost: Spark reads the objects again.
@@ -120,10 +123,10 @@ def test_a_key_whose_segment_can_be_read_only_once_ends_the_load_too(spark: Spar
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), (changes, none))
-    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     sources = Sources(("a",), (), (held,), frozenset(), {(0, 1): 1})
-    folded = fold(spark, sources, (f"file://{tmp_path}", {}))
+    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert lines_of(folded) == [(1, b"k\n")]
     folded.release()
     flip_byte(tmp_path / segment.key)
@@ -151,8 +154,8 @@ def stored_keys(folder: Path) -> Sources:
     changed += [(GROUP, b"", DELETED, lines[n]) for n in range(20)] + [(GROUP, b"", INSERTED, lines[-1])]
     rows = [every | {"group": g, "key": key, "op": op, "row": row} for g, key, op, row in changed]
     tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", 0, 100), tables)
-    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, 100, frozenset(), {})
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), tables).segment
+    held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     return Sources(("a",), (base,), (held,), frozenset({GROUP}), {(0, KEYED): 2, (0, GROUP): 2})
 
 
@@ -160,11 +163,11 @@ def test_more_keys_than_the_driver_holds_give_the_same_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = stored_keys(tmp_path)
-    monkeypatch.setattr(snapshots.changed_keys, "COUNTED_FROM", 0)
-    monkeypatch.setattr(snapshots.changed_keys, "KEYS_BYTES_MAX", 0)
+    monkeypatch.setattr(snapshots.fold.changed_keys, "COUNTED_FROM", 0)
+    monkeypatch.setattr(snapshots.fold.changed_keys, "KEYS_BYTES_MAX", 0)
     # So few bits that rows of all kinds are taken for changed.
-    monkeypatch.setattr(snapshots.key_filter, "BITS_PER_KEY", 1)
-    folded = fold(spark, sources, (f"file://{tmp_path}", {}))
+    monkeypatch.setattr(snapshots.fold.key_filter, "BITS_PER_KEY", 1)
+    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}
     (table,) = read_tables(open_store(f"file://{tmp_path}", {}), sources.bases[0].source, BASE_SCHEMA)
     (batch,) = table.to_batches()

@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import load_fleet
-from fleet.embedded import EmbeddedFleet, start_fleet, stop_fleet
 from tests.quick_spark import LINES
 from tests.snapshot_runs import described, sorted_copies
 
@@ -30,7 +30,7 @@ CHANGED = 7_000
 STANDING_STILL = """
 import os, time
 from pathlib import Path
-import snapshots.object_writer, wal.drain
+import snapshots.base_copy.object_writer, wal.drain.drain
 
 def stand_still(what, node):
     from pyspark import TaskContext
@@ -41,7 +41,7 @@ def stand_still(what, node):
         (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
         time.sleep(300)
 
-create, close = wal.drain.create_segment, snapshots.object_writer.ObjectWriter.close
+create, close = wal.drain.drain.create_segment, snapshots.base_copy.object_writer.ObjectWriter.close
 
 def create_segment(store, prefix, number, held, *rest):
     made = create(store, prefix, number, held, *rest)
@@ -52,8 +52,8 @@ def close_object(writer):
     close(writer)
     stand_still("copy", writer.node)
 
-wal.drain.create_segment = create_segment
-snapshots.object_writer.ObjectWriter.close = close_object
+wal.drain.drain.create_segment = create_segment
+snapshots.base_copy.object_writer.ObjectWriter.close = close_object
 """
 
 # Prints one JSON line: what was killed, and what the commands reported.
@@ -62,7 +62,7 @@ import json, os, signal, sys, threading, time
 from contextlib import contextmanager
 from pathlib import Path
 import psycopg
-from cli.spark_session import SparkOnDemand
+from cli.spark.on_demand import SparkOnDemand
 from fleet.config import load_fleet
 from tests.snapshot_runs import Ready, Runs
 
@@ -114,7 +114,7 @@ with SparkOnDemand(source, "test") as start:
     checked = runs.check("cluster")
 
 def base(commit):
-    return [one for one in commit.full.objects if one.kind == "base" and one.node == "s1"]
+    return [one for one in commit.copied if one.kind == "base" and one.node == "s1"]
 
 print(json.dumps({
     "killed": killed, "check": checked.to_json(), "changes": increment.counts["changes"],

@@ -9,22 +9,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from check.run import hash_images
-from snapshots import changed_keys, lineage
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.base_rows import rows_that_hold
-from snapshots.folding import Fold, fold, long_image_reader
-from snapshots.key_filter import KeyFilter
-from snapshots.long_lines import LONG_LINE_BYTES
-from snapshots.overlay import KeySet
-from snapshots.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, problem_of
+from check.partitions import hash_images
+from columns.bytes_column import from_list, xxhash64
+from fleet.lsn import Lsn
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold import changed_keys, lineage
+from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.fold import Fold, fold, long_image_reader
+from snapshots.fold.key_filter import KeyFilter
+from snapshots.fold.long_lines import LONG_LINE_BYTES
+from snapshots.fold.overlay import KeySet
+from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, Sources, problem_of
 from storage.digest import digest
+from storage.location import StoreLocation
 from storage.open import open_store
 from tests.store_damage import flip_byte
-from wal.archive import SegmentRange
-from wal.bytes_column import from_list, xxhash64
-from wal.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
-from wal.segments import create_segment
+from wal.segments.archive import SegmentRange
+from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
+from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,12 +87,13 @@ def stored(folder: Path) -> Sources:
             for seq, (group, key, op, row) in enumerate(changes)
         ]
         tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
-        one = create_segment(store, "wal", number, SegmentRange("a", "op", lsn - 10, lsn), tables)
-        segments.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, 100, frozenset(), {}))
+        held = SegmentRange("a", "op", Lsn(lsn - 10), Lsn(lsn))
+        one = create_segment(store, "wal", number, held, tables).segment
+        segments.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, Lsn(100), frozenset(), {}))
     return Sources(("a",), (base,), tuple(segments), frozenset({BAG}), {(0, KEYED): 3, (0, BAG): 1})
 
 
-def long_rows(folded: Fold, sources: Sources, location: tuple[str, Any]) -> list[dict[str, Any]]:
+def long_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[dict[str, Any]]:
     assert folded.long_images is not None
     batches = folded.long_images.toArrow().to_batches()
     read = long_image_reader(sources, location).images(batches)
@@ -108,7 +111,7 @@ def test_long_lines_stay_where_they_are_and_are_read_there(
             (lineage, "BROADCAST_KEYS_MAX"),
         ):
             monkeypatch.setattr(module, name, 0)
-    sources, location = stored(tmp_path), (f"file://{tmp_path}", {})
+    sources, location = stored(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     assert folded.problems == []
     for frame in folded.kept:
@@ -131,7 +134,7 @@ def test_long_lines_stay_where_they_are_and_are_read_there(
     folded.release()
 
 
-def check_hashes(folded: Fold, sources: Sources, location: tuple[str, Any], rows: list[dict[str, Any]]) -> None:
+def check_hashes(folded: Fold, sources: Sources, location: StoreLocation, rows: list[dict[str, Any]]) -> None:
     """They are those of the rows, however the batches were."""
     assert folded.long_images is not None
     batches = folded.long_images.toArrow().to_batches()
@@ -143,7 +146,7 @@ def check_hashes(folded: Fold, sources: Sources, location: tuple[str, Any], rows
 
 @pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000002.parquet"])
 def test_a_long_line_that_can_be_read_only_once_is_a_problem(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    sources, location = stored(tmp_path), (f"file://{tmp_path}", {})
+    sources, location = stored(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     images = long_rows(folded, sources, location)
     assert {row["group"] for row in images} == {KEYED, BAG, PROBLEM}

@@ -28,7 +28,7 @@ END_SECONDS_MAX = 20
 # Prints one JSON line: who ran the tasks, with which packages, on which Java, and where its files are.
 JOB = """
 import json, os, sys
-from cli.spark import start_spark_at
+from cli.spark.start import start_spark_at
 
 def who(_):
     import storage.errors, wal
@@ -166,7 +166,7 @@ def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
 )
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
-        "from cli.spark import start_spark_at, SparkStartError\n"
+        "from cli.spark.start import start_spark_at, SparkStartError\n"
         "import sys\n"
         "try:\n"
         "    with start_spark_at(sys.argv[1], {}, 'test') as start:\n"
@@ -203,7 +203,7 @@ def path_without_java(folder: Path) -> str:
 
 def test_what_spark_said_outlives_its_jvm() -> None:
     program = (
-        "from cli.spark import start_spark_at\n"
+        "from cli.spark.start import start_spark_at\n"
         "with start_spark_at('local[1]', {}, 'test') as start:\n"
         "    start.session().range(1).select('no_such_column').collect()\n"
     )

@@ -10,15 +10,17 @@ import pyarrow as pa
 import pytest
 
 from check.transactions import PairReport, compare_pairs
-from snapshots.sources import SegmentSource, Source
+from columns.bytes_column import from_list
+from fleet.lsn import Lsn
+from snapshots.fold.sources import SegmentSource, Source
+from storage.location import StoreLocation
 from storage.open import open_store
 from tests import pgoutput_messages as made
 from tests.store_damage import flip_byte
-from wal.archive import SegmentRange, segment_key
-from wal.bytes_column import from_list
-from wal.decoding import Decoder
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment
+from wal.decoding.decoder import Decoder
+from wal.segments.archive import SegmentRange, segment_key
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import create_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +40,7 @@ def prepare(lsn: int, gid: str) -> list[bytes]:
 def compared(
     spark: SparkSession,
     folder: Path,
-    shards: Sequence[tuple[list[bytes], int, frozenset[int]]],
+    shards: Sequence[tuple[list[bytes], int, frozenset[Lsn]]],
     damaged: str | None = None,
 ) -> PairReport:
     """Compare shards by what their WAL says, their positions, and what the cut leaves out before these.
@@ -50,21 +52,22 @@ def compared(
     sources = []
     for number, (messages, position, excluded) in enumerate(shards):
         events = Decoder(NODES[number], (), "exact").feed(from_list(messages)).events
-        held = SegmentRange(NODES[number], "op", 0, 1000, None)
-        segment = create_segment(store, str(number), 1, held, (pa.Table.from_batches([], SEGMENT_SCHEMA), events))
+        held = SegmentRange(NODES[number], "op", Lsn(0), Lsn(1000), None)
+        none = pa.Table.from_batches([], SEGMENT_SCHEMA)
+        segment = create_segment(store, str(number), 1, held, (none, events)).segment
         source = Source(segment.key, NODES[number], number, segment.size, segment.digest)
-        sources.append(SegmentSource(source, segment, position, excluded, {}))
+        sources.append(SegmentSource(source, segment, Lsn(position), excluded, {}))
     if damaged:
         flip_byte(folder / segment_key(damaged, 1))
-    return compare_pairs(spark, NODES, tuple(sources), (url, {}))
+    return compare_pairs(spark, NODES, tuple(sources), StoreLocation(url))
 
 
 @pytest.mark.parametrize(
     ("position", "excluded", "torn"),
-    [(200, frozenset[int](), []), (200, frozenset({100}), ["g"]), (50, frozenset[int](), ["g"])],
+    [(200, frozenset[Lsn](), []), (200, frozenset({Lsn(100)}), ["g"]), (50, frozenset[Lsn](), ["g"])],
 )
 def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
-    spark: SparkSession, tmp_path: Path, position: int, excluded: frozenset[int], torn: list[str]
+    spark: SparkSession, tmp_path: Path, position: int, excluded: frozenset[Lsn], torn: list[str]
 ) -> None:
     coordinator = [*tagged_commit(100, "g"), *tagged_commit(120, None), *tagged_commit(140, "alone")]
     other = [*prepare(100, "g"), *tagged_commit(120, None)]
@@ -79,7 +82,7 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
 def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path) -> None:
     left = [*prepare(100, "both"), *prepare(120, "left out of one"), *prepare(140, "of one")]
     right = [*prepare(90, "both"), *prepare(110, "left out of one")]
-    report = compared(spark, tmp_path, [(left, 200, frozenset({120})), (right, 200, frozenset())])
+    report = compared(spark, tmp_path, [(left, 200, frozenset({Lsn(120)})), (right, 200, frozenset())])
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
     assert report.conflicts[0].detail == "it belongs to the state on s2 and not on s1"
@@ -88,7 +91,7 @@ def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path
 def test_an_object_that_was_damaged_since_it_was_read_is_no_transaction_less(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    whole = [(prepare(100, "g"), 200, frozenset[int]()), (prepare(90, "g"), 200, frozenset[int]())]
+    whole = [(prepare(100, "g"), 200, frozenset[Lsn]()), (prepare(90, "g"), 200, frozenset[Lsn]())]
     report = compared(spark, tmp_path, whole, damaged="1")
     assert [one["details"]["node"] for one in report.problems] == ["s2"]
     assert (report.transactions, report.conflicts) == (0, [])

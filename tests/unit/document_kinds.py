@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fleet.config import Fleet, GroupRules, Node
-from fleet.left_out import LeftOut, LeftOutKind
-from snapshots.baselines import claim_majority, recorded_baseline
-from snapshots.commits import commit_key, find_place, read_chain, read_commit
-from snapshots.deciding import decide
-from snapshots.leases import open_leases
-from snapshots.lost import Lost, lost_key, mark_lost, read_lost
-from snapshots.manifest import Previous, Sequence
-from snapshots.operations import Operation, begin, read_intent, recorded, recorded_commits, write
-from snapshots.publishing import publish
-from snapshots.store_identity import FLEET_KEY, ensure_identity, read_identity
-from snapshots.tombstones import (
-    DELETED_SCHEMA,
-    ONLY_FULL_SCHEMA,
-    Mark,
+from fleet.tables.left_out import LeftOut, LeftOutKind
+from snapshots.operations.committing import publish
+from snapshots.operations.deciding import decide
+from snapshots.operations.leases import open_leases
+from snapshots.operations.majority import claim_majority, recorded_baseline
+from snapshots.operations.operation import Operation, begin, recorded, recorded_commits
+from snapshots.records.commit import Previous, Sequence
+from snapshots.records.commits import commit_key, find_place, read_chain, read_commit
+from snapshots.records.lost_chains import Lost, lost_key, mark_lost, read_lost
+from snapshots.records.operation_records import Intent, LeaseRenewal, read_intent, write_operation_record
+from snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
+from snapshots.records.tombstones import (
     only_full_key,
     put_mark,
     read_mark,
     tombstone_key,
 )
+from storage.location import StoreLocation
 from storage.store import ObjectStore
-from tests.unit.made_commits import commit, identity
+from tests.unit.made_commits import commit, full_commit, identity, mark
 
 NODES = (Node("a", "postgresql:///shop"),)
-FLEET = Fleet(Path("fleet.toml"), "shop", "memory://x", {}, NODES, "exact", GroupRules(), "local[1]", {})
-OPERATION = Operation("20261120T000000Z-0000000001", "create", "weekly", 0, "2026-11-20T00:00:00Z", ("a",), "slot")
+FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://x"), NODES, "exact", GroupRules(), "local[1]", {})
+OPERATION = Intent(
+    operation="20261120T000000Z-0000000001", kind="create", snapshot="weekly", increment=0,
+    began_at="2026-11-20T00:00:00Z", nodes=("a",), slot="slot",
+)  # fmt: skip
 INTENT, OUTCOME = (f"operations/{OPERATION.id}/{name}.json" for name in ("intent", "outcome"))
 FULL = replace(
-    commit(0), comment="ärger", sequences={"a": (Sequence("s", "n", 1, is_called=True, increment=1, cycles=False),)},
+    full_commit(), comment="ärger",
+    sequences={"a": (Sequence("s", "n", 1, is_called=True, increment=1, cycles=False),)},
     left_out=(LeftOut("a", LeftOutKind.UNLOGGED_TABLE, "s.t", "why"),),
 )  # fmt: skip
-RESTORE = replace(OPERATION, id="20261120T000000Z-0000000009", kind="restore")
+RESTORE = replace(OPERATION, operation="20261120T000000Z-0000000009", kind="restore")
 LEASE = f"operations/{RESTORE.id}/lease-1.json"
-MARK = Mark("daily", "op-9", "2026-11-20T00:00:00Z", "", "op-0", ("slot",), ("a",), ((0, "2026-11-20"),), 1, 2)
 LOST = Lost("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
@@ -49,13 +52,13 @@ def increment_of(store: ObjectStore) -> None:
 
 
 def outcome_of(store: ObjectStore) -> None:
-    with recorded(store, OPERATION):
+    with recorded(store, Operation(OPERATION)):
         pass
 
 
 def lease_of(store: ObjectStore) -> None:
     begin(store, RESTORE)
-    write(store, RESTORE.id, "lease-1", {"expires_at": "2026-11-20T01:00:00Z"})
+    write_operation_record(store, "lease-1", LeaseRenewal(RESTORE.id, "2026-11-20T01:00:00Z"))
 
 
 # What writes a document of each kind, its key, and what reads it.
@@ -74,12 +77,12 @@ KINDS: dict[str, Kind] = {
         lambda store: read_lost(store, "daily", "op-0"),
     ),
     "tombstone": (
-        lambda store: put_mark(store, tombstone_key("daily"), DELETED_SCHEMA, MARK),
+        lambda store: put_mark(store, mark()),
         tombstone_key("daily"),
         lambda store: read_mark(store, tombstone_key("daily")),
     ),
     "only-full": (
-        lambda store: put_mark(store, only_full_key("daily"), ONLY_FULL_SCHEMA, MARK),
+        lambda store: put_mark(store, mark(only_full=True)),
         only_full_key("daily"),
         lambda store: read_mark(store, only_full_key("daily")),
     ),
@@ -93,13 +96,7 @@ KINDS: dict[str, Kind] = {
     "lease": (lease_of, LEASE, lambda store: open_leases(store)),
     "outcome": (outcome_of, OUTCOME, recorded_commits),
 }
-# What a kind has that its reader does not need, and what may be absent since earlier versions lacked it.
-UNREAD = {
-    "void": {"voids"},
-    "baseline": {"forgotten", "system_identifier"},
-    "intent": set[str](),
-    "outcome": {"reason", "ended_at"},
-}
+# What may be absent since earlier versions lacked it.
 OPTIONAL = {
     "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
     "increment": {"previous", "causes"},
@@ -108,5 +105,8 @@ OPTIONAL = {
     # Without a kind it is an outcome of before, and the intent says it.
     "outcome": {"kind", "snapshot", "increment"},
 }
+# Objects that are no records: by node, by shard or by name.
+MAPS = {"counts", "sequences", "segments", "groups", "base", "roles", "tables", "fingerprints"}
 DEFAULTED = {"count", "rows", "include", "exclude", "append_only"}
-OF_THEIR_TYPE = (("seconds", 1.5), ("in_recovery", True), ("is_called", True), ("cycles", True))
+# A number of seconds may be any that there is.
+OF_THEIR_TYPE = (("seconds", 1.5), ("seconds", 10**30), ("in_recovery", True), ("is_called", True), ("cycles", True))

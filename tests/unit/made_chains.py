@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.progress import Silent
-from snapshots.commits import read_chain
-from snapshots.deletion import Deleting
-from snapshots.manifest import Previous, StoredObject
-from snapshots.publishing import publish
-from snapshots.schema import SECTIONS
+from snapshots.ddl.dump import SECTIONS
+from snapshots.operations.committing import publish
+from snapshots.records.commit import FullSnapshot, Previous, StoredObject
+from snapshots.records.commits import read_chain
+from snapshots.removal.deletion import Deleting
+from storage.location import StoreLocation
 from storage.store import ObjectStore
 from tests.unit.made_commits import commit
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 FLEET = Fleet(
-    Path("fleet.toml"), "shop", "memory://unused", {}, (Node("a", "dbname=a"), Node("b", "dbname=b", "a")), "exact",
-    GroupRules(), "local[*]", {},
+    Path("fleet.toml"), "shop", StoreLocation("memory://unused"), (Node("a", "dbname=a"), Node("b", "dbname=b", "a")),
+    "exact", GroupRules(), "local[*]", {},
 )  # fmt: skip
 
 
@@ -30,18 +33,18 @@ def take(store: ObjectStore, name: str, *taken_at: str) -> str:
     for number, at in enumerate(taken_at):
         made = commit(number, chain)
         segments = {
-            node: tuple(replace(s, key=f"snapshots/{name}/wal/{node}/{chain}/{s.number:020d}.parquet") for s in found)
+            node: tuple(
+                structs.replace(s, key=f"snapshots/{name}/wal/{node}/{chain}/{s.number:020d}.parquet") for s in found
+            )
             for node, found in made.segments.items()
         }
-        part = made.full
-        if part is not None:
+        if isinstance(made, FullSnapshot):
             base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
             ddl = [(f"snapshots/{name}/schema/a/{chain}/{one}.sql.zst", one, "a") for one in SECTIONS]
-            part = replace(part, objects=tuple(StoredObject(*one, 5, "d") for one in (*base, *ddl)))
-        made = replace(
-            made, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, full=part,
-            previous=previous,
-        )  # fmt: skip
+            made = structs.replace(made, copied=tuple(StoredObject(*one, 5, "d") for one in (*base, *ddl)))
+        made = structs.replace(
+            made, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
+        )
         for key, size in made.object_sizes.items():
             store.create(key, bytes(size))
         publish(store, made)

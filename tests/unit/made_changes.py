@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet.groups import Column, Group
+from columns.bytes_column import from_list
+from fleet.tables.groups import Column, Group
 from tests import pgoutput_messages as made
-from wal.bytes_column import from_list
-from wal.decoding import Decoded, Decoder
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.versions import Version
+from wal.decoding.decoder import Decoded, Decoder
+from wal.segments.definitions import Definition
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 # The key is b then a in stored order; c and d follow. In WAL the columns are c, a, d, b.
 KEYED = Group(
@@ -41,7 +41,7 @@ WHOLE = [
     made.message(390, "snapshot.gid", b"g2", transactional=True),
     made.insert(FULL_OID, [b"3", None]), made.commit(400, 450),
 ]  # fmt: skip
-VERSIONS = (Version(KEYED_OID, KEYED), Version(FULL_OID, FULL))
+VERSIONS = (Definition(KEYED_OID, KEYED), Definition(FULL_OID, FULL))
 
 
 def decoder() -> Decoder:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from itertools import count
 
-from fleet.baseline import NodeIdentity
+from msgspec import structs
+
 from fleet.config import GroupRules
-from snapshots.manifest import Commit, CutRecord, FullPart
+from fleet.lsn import ORIGIN, Lsn
+from fleet.nodes.baseline import NodeIdentity
+from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
+from snapshots.records.documents import sealed, unsealed
+from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from storage.memory import InMemoryStore
-from wal.archive import Segment, SegmentRange
-from wal.cut_values import Cut, NodeCut, Undecided
+from wal.cut.cut_values import NodeCut, Undecided
+from wal.segments.archive import Segment
 
 STORES = count()
 
@@ -19,22 +24,61 @@ def identity(node: str, backup_of: str | None = None) -> NodeIdentity:
 
 
 def segment(node: str, number: int, after: int, through: int) -> Segment:
-    held = SegmentRange(node, "op", after, through)
-    return Segment(f"{node}/{number}", number, held, 10, "d", 1, 1, 0, 0)
+    return Segment(
+        key=f"{node}/{number}", number=number, size=10, digest="d", changes=1, events=1, partials=0, truncates=0,
+        node=node, operation="op", after=Lsn(after), through=Lsn(through), open=None,
+    )  # fmt: skip
 
 
 def commit(number: int, chain: str = "op-0", position: int = 100) -> Commit:
     """Commit `number` of a chain of one primary and its standby, whose segments are of 100 bytes each."""
-    part = FullPart(
-        "fleet", "exact", {"a": identity("a"), "b": identity("b", "a")}, {"a": ()}, {"a": 0, "b": 0}, (), {"a": ()},
-        GroupRules(),
+    return increment_commit(number, chain, position) if number else full_commit(chain, position)
+
+
+def full_commit(chain: str = "op-0", position: int = 100) -> FullSnapshot:
+    """Commit 0 of that chain."""
+    return FullSnapshot(
+        snapshot="daily", increment=0, operation="op-0", chain=chain, created_at="2026-11-20T00:00:00Z", seconds=1.0,
+        comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(0, position),
+        sequences={"a": ()}, segments=_segments(0), fleet_id="fleet", global_id_form="exact",
+        baseline=(identity("a"), identity("b", "a")), groups={"a": ()}, base={"a": ORIGIN, "b": ORIGIN}, copied=(),
+        roles={"a": ()}, rules=GroupRules(), tables={}, fingerprints={},
     )  # fmt: skip
-    cut = NodeCut(1, 2, position, (Undecided("left out", 10 + number, 11),), (20 + number,), 0)
-    return Commit(
-        "daily", number, f"op-{number}", chain, "2026-11-20T00:00:00Z", 1.0,
-        CutRecord(f"op-{number}.1", 1, 0.001, Cut({"a": cut}, 0, 0, 0)),
-        {node: (segment(node, number + 1, number * 100, number * 100 + 100),) for node in ("a", "b")},
-        {"a": ()}, {"bytes": 20, "changes": 2, "transactions": 1}, full=part if number == 0 else None,
+
+
+def increment_commit(number: int, chain: str = "op-0", position: int = 100) -> Increment:
+    """Commit `number` of that chain, from 1 on."""
+    return Increment(
+        snapshot="daily", increment=number, operation=f"op-{number}", chain=chain, created_at="2026-11-20T00:00:00Z",
+        seconds=1.0, comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(number, position),
+        sequences={"a": ()}, segments=_segments(number),
+    )  # fmt: skip
+
+
+def _cut(number: int, position: int) -> CutRecord:
+    undecided = (Undecided("left out", Lsn(10 + number), Lsn(11)),)
+    node = NodeCut("a", Lsn(1), Lsn(2), Lsn(position), 0, undecided, (Lsn(20 + number),))
+    return CutRecord(
+        id=f"op-{number}.1", attempts=1, seconds=0.001, nodes=(node,), global_transactions=0, included_early=0,
+        in_flight=0,
+    )  # fmt: skip
+
+
+def _segments(number: int) -> dict[str, tuple[Segment, ...]]:
+    return {node: (segment(node, number + 1, number * 100, number * 100 + 100),) for node in ("a", "b")}
+
+
+def as_read(commit: Commit) -> Commit:
+    """The commit as it is read back: with the digest that its file has."""
+    return structs.replace(commit, digest=unsealed("", sealed(commit))[1])
+
+
+def mark(name: str = "daily", *, only_full: bool = False) -> Mark:
+    """The mark that a snapshot is deleted, or its increments pruned, at 11:00."""
+    return Mark(
+        schema=ONLY_FULL if only_full else DELETED, snapshot=name, operation="op-9", at="2026-11-20T11:00:00Z", by="",
+        chain="op-0", slots=("slot",), nodes=("a",), points=(RestorePoint(0, "2026-11-20T00:00:00Z"),), objects=1,
+        bytes=2,
     )  # fmt: skip
 
 

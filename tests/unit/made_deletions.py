@@ -9,19 +9,20 @@ from typing import Any
 
 from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Retention
-from snapshots.commits import (
+from snapshots.records.commit import Void
+from snapshots.records.commits import (
+    read_turn,
     snapshot_names,
 )
-from snapshots.deletion import (
+from snapshots.records.tombstones import (
+    is_only_full,
+)
+from snapshots.removal.deletion import (
     Deletion,
     delete_held,
 )
-from snapshots.documents import read_sealed
-from snapshots.pruning import Pruned, prune_held
-from snapshots.removal import COMMIT_FILE
-from snapshots.tombstones import (
-    is_only_full,
-)
+from snapshots.removal.pruning import Pruned, prune_held
+from snapshots.removal.removal import COMMIT_FILE
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
 from tests.unit.made_chains import HeldNodes, deleting, nodes_of, take
@@ -85,8 +86,9 @@ def check_between(store: InMemoryStore, before: dict[str, bytes], others: dict[s
         assert contents(store, "old") == before
     # Never a commit file whose objects are not there.
     for key in [key for key in store.list("snapshots/old") if COMMIT_FILE.fullmatch(key)]:
-        document = read_sealed(store, key)
-        listed = [one["key"] for found in document["segments"].values() for one in found]
+        commit = read_turn(store, key)
+        assert not isinstance(commit, Void)
+        listed = [one.key for found in commit.segments.values() for one in found]
         assert all(store.exists(one) for one in listed), key
     for name in names_to_check(store, {"old": {"op-old-0": 0, "op-old-1": 1}}):
         chain, report = check_structure(store, "fleet", name, None, {"op-old-1": 1} if name == "old" else {})

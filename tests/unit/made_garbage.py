@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from msgspec import structs
+
+from fleet.lsn import Lsn
 from fleet.progress import Silent
-from snapshots.base_plan import base_prefix
-from snapshots.chain import Chain
-from snapshots.collecting import GcReport, find_garbage, remove_garbage
-from snapshots.commits import free_turn, read_chain
-from snapshots.documents import sealed
-from snapshots.garbage import Why
-from snapshots.lost import Lost, mark_lost
-from snapshots.manifest import Commit, Previous, SchemaPart, StoredObject
-from snapshots.operations import Operation, begin, close, commit_operation, new_operation
-from snapshots.schema import schema_prefix
-from snapshots.tombstones import only_full_key, tombstone_key
+from snapshots.operations.operation import Operation, begin, close, commit_operation, new_operation
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Previous, StoredObject
+from snapshots.records.commits import free_turn, read_chain
+from snapshots.records.documents import sealed
+from snapshots.records.keys import base_prefix, ddl_prefix
+from snapshots.records.lost_chains import Lost, mark_lost
+from snapshots.records.operation_records import Intent
+from snapshots.records.tombstones import only_full_key, tombstone_key
+from snapshots.removal.garbage import Why
+from snapshots.removal.gc import GcReport, find_garbage, remove_garbage
 from storage.digest import digest
 from storage.local import LocalStore
 from storage.store import ObjectStore
 from tests.unit.made_commits import commit as made_commit
-from tests.unit.made_commits import memory
-from wal.archive import Segment, SegmentRange, archive_prefix, segment_key
+from tests.unit.made_commits import mark, memory
+from wal.segments.archive import Segment, archive_prefix, segment_key
 
 NODES = ("a", "b")
 
@@ -35,17 +38,17 @@ class MadeStore:
     """What creates would store; `operations` are all that began."""
 
     store: Any = field(default_factory=memory)
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[Intent] = field(default_factory=list)
 
-    def begin(self, name: str, increment: int = 0) -> Operation:
+    def begin(self, name: str, increment: int = 0) -> Intent:
         """An intent, as under the fleet's lock."""
         operation = new_operation("create", name, increment, NODES)
-        operation.turn = free_turn(self.store, name, increment)
+        operation = structs.replace(operation, turn=free_turn(self.store, name, increment))
         begin(self.store, operation)
         self.operations.append(operation)
         return operation
 
-    def base(self, operation: Operation, parts: int = 2) -> list[str]:
+    def base(self, operation: Intent, parts: int = 2) -> list[str]:
         """Base objects and the DDL of an attempt."""
         keys = [
             f"{base_prefix(operation.snapshot, node, operation.id)}/part-{part:06d}-000-ab.parquet"
@@ -53,7 +56,7 @@ class MadeStore:
             for part in range(parts)
         ]
         keys += [
-            f"{schema_prefix(operation.snapshot, 'a', operation.id)}/{part}-data-0123abcd.sql.zst"
+            f"{ddl_prefix(operation.snapshot, 'a', operation.id)}/{part}-data-0123abcd.sql.zst"
             for part in ("pre", "post")
         ]
         for key in keys:
@@ -67,23 +70,22 @@ class MadeStore:
             self.store.create(key, key.encode())
         return keys
 
-    def commit(self, operation: Operation, objects: Iterable[str] = (), chain: Chain | None = None) -> Commit:
+    def commit(self, operation: Intent, objects: Iterable[str] = (), chain: Chain | None = None) -> Commit:
         """The operation's commit, of these base objects and of all segments after those of the chain; not published."""
         last = {node: chain.segments(node)[-1].number if chain and chain.segments(node) else 0 for node in NODES}
         owner = chain.full.operation if chain else operation.id
         segments = {node: self._found(operation.snapshot, node, owner, last[node]) for node in NODES}
         made = made_commit(operation.increment, owner)
         stored = tuple(self._stored(key) for key in objects)
-        full = made.full and replace(made.full, objects=stored)
-        previous = Previous(chain.last.operation, chain.last.digest) if chain else None
-        return replace(
+        if isinstance(made, FullSnapshot):
+            made = structs.replace(made, copied=stored)
+        return structs.replace(
             made,
             snapshot=operation.snapshot,
             operation=operation.id,
             segments=segments,
-            full=full,
-            schema=SchemaPart(objects=stored) if chain and stored else None,
-            previous=previous,
+            definition_changes=DefinitionChanges(objects=stored) if chain and stored else None,
+            previous=Previous(chain.last.operation, chain.last.digest) if chain else None,
         )
 
     def full(self, name: str) -> Chain:
@@ -91,7 +93,7 @@ class MadeStore:
         operation = self.begin(name)
         objects = self.base(operation)
         self.segments(name, operation.id, (1, 2))
-        commit_operation(self.store, operation, self.commit(operation, objects))
+        commit_operation(self.store, Operation(operation), self.commit(operation, objects))
         close(self.store, operation, "done")
         return read_chain(self.store, name)
 
@@ -104,7 +106,7 @@ class MadeStore:
         operation = self.begin(name, chain.last.increment + 1)
         objects = self.base(operation) if copies else []
         self.segments(name, chain.full.operation, [self.next_number(chain)])
-        commit_operation(self.store, operation, self.commit(operation, objects, chain=chain))
+        commit_operation(self.store, Operation(operation), self.commit(operation, objects, chain=chain))
         close(self.store, operation, "done")
         return read_chain(self.store, name)
 
@@ -113,13 +115,15 @@ class MadeStore:
         return len(self.store.list(archive_prefix(chain.name, "a", chain.full.operation))) + 1
 
     def lose(self, chain: Chain) -> None:
-        mark_lost(self.store, Lost(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20"))
+        mark_lost(
+            self.store, Lost(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20T00:00:00Z")
+        )
 
     def tombstone(self, name: str) -> None:
-        self.store.create(tombstone_key(name), sealed({"at": "2026-11-20T11:00:00Z"}))
+        self.store.create(tombstone_key(name), sealed(mark(name)))
 
     def only_full(self, name: str) -> None:
-        self.store.create(only_full_key(name), sealed({}))
+        self.store.create(only_full_key(name), sealed(mark(name, only_full=True)))
 
     def _found(self, name: str, node: str, chain: str, after: int) -> tuple[Segment, ...]:
         prefix = archive_prefix(name, node, chain)
@@ -128,8 +132,10 @@ class MadeStore:
 
     def _segment(self, key: str, node: str, number: int) -> Segment:
         body = self.store.read(key)
-        held = SegmentRange(node, "op", number - 1, number)
-        return Segment(key, number, held, len(body), digest(body), 0, 0, 0, 0)
+        return Segment(
+            key=key, number=number, size=len(body), digest=digest(body), changes=0, events=0, partials=0, truncates=0,
+            node=node, operation="op", after=Lsn(number - 1), through=Lsn(number), open=None,
+        )  # fmt: skip
 
     def _stored(self, key: str) -> StoredObject:
         body = self.store.read(key)

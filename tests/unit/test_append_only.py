@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.append_only import AppendOnlyChangedError, Counters, check_counters, untold
+from fleet.tables.append_only import AppendOnlyChangedError, Counters, check_counters, untold
 
 FIRST, LATER, NOTHING = "since the start", "since a crash", ""
 

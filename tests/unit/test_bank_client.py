@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from fleet.bank import shard_of
-from fleet.bank_client import Transfer, chosen_transfer
+from embedded.bank import shard_of
+from embedded.bank_client import Transfer, chosen_transfer
 
 
 def chosen(seed: int, *, shards: int, cross_shard_ratio: float, count: int = 400) -> list[Transfer]:

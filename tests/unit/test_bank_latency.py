@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fleet.bank_latency import LatencyLog
+from embedded.bank_latency import LatencyLog
 
 
 def log_of(*entries: tuple[float, float]) -> LatencyLog:

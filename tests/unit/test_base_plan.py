@@ -4,9 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import Node
-from fleet.groups import Column, Group, Table
-from snapshots.base_copy import copy_query
-from snapshots.base_plan import PAGE_BYTES, TASK_PAGES, plan_copy, plan_ranges
+from fleet.tables.groups import Column, Group, Table
+from snapshots.base_copy.copy_plan import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
+from snapshots.base_copy.copy_ranges import copy_query
+from snapshots.base_copy.destination import CopyDestination
+from storage.location import StoreLocation
 
 RAW = "TO STDOUT (ENCODING 'SQL_ASCII')"
 SIZES = st.lists(st.integers(0, 5 * TASK_PAGES) | st.sampled_from([TASK_PAGES, TASK_PAGES + 1]), max_size=12)
@@ -40,16 +42,17 @@ def test_a_task_is_of_bounded_size(sizes: list[int]) -> None:
 
 
 def test_nodes_take_turns_and_tasks_are_numbered() -> None:
-    nodes = {
-        name: (Node(name, f"dbname={name}"), f"exported-{name}", [table(1, pages)])
+    destination = CopyDestination("daily", "op", StoreLocation("file:///store"))
+    sources = [
+        TableSource(Node(name, f"dbname={name}"), f"exported-{name}", [table(1, pages)])
         for name, pages in (("a", 3 * TASK_PAGES), ("b", TASK_PAGES * 2))
-    }
-    tasks = plan_copy(nodes, "daily", "op", ("file:///store", {}))
+    ]
+    tasks = plan_copy(sources, destination)
     assert [task.node.id for task in tasks] == ["a", "b", "a", "b", "a"]
     assert [task.number for task in tasks] == [0, 1, 2, 3, 4]
     assert {task.prefix for task in tasks} == {"snapshots/daily/base/a/op", "snapshots/daily/base/b/op"}
     assert {task.exported for task in tasks} == {"exported-a", "exported-b"}
-    assert plan_copy({}, "daily", "op", ("file:///store", {})) == []
+    assert plan_copy([], destination) == []
 
 
 def test_a_range_is_a_condition_on_ctid() -> None:

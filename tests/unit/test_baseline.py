@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from fleet.baseline import (
+from fleet.config import Fleet, GroupRules, Node
+from fleet.hints import NEW_CHAIN
+from fleet.nodes.baseline import (
     BaselineChangedError,
     FleetTopologyError,
+    FoundNode,
     NodeIdentity,
     check_baseline,
     check_presence,
     check_topology,
     decodes,
 )
-from fleet.config import Fleet, GroupRules, Node
-from fleet.hints import NEW_CHAIN
+from storage.location import StoreLocation
 
 
 def identity(node: str, backup_of: str | None = None, **other: Any) -> NodeIdentity:
-    found = NodeIdentity(node, backup_of, "7", 1, 5, "shop", 150013, "UTF8", "C", "C", backup_of is not None, node)
+    found = NodeIdentity(node, backup_of, "7", 1, 5, "shop", 150013, "UTF8", "C", "C", backup_of is not None)
     return replace(found, **other)
+
+
+def found_nodes(*identities: NodeIdentity) -> dict[str, FoundNode]:
+    """Each of them on a server of its own."""
+    return {one.node: FoundNode(one, one.node) for one in identities}
 
 
 WAS = {"a": identity("a"), "b": identity("b", system_identifier="8")}
@@ -31,7 +38,7 @@ WITH_STANDBY = WAS | {"a-b1": identity("a-b1", "a", server_version=160004)}
 
 
 def fleet(*nodes: Node) -> Fleet:
-    return Fleet(Path("fleet.toml"), "shop", "file:///s", {}, nodes, "exact", GroupRules(), "local[*]", {})
+    return Fleet(Path("fleet.toml"), "shop", StoreLocation("file:///s"), nodes, "exact", GroupRules(), "local[*]", {})
 
 
 A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node("c", "w")
@@ -56,9 +63,11 @@ def test_a_node_that_is_another_is_refused_by_what_tells_most(other: dict[str, A
     assert raised.value.details["node"] == "a"
 
 
-@pytest.mark.parametrize("other", [{"server_version": 150014}, {"process": "another"}])
-def test_a_minor_upgrade_and_a_restart_are_no_change(other: dict[str, Any]) -> None:
-    check_baseline(WAS, WAS | {"a": replace(WAS["a"], **other)})
+def test_a_minor_upgrade_and_a_restart_are_no_change() -> None:
+    check_baseline(WAS, WAS | {"a": replace(WAS["a"], server_version=150014)})
+    before, after = (FoundNode(WAS["a"], process) for process in ("1795000000.1:5432", "1795000099.1:5432"))
+    assert before != after
+    check_baseline({"a": before.identity}, {"a": after.identity})
 
 
 @pytest.mark.parametrize(("was", "nodes", "message"), [
@@ -89,7 +98,7 @@ def test_a_standby_decodes_from_16_on() -> None:
     assert not decodes(identity("a-b1", "a", server_version=150099))
     assert decodes(identity("a-b1", "a", server_version=160000))
     assert decodes(identity("a", server_version=150000))
-    check_topology((A, STANDBY), {"a": identity("a"), "a-b1": identity("a-b1", "a")})
+    check_topology((A, STANDBY), found_nodes(identity("a"), identity("a-b1", "a")))
 
 
 def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
@@ -104,7 +113,7 @@ def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
     ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),
 ])  # fmt: skip
 def test_a_node_that_does_not_play_its_part_is_named(other: dict[str, Any], message: str, hint: str) -> None:
-    found = {"a": identity("a"), "a-b1": identity("a-b1", "a", **({"server_version": 180006} | other))}
+    found = found_nodes(identity("a"), identity("a-b1", "a", **({"server_version": 180006} | other)))
     with pytest.raises(FleetTopologyError, match=message) as raised:
         check_topology((A, STANDBY), found)
     assert hint in raised.value.hint

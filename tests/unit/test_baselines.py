@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from fleet.baseline import NodeIdentity
-from snapshots.baselines import (
+from fleet.nodes.baseline import NodeIdentity
+from snapshots.operations.majority import (
     Baseline,
     MajorityMissingError,
     check_majority,

@@ -8,6 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from columns.bytes_column import from_list
 from tests import pgoutput_messages as made
 from tests.unit.made_changes import (
     FULL_OID,
@@ -21,10 +22,9 @@ from tests.unit.made_changes import (
     decoder,
     in_transaction,
 )
-from wal.bytes_column import from_list
-from wal.pgoutput import DecodingError
-from wal.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
-from wal.versions import SchemaMovedError
+from wal.decoding.known_definitions import SchemaMovedError
+from wal.decoding.pgoutput import DecodingError
+from wal.segments.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
 
 
 def test_rows_are_stored_with_their_key_first() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cli.delete import code_of, document_of, lines_of, plan_document, plan_lines
-from cli.prune import document_of as prune_document
-from cli.prune import lines_of as prune_result_lines
-from cli.prune import plan_lines as prune_plan_lines
+from cli.commands.delete import code_of, document_of, lines_of, plan_document, plan_lines
+from cli.commands.prune import document_of as prune_document
+from cli.commands.prune import lines_of as prune_result_lines
+from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
-from snapshots.deletion import Deletion, delete_held, plan_deletion
-from snapshots.pruning import plan_prune, prune_held
+from snapshots.removal.deletion import Deletion, delete_held, plan_deletion
+from snapshots.removal.pruning import plan_prune, prune_held
 from storage.memory import InMemoryStore
 from tests.unit.made_chains import FLEET, HeldNodes, deleting, nodes_of, take
 from tests.unit.made_commits import memory
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 SLOT = slot_name("op-old-0")
 

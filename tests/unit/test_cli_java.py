@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import java
-from cli.java import ABSENT_MODULE_ARGUMENT, NoJavaError, find_java, major_version, version_of
+from cli.spark import java
+from cli.spark.java import ABSENT_MODULE_ARGUMENT, NoJavaError, find_java, major_version, version_of
 
 
 def runtime(folder: Path, version: str, *, release: bool = True) -> Path:

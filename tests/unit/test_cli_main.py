@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cli.exit_codes import MEANINGS
 from cli.main import COMMANDS, hoist_shared_options
+from cli.output.exit_codes import MEANINGS
 from storage.errors import UsageError
 
 PROGRAM = [sys.executable, "-c", "from cli.main import main; main()"]
@@ -27,7 +27,7 @@ STAND_IN = """
 import sys, types
 import typer
 from cli import main
-from cli.output import emit, progress
+from cli.output.results import emit, progress
 from storage.errors import BusyError
 
 def stand_in(context: typer.Context, how: str) -> None:

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.bars import BarProgress, LineProgress
-from cli.context import CommandContext, command_context
-from cli.output import emit, progress
+from cli.output.bars import BarProgress, LineProgress
+from cli.output.context import CommandContext, command_context
+from cli.output.results import emit, progress
 from fleet.progress import Progress, Silent
 
 

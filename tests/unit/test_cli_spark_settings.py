@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import class_archive
-from cli.class_archive import archive_options, is_recording
-from cli.java import Java
-from cli.spark_settings import cores_of, driver_memory_bytes, repeating, runs_on_this_machine, session_settings
+from cli.spark import class_archive
+from cli.spark.class_archive import archive_options, is_recording
+from cli.spark.java import Java
+from cli.spark.settings import cores_of, driver_memory_bytes, repeating, runs_on_this_machine, session_settings
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
-import snapshots.publishing as module
-from snapshots.chain import Chain
-from snapshots.commit_file import commit_to_json
-from snapshots.commits import (
+import storage.storing as storing
+from snapshots.operations.committing import CommitIndeterminateError, publish
+from snapshots.records.chain import Chain
+from snapshots.records.commits import (
     SnapshotExistsError,
     SnapshotMissingError,
     check_name,
@@ -18,18 +19,17 @@ from snapshots.commits import (
     read_commit,
     snapshot_names,
 )
-from snapshots.documents import ManifestError, sealed
-from snapshots.publishing import CommitIndeterminateError, publish
+from snapshots.records.documents import ManifestError, sealed
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError, ObjectExistsError, StoreUnreachableError
-from tests.unit.made_commits import commit, memory, own_url
-from wal.archive import ArchiveError
+from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, own_url
+from wal.segments.archive import ArchiveError
 
 
 def test_a_commit_in_anothers_place_is_refused() -> None:
     store = memory()
-    store.create(commit_key("daily", 2), sealed(commit_to_json(commit(1))))
+    store.create(commit_key("daily", 2), sealed(commit(1)))
     with pytest.raises(ManifestError, match="is the commit of increment 1 of daily"):
         read_commit(store, "daily", 2)
 
@@ -41,7 +41,8 @@ def test_a_chain_is_read_up_to_an_increment() -> None:
     chain = read_chain(store, "daily")
     assert [one.increment for one in chain.commits] == [0, 1, 2]
     assert read_chain(store, "daily", 1) == chain.up_to(1)
-    assert read_chain(store, "daily", 0) == chain.up_to(0) == Chain(commit(0))
+    assert read_chain(store, "daily", 0) == chain.up_to(0) == Chain(chain.full)
+    assert chain.full == as_read(commit(0))
     assert snapshot_names(store) == ["daily"]
     with pytest.raises(SnapshotMissingError, match="increment 3 of snapshot daily"):
         read_chain(store, "daily", 3)
@@ -61,7 +62,7 @@ def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
 
 
 def test_a_chain_tells_what_its_state_is_made_of() -> None:
-    chain = Chain(commit(0), (commit(1, position=150), commit(2, position=250)))
+    chain = Chain(full_commit(), (increment_commit(1, position=150), increment_commit(2, position=250)))
     assert [one.number for one in chain.segments("b")] == [1, 2, 3]
     assert [chain.position(node) for node in ("a", "b")] == [250, 250]
     # Undecided as of the last cut alone; what was rolled back stays out for ever. A standby is like its primary.
@@ -78,9 +79,9 @@ def test_of_two_creators_of_one_increment_one_wins() -> None:
     store = memory()
     publish(store, commit(0))
     with pytest.raises(SnapshotExistsError) as error:
-        publish(store, replace(commit(0), operation="another"))
+        publish(store, structs.replace(commit(0), operation="another"))
     assert error.value.exit_code == 3
-    assert read_commit(store, "daily", 0) == commit(0)
+    assert read_commit(store, "daily", 0) == as_read(commit(0))
     # The same operation again: its first answer was lost somewhere below.
     publish(store, commit(0))
 
@@ -104,7 +105,7 @@ class Losing(InMemoryStore):
 
 
 def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
     publish(Losing(own_url()), commit(0))
     for arrives, reads in ((False, True), (True, False)):
         store = Losing(own_url(), arrives=arrives, reads=reads)
@@ -158,7 +159,7 @@ class Cut(InMemoryStore):
 
 
 def test_a_412_is_read_back_until_it_is_told_whose_commit_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
     store = Cut(own_url())
     publish(store, commit(0))
     assert not store.cut

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from embedded.folder import describe
+from embedded.server import EmbeddedNode
 from fleet.config import FleetFileError, GroupRules, Node, Retention, load_fleet
-from fleet.embedded_folder import describe
-from fleet.embedded_server import EmbeddedNode
 
 NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
 BACKUP = '[[node]]\nid = "a-b"\nbackup_of = "a"\ndsn = "dbname=a host=b"\n'
@@ -56,8 +56,8 @@ def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     fleet_file.write_text(WHOLE)
     fleet = load_fleet(fleet_file)
-    assert (fleet.name, fleet.store_url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
-    assert fleet.store_options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
+    assert (fleet.name, fleet.store.url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
+    assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
     assert fleet.nodes == (
         Node("a", "postgresql://u:p$@h/shop", retained_wal_bytes_max=1000),
         Node("a-b", "dbname=shop", "a", retained_wal_bytes_max=1536),
@@ -93,7 +93,7 @@ def test_the_least_file_has_every_default(fleet_file: Path) -> None:
     fleet = load_fleet(fleet_file)
     assert (fleet.global_id, fleet.spark_master, fleet.groups) == ("exact", "local[*]", GroupRules())
     assert fleet.nodes[0].retained_wal_bytes_max == 16 << 30
-    assert (fleet.store_options, fleet.spark_settings) == ({}, {})
+    assert (fleet.store.options, fleet.spark_settings) == ({}, {})
 
 
 def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
@@ -103,18 +103,18 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    (HEAD, "the key 'node' is missing"),
-    ('store = "x"\n' + NODE, "the key 'name' is missing"),
-    ('name = "x"\n' + NODE, "the key 'store' is missing"),
-    (HEAD + "node = []\n", "no primary among the nodes"),
-    ('name = 1\nstore = "x"\n' + NODE, "name must be a text"),
-    ('name = ""\nstore = "x"\n' + NODE, "name must be a text"),
-    (HEAD + 'color = "red"\n' + NODE, "unknown key color; known are cut, groups"),
-    (HEAD + '[cut]\nglobal = "xa"\n' + NODE, "unknown key cut.global"),
-    (HEAD + "[wal]\nbytes = 1\n" + NODE, "unknown key wal.bytes"),
-    (HEAD + "[groups]\nonly = []\n" + NODE, "unknown key groups.only"),
-    (HEAD + NODE + 'host = "x"\n', "unknown key node 1: host"),
-    (HEAD + 'cut = "xa"\n' + NODE, "cut. must be a table"),
+    (HEAD, "missing required field `node`"),
+    ('store = "x"\n' + NODE, "missing required field `name`"),
+    ('name = "x"\n' + NODE, "missing required field `store`"),
+    (HEAD + "node = []\n", "Expected `array` of length >= 1 - at `node`"),
+    ('name = 1\nstore = "x"\n' + NODE, "Expected `str`, got `int` - at `name`"),
+    ('name = ""\nstore = "x"\n' + NODE, "Expected `str` of length >= 1 - at `name`"),
+    (HEAD + 'color = "red"\n' + NODE, "unknown field `color`"),
+    (HEAD + '[cut]\nglobal = "xa"\n' + NODE, "unknown field `global` - at `cut`"),
+    (HEAD + "[wal]\nbytes = 1\n" + NODE, "unknown field `bytes` - at `wal`"),
+    (HEAD + "[groups]\nonly = []\n" + NODE, "unknown field `only` - at `groups`"),
+    (HEAD + NODE + 'host = "x"\n', "unknown field `host` - at `node[0]`"),
+    (HEAD + 'cut = "xa"\n' + NODE, "Expected `object`, got `str` - at `cut`"),
     (HEAD + '[store_options]\nkey = "${NOT_SET_ANYWHERE}"\n' + NODE, "store_options.key uses ${NOT_SET_ANYWHERE}"),
     (HEAD + NODE.replace("dbname=a", "password=${NOT_SET_ANYWHERE}"), "node a: dsn uses ${NOT_SET_ANYWHERE}"),
     ('name = "x"\nstore = "${NOT_SET_ANYWHERE}"\n' + NODE, "store uses ${NOT_SET_ANYWHERE}"),
@@ -124,27 +124,32 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + NODE + BACKUP.replace('backup_of = "a"', 'backup_of = "c"'), "backup_of names c, which is no primary"),
     (HEAD + NODE + BACKUP + BACKUP.replace('"a-b"', '"x"').replace('"a"', '"a-b"').replace("host=b", "host=c"),
      "node x: backup_of names a-b, which is no primary"),
-    (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "node 1: id 'a b' must match"),
-    (HEAD + '[[node]]\nid = "a"\n', "the key 'dsn' is missing"),
-    (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "node a: dsn must be a text"),
+    (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `node[0].id`"),
+    (HEAD + '[[node]]\nid = "a"\n', "missing required field `dsn` - at `node[0]`"),
+    (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "Expected `str`, got `int` - at `node[0].dsn`"),
     (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id is neither exact, xa, citus nor a regex"),
     (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
-    (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "wal.max_retained_wal must be above 0: a number of bytes"),
-    (HEAD + "[wal]\nmax_retained_wal = true\n" + NODE, "wal.max_retained_wal must be"),
-    (HEAD + "[wal]\nmax_retained_wal = '0 GiB'\n" + NODE, "wal.max_retained_wal must be above 0"),
-    (HEAD + "[wal]\nmax_retained_wal = '16 barrels'\n" + NODE, "wal.max_retained_wal: '16 barrels' is no size"),
+    (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "a size is above 0 - at `wal.max_retained_wal`"),
+    (HEAD + "[wal]\nmax_retained_wal = true\n" + NODE, "a size is a number of bytes, or a text such as"),
+    (HEAD + "[wal]\nmax_retained_wal = '0 GiB'\n" + NODE, "a size is above 0 - at `wal.max_retained_wal`"),
+    (HEAD + "[wal]\nmax_retained_wal = '16 barrels'\n" + NODE,
+     "'16 barrels' is no size such as 16GiB or 500MB - at `wal.max_retained_wal`"),
     (HEAD + "[wal]\nmax_retained_wal = '-1GiB'\n" + NODE, "is no size such as 16GiB"),
-    (HEAD + NODE + "max_retained_wal = '16'\n", "node a: max_retained_wal: '16' is no size"),
-    (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key wal.retained_bytes_max; known are max_retained_wal"),
-    (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key retention.keep"),
-    (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "retention.keep_full must be a number, 1 or more"),
-    (HEAD + "[retention]\nkeep_days = 1.5\n" + NODE, "retention.keep_days must be a number, 1 or more"),
-    (HEAD + "[retention]\nkeep_increments = true\n" + NODE, "retention.keep_increments must be a number, 0 or more"),
-    (HEAD + "[retention]\ngc_grace = 24\n" + NODE, "retention.gc_grace must be a text"),
-    (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE, "retention.gc_grace: '1 year' is no time such as 24h"),
-    (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "groups.exclude must be a list"),
-    (HEAD + "[groups]\ninclude = [1]\n" + NODE, "groups.include must be a list"),
-    (HEAD + "[spark]\nmaster = 4\n" + NODE, "spark.master must be a text"),
+    (HEAD + NODE + "max_retained_wal = '16'\n",
+     "'16' is no size such as 16GiB or 500MB - at `node[0].max_retained_wal`"),
+    (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown field `retained_bytes_max` - at `wal`"),
+    (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown field `keep` - at `retention`"),
+    (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "Expected `int` >= 1 - at `retention.keep_full`"),
+    (HEAD + "[retention]\nkeep_days = 1.5\n" + NODE, "Expected `int | null`, got `float` - at `retention.keep_days`"),
+    (HEAD + "[retention]\nkeep_increments = true\n" + NODE,
+     "Expected `int | null`, got `bool` - at `retention.keep_increments`"),
+    (HEAD + "[retention]\ngc_grace = 24\n" + NODE,
+     'a length of time is a text such as "24h" - at `retention.gc_grace`'),
+    (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE,
+     "'1 year' is no time such as 24h, 30min or 7d - at `retention.gc_grace`"),
+    (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "Expected `array`, got `str` - at `groups.exclude`"),
+    (HEAD + "[groups]\ninclude = [1]\n" + NODE, "Expected `str`, got `int` - at `groups.include[0]`"),
+    (HEAD + "[spark]\nmaster = 4\n" + NODE, "at `spark.master`"),
     ("name = \n", "fleet.toml: "),
 ])  # fmt: skip
 def test_every_mistake_is_named(fleet_file: Path, text: str, said: str) -> None:

@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from fleet.config import Node
-from fleet.connections import unreachable
+from fleet.nodes.connections import unreachable
 
 LOST = """consuming input failed: server closed the connection unexpectedly
 \tThis probably means the server terminated abnormally

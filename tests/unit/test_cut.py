@@ -5,9 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from wal.cut import GlobalIdReusedError, NodeWindow, resolve
-from wal.cut_values import Cut, Undecided
-from wal.segment_schema import SEGMENT_SCHEMA
+from fleet.lsn import Lsn
+from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 # op, where its record begins, its global id; every record is 10 long. Of an R the second is the beginning of
 # the PREPARE that it undid, and a fourth its own.
@@ -26,11 +27,18 @@ def window(
                 "op": ord(op), "group": 0, "partition": -1, "key": b"", "row": b"",
             }
         )  # fmt: skip
-    return NodeWindow(previous, start, finish, pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), undecided)
+    return NodeWindow(
+        Lsn(previous), Lsn(start), Lsn(finish), pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), undecided
+    )
 
 
 def positions(cut: Cut) -> dict[str, int]:
-    return {node: part.position for node, part in cut.nodes.items()}
+    return {part.node: part.position for part in cut.nodes}
+
+
+def of(cut: Cut, node: str) -> NodeCut:
+    (found,) = [part for part in cut.nodes if part.node == node]
+    return found
 
 
 def test_a_quiet_fleet_is_cut_at_its_start_markers() -> None:
@@ -47,8 +55,8 @@ def test_a_commit_before_one_start_brings_in_the_prepare_after_another() -> None
         }
     )
     assert positions(cut) == {"a": 100, "b": 130}
-    assert cut.nodes["b"].undecided == ()
-    assert cut.nodes["b"].local_transactions == 1
+    assert of(cut, "b").undecided == ()
+    assert of(cut, "b").local_transactions == 1
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 1, 1)
 
 
@@ -63,7 +71,7 @@ def test_a_raised_position_raises_others_in_turn() -> None:
     # g raises b past h's commit there, and h raises c; i is committed nowhere.
     assert positions(cut) == {"a": 100, "b": 130, "c": 140}
     assert cut.global_transactions == 2
-    assert [entry.global_id for entry in cut.nodes["c"].undecided] == []
+    assert [entry.global_id for entry in of(cut, "c").undecided] == []
 
 
 def test_what_nobody_committed_is_left_out_and_named() -> None:
@@ -75,14 +83,14 @@ def test_what_nobody_committed_is_left_out_and_named() -> None:
     )
     # h is prepared by a record that begins where the cut is, so it is not before it.
     assert positions(cut) == {"a": 100, "b": 100}
-    assert cut.nodes["a"].undecided == (Undecided("g", 50, 60),)
-    assert cut.nodes["b"].undecided == (Undecided("g", 60, 70),)
+    assert of(cut, "a").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
+    assert of(cut, "b").undecided == (Undecided("g", Lsn(60), Lsn(70)),)
     assert cut.global_transactions == 0
     assert cut.in_flight == 1
 
 
 def test_what_was_left_out_comes_in_when_it_is_committed_anywhere() -> None:
-    left = (Undecided("g", 50, 60),)
+    left = (Undecided("g", Lsn(50), Lsn(60)),)
     cut = resolve(
         {
             "a": window(300, 400, ("K", 250, "g"), previous=200, undecided=left),
@@ -90,14 +98,16 @@ def test_what_was_left_out_comes_in_when_it_is_committed_anywhere() -> None:
         }
     )
     assert positions(cut) == {"a": 300, "b": 300}
-    assert cut.nodes["a"].undecided == cut.nodes["b"].undecided == ()
+    assert of(cut, "a").undecided == of(cut, "b").undecided == ()
     assert (cut.global_transactions, cut.included_early) == (1, 1)
 
 
 def test_what_was_left_out_and_rolled_back_never_comes_in() -> None:
-    cut = resolve({"a": window(300, 400, ("R", 50, "g", 250), previous=200, undecided=(Undecided("g", 50, 60),))})
-    assert cut.nodes["a"].undecided == ()
-    assert cut.nodes["a"].rolled_back == (50,)
+    cut = resolve(
+        {"a": window(300, 400, ("R", 50, "g", 250), previous=200, undecided=(Undecided("g", Lsn(50), Lsn(60)),))}
+    )
+    assert of(cut, "a").undecided == ()
+    assert of(cut, "a").rolled_back == (50,)
     assert cut.global_transactions == 0
 
 
@@ -108,7 +118,7 @@ def test_events_before_the_window_belong_to_the_cut_before() -> None:
             "b": window(300, 400, ("P", 310, "g"), previous=200),
         }
     )
-    assert cut.nodes["a"].local_transactions == 1
+    assert of(cut, "a").local_transactions == 1
     assert positions(cut) == {"a": 300, "b": 300}
 
 
@@ -122,8 +132,8 @@ def test_an_attempt_that_was_rolled_back_stays_out_when_its_gid_is_used_again() 
         }
     )
     assert positions(cut) == {"a": 200, "b": 220, "c": 200}
-    assert cut.nodes["a"].rolled_back == (50,)
-    assert cut.nodes["b"].rolled_back == (40,)
+    assert of(cut, "a").rolled_back == (50,)
+    assert of(cut, "b").rolled_back == (40,)
     assert cut.global_transactions == 1
 
 
@@ -163,9 +173,9 @@ def test_a_one_phase_commit_with_a_global_id_brings_in_what_others_prepared() ->
         }
     )
     assert positions(cut) == {"a": 100, "b": 130}
-    assert cut.nodes["b"].undecided == ()
+    assert of(cut, "b").undecided == ()
     # It is a global transaction, and no local one.
-    assert [part.local_transactions for part in cut.nodes.values()] == [0, 1]
+    assert [part.local_transactions for part in cut.nodes] == [0, 1]
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 1, 1)
 
 
@@ -179,7 +189,7 @@ def test_a_commit_elsewhere_raises_a_position_to_the_end_of_the_one_phase_commit
     )
     # And on from there: i is committed before the position that the one-phase commit raised.
     assert positions(cut) == {"a": 130, "b": 100, "c": 160}
-    assert cut.nodes["a"].undecided == (Undecided("h", 110, 120),)
+    assert of(cut, "a").undecided == (Undecided("h", Lsn(110), Lsn(120)),)
     assert cut.global_transactions == 2
 
 
@@ -188,24 +198,24 @@ def test_a_one_phase_commit_after_the_cut_is_neither_in_it_nor_undecided() -> No
         {"a": window(100, 200, ("C", 100, "g")), "b": window(100, 200, ("P", 50, "g")), "c": window(100, 200)}
     )
     assert positions(cut) == {"a": 100, "b": 100, "c": 100}
-    assert cut.nodes["a"].undecided == ()
-    assert cut.nodes["b"].undecided == (Undecided("g", 50, 60),)
+    assert of(cut, "a").undecided == ()
+    assert of(cut, "b").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
     assert (cut.global_transactions, cut.in_flight) == (0, 1)
-    assert [part.local_transactions for part in cut.nodes.values()] == [0, 0, 0]
+    assert [part.local_transactions for part in cut.nodes] == [0, 0, 0]
     later = resolve(
         {
             "a": window(300, 400, ("C", 100, "g"), previous=100),
-            "b": window(300, 400, ("P", 50, "g"), previous=100, undecided=cut.nodes["b"].undecided),
+            "b": window(300, 400, ("P", 50, "g"), previous=100, undecided=of(cut, "b").undecided),
             "c": window(300, 400, previous=100),
         }
     )
-    assert later.nodes["b"].undecided == ()
+    assert of(later, "b").undecided == ()
     assert (later.global_transactions, later.included_early) == (1, 1)
 
 
 def test_a_one_phase_commit_alone_is_a_global_transaction_that_is_counted_once() -> None:
     cut = resolve({"a": window(100, 200, ("C", 50, "g"), ("C", 60, None)), "b": window(100, 200)})
-    assert cut.nodes["a"].local_transactions == 1
+    assert of(cut, "a").local_transactions == 1
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 0, 0)
 
 
@@ -216,7 +226,7 @@ def test_a_branch_prepared_beside_a_one_phase_commit_is_no_reuse() -> None:
             "b": window(100, 200, ("P", 30, "g")),
         }
     )
-    assert cut.nodes["a"].undecided == cut.nodes["b"].undecided == ()
+    assert of(cut, "a").undecided == of(cut, "b").undecided == ()
     assert cut.global_transactions == 1
 
 
@@ -231,4 +241,4 @@ def test_a_gid_of_a_one_phase_commit_may_not_be_used_again_around_a_cut() -> Non
 
 
 def test_an_empty_fleet_has_an_empty_cut() -> None:
-    assert resolve({}) == Cut({}, 0, 0, 0)
+    assert resolve({}) == Cut((), 0, 0, 0)

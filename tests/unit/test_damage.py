@@ -9,7 +9,7 @@ import pytest
 from storage.digest import digest
 from storage.memory import InMemoryStore
 from storage.store import StoreUnreachableError
-from wal.damage import ObjectDamagedError, read_listed
+from wal.segments.damage import ObjectDamagedError, read_listed
 
 BODY = bytes(range(256)) * 4
 LISTED = (len(BODY), digest(BODY))

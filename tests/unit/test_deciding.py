@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec import structs
 
-import snapshots.deciding as module
-from snapshots.commit_file import commit_to_json
-from snapshots.commits import (
+import storage.storing as storing
+from snapshots.operations.committing import OperationSettledError, publish
+from snapshots.operations.deciding import UndecidedError, decide, has_committed
+from snapshots.records.commit import Previous
+from snapshots.records.commits import (
     SnapshotExistsError,
     SnapshotMissingError,
     commit_key,
@@ -18,20 +21,20 @@ from snapshots.commits import (
     read_chain,
     snapshot_names,
 )
-from snapshots.deciding import UndecidedError, decide, has_committed
-from snapshots.documents import ManifestError, sealed
-from snapshots.manifest import Previous
-from snapshots.operations import Operation
-from snapshots.publishing import OperationSettledError, publish
-from snapshots.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.operation_records import Intent
+from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError
-from tests.unit.made_commits import commit, memory, own_url
+from tests.unit.made_commits import as_read, commit, mark, memory, own_url
 
 
-def operation(increment: int = 0, turn: int = 1, name: str = "") -> Operation:
+def operation(increment: int = 0, turn: int = 1, name: str = "") -> Intent:
     made = commit(increment)
-    return Operation(name or made.operation, "create", made.snapshot, increment, "2026-11-20T11:00:00Z", turn=turn)
+    return Intent(
+        operation=name or made.operation, kind="create", snapshot=made.snapshot, increment=increment, turn=turn,
+        began_at="2026-11-20T11:00:00Z", nodes=(), slot=None,
+    )  # fmt: skip
 
 
 def test_what_was_voided_can_not_commit_any_more_however_late() -> None:
@@ -48,7 +51,7 @@ def test_what_was_committed_can_not_be_voided() -> None:
     publish(store, commit(0))
     assert decide(store, operation())
     assert not decide(store, operation(name="another"))
-    assert read_chain(store, "daily").full == commit(0)
+    assert read_chain(store, "daily").full == as_read(commit(0))
 
 
 def test_looking_changes_nothing() -> None:
@@ -68,7 +71,7 @@ def test_the_next_try_takes_the_next_turn(voids: int) -> None:
         assert increment_numbers(store, "daily") == []
         assert read_chain(store, "daily").increments == ()
     publish(store, commit(1), voids + 1)
-    assert read_chain(store, "daily").increments == (commit(1),)
+    assert read_chain(store, "daily").increments == (as_read(commit(1)),)
     assert increment_numbers(store, "daily") == [1]
     with pytest.raises(SnapshotExistsError, match="increment 1 of daily exists"):
         free_turn(store, "daily", 1)
@@ -100,7 +103,7 @@ class Losing(InMemoryStore):
 
 
 def test_a_lost_answer_to_a_void_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
     assert not decide(Losing(own_url()), operation())
     store = Losing(own_url(), arrives=False)
     with pytest.raises(UndecidedError) as error:
@@ -115,14 +118,14 @@ def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> 
     store = memory()
     publish(store, commit(0))
     full = read_chain(store, "daily").full
-    wrong = replace(commit(1), previous=Previous(full.operation, "0" * 64))
+    wrong = structs.replace(commit(1), previous=Previous(full.operation, "0" * 64))
     with pytest.raises(ManifestError, match="snapshot daily is not the one"):
         publish(store, wrong)
-    publish(store, replace(commit(1), previous=Previous(full.operation, full.digest)))
+    publish(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
     assert read_chain(store, "daily").last.previous == Previous(full.operation, full.digest)
     forged = memory()
-    publish(forged, replace(commit(0), comment="the same operation, another file"))
-    forged.create(commit_key("daily", 1), sealed(commit_to_json(wrong)))
+    publish(forged, structs.replace(commit(0), comment="the same operation, another file"))
+    forged.create(commit_key("daily", 1), sealed(wrong))
     with pytest.raises(ManifestError, match="belongs to another chain"):
         read_chain(forged, "daily")
 
@@ -130,7 +133,7 @@ def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> 
 def test_nothing_comes_back_under_a_deleted_name() -> None:
     store = memory()
     publish(store, commit(0))
-    store.create(tombstone_key("daily"), sealed({"at": "2026-11-20T11:00:00Z"}))
+    store.create(tombstone_key("daily"), sealed(mark()))
     assert snapshot_names(store) == []
     for ask in (lambda: read_chain(store, "daily"), lambda: publish(store, commit(1))):
         with pytest.raises(SnapshotDeletedError, match="deleted at 2026-11-20T11:00:00Z"):
@@ -145,13 +148,13 @@ def test_pruned_increments_are_not_read_nor_continued() -> None:
     store = memory()
     publish(store, commit(0))
     full = read_chain(store, "daily").full
-    publish(store, replace(commit(1), previous=Previous(full.operation, full.digest)))
+    publish(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
     first = read_chain(store, "daily").last
-    store.create(only_full_key("daily"), sealed({}))
+    store.create(only_full_key("daily"), sealed(mark(only_full=True)))
     assert read_chain(store, "daily").increments == ()
     for ask in (
         lambda: read_chain(store, "daily", 1),
-        lambda: publish(store, replace(commit(2), previous=Previous(first.operation, first.digest))),
+        lambda: publish(store, structs.replace(commit(2), previous=Previous(first.operation, first.digest))),
     ):
         with pytest.raises(SnapshotMissingError, match="increments of snapshot daily were pruned"):
             ask()

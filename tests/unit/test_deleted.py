@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from check.structure import check_listing, check_structure
-from snapshots.commits import (
+from snapshots.listing.name_templates import used_names
+from snapshots.operations.committing import publish
+from snapshots.operations.leases import SnapshotInUseError
+from snapshots.operations.operation import begin, close, new_operation, pending
+from snapshots.operations.slot_guard import _kept
+from snapshots.records.commits import (
     SnapshotMissingError,
     check_not_pruned,
     commit_key,
     snapshot_names,
 )
-from snapshots.deletion import (
-    is_finished,
-    unfinished_deletions,
-)
-from snapshots.leases import SnapshotInUseError
-from snapshots.names import used_names
-from snapshots.operations import begin, close, new_operation, operation_key, pending
-from snapshots.publishing import publish
-from snapshots.retained import _kept
-from snapshots.tombstones import (
+from snapshots.records.operation_records import operation_key
+from snapshots.records.tombstones import (
+    RestorePoint,
     SnapshotDeletedError,
     tombstone_key,
+)
+from snapshots.removal.deletion import (
+    is_finished,
+    unfinished_deletions,
 )
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -38,14 +41,14 @@ from tests.unit.made_deletions import (
     prune,
     two_chains,
 )
-from wal.retained import Answers, Retained
-from wal.slots import chain_of_slot, slot_name
+from wal.slots.retained import Answers, Retained
+from wal.slots.slots import chain_of_slot, slot_name
 
 
 def test_a_tombstone_that_can_not_be_read_is_one_all_the_same() -> None:
     store = memory()
     nodes = two_chains(store)
-    begin(store, replace(new_operation("create", "old", 0, ("a", "b")), id="op-old-0"))
+    begin(store, structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0"))
     store.create(tombstone_key("old"), b"not what was written")
     assert snapshot_names(store) == ["new"]
     removed = delete(store, nodes).removed
@@ -60,7 +63,7 @@ def test_a_deleted_name_is_never_used_again() -> None:
     delete(store, two_chains(store))
     assert "old" in used_names(store)
     with pytest.raises(SnapshotDeletedError):
-        publish(store, replace(commit(0), snapshot="old"))
+        publish(store, structs.replace(commit(0), snapshot="old"))
     # A put that was under way arrives: it is garbage, and a repeat takes it away.
     store.create(commit_key("old", 0), b"late")
     assert snapshot_names(store) == ["new"]
@@ -79,8 +82,7 @@ def test_nobody_deletes_what_never_was() -> None:
 def lease(store: ObjectStore, minutes: int, name: str = "old") -> str:
     operation = new_operation("restore", name, 0, ("a",))
     until = datetime.now(UTC) + timedelta(minutes=minutes)
-    operation.details = {"expires_at": until.isoformat(), "by": "cutline restore old ops@db7:1"}
-    begin(store, operation)
+    begin(store, structs.replace(operation, expires_at=until.isoformat(), by="cutline restore old ops@db7:1"))
     return operation.id
 
 
@@ -152,7 +154,7 @@ def test_a_pruned_chain_can_be_deleted() -> None:
     prune(store, nodes, keep_increments=1)
     removed = delete(store, nodes).removed
     assert removed is not None
-    assert removed.mark.points == ((0, OLD[0]),)
+    assert removed.mark.points == (RestorePoint(0, OLD[0]),)
     assert store.list("snapshots/old") == []
 
 
@@ -175,8 +177,8 @@ def test_the_slots_of_what_is_gone_are_known_for_what_they_are() -> None:
     store = memory()
     nodes = two_chains(store)
     for name in ("old", "new"):
-        begin(store, replace(new_operation("create", name, 0, ("a", "b")), id=f"op-{name}-0"))
-        close(store, replace(new_operation("create", name, 0, ("a", "b")), id=f"op-{name}-0"), "done")
+        begin(store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"))
+        close(store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"), "done")
 
     def gone(name: str) -> str:
         slot = slot_name(f"op-{name}-0")

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 import pytest
+from msgspec import structs
 
 from check.structure import names_to_check
 from fleet.config import Retention
-from snapshots.commits import (
+from snapshots.operations.operation import begin, new_operation, pending
+from snapshots.records.commits import (
     commit_key,
     read_chain,
     snapshot_names,
 )
-from snapshots.deletion import (
-    LastSnapshotError,
-    SnapshotUnreadableError,
-    is_finished,
-    unfinished_deletions,
-)
-from snapshots.operations import begin, new_operation, pending
-from snapshots.pruning import plan_prune
-from snapshots.tombstones import (
+from snapshots.records.tombstones import (
+    RestorePoint,
     is_deleted,
     only_full_key,
     read_mark,
     tombstone_key,
 )
+from snapshots.removal.deletion import (
+    LastSnapshotError,
+    SnapshotUnreadableError,
+    is_finished,
+    unfinished_deletions,
+)
+from snapshots.removal.pruning import plan_prune
 from storage.memory import InMemoryStore
 from storage.store import DeletionRefusedError, ObjectStore
 from tests.unit.made_chains import FLEET, HeldNodes, nodes_of, take
@@ -39,7 +42,7 @@ from tests.unit.made_deletions import (
     prune,
     two_chains,
 )
-from wal.slots import slot_name
+from wal.slots.slots import slot_name
 
 
 def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
@@ -52,7 +55,7 @@ def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         assert is_finished(store, "old")
         assert unfinished_deletions(store) == []
         assert pending(store) == []
-        assert read_mark(store, tombstone_key("old")).points == tuple(enumerate(OLD))
+        assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
         assert contents(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert nodes.publications
@@ -68,7 +71,7 @@ def test_a_pruning_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         expected = {key: body for key, body in before.items() if key in kept}
         assert {key: body for key, body in contents(store, "old").items() if key != only_full_key("old")} == expected
         assert read_chain(store, "old").increments == ()
-        assert read_mark(store, only_full_key("old")).points == ((1, OLD[1]), (2, OLD[2]))
+        assert read_mark(store, only_full_key("old")).points == (RestorePoint(1, OLD[1]), RestorePoint(2, OLD[2]))
         assert contents(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert pending(store) == []
@@ -200,7 +203,7 @@ def test_a_chain_of_which_an_increment_is_damaged_can_be_restored_up_to_there() 
 def test_what_can_not_be_read_goes_only_by_force_and_its_slots_with_it(number: int) -> None:
     store = memory()
     nodes = two_chains(store)
-    operation = replace(new_operation("create", "old", 0, ("a", "b")), id="op-old-0")
+    operation = structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0")
     begin(store, operation)
     key = commit_key("old", number)
     store.delete(key)
@@ -212,6 +215,6 @@ def test_what_can_not_be_read_goes_only_by_force_and_its_slots_with_it(number: i
     assert key in plan.problems["old"]
     removed = delete(store, nodes, force=True).removed
     assert removed is not None
-    assert removed.mark.points == tuple(enumerate(OLD))[:number]
+    assert removed.mark.points == tuple(starmap(RestorePoint, enumerate(OLD)))[:number]
     assert store.list("snapshots/old") == []
     assert nodes.slots == nodes_of("op-new-0").slots

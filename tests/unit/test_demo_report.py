@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-import cli.demo
+import cli.demo.command
 from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
-from cli.demo_report import ChapterName, CutWatch, StoryReport
+from cli.demo.report import ChapterName, CutWatch, StoryReport
 from cli.main import run
-from fleet.bank import BankInvariants
+from embedded.bank import BankInvariants
 from fleet.progress import Silent
 
 RIGHT = BankInvariants(30_000_000, 30_000_000, (5, 5, 5), (), ())
@@ -30,7 +30,7 @@ def story(checked: SnapshotReport, books: BankInvariants | None) -> StoryReport:
 
 
 def run_with(report: StoryReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(cli.demo, "tell_story", lambda _: report)
+    monkeypatch.setattr(cli.demo.command, "tell_story", lambda _: report)
     return run(["demo", *words])
 
 

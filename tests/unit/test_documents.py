@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from snapshots.baselines import recorded_baseline
-from snapshots.chain import Chain
-from snapshots.commits import commit_key, find_place, read_chain
-from snapshots.documents import ManifestError, sealed
-from snapshots.lost import lost_key, read_lost
-from snapshots.operations import pending, read_intent, recorded_commits
-from snapshots.store_identity import FLEET_KEY, ForeignSnapshotError, check_of_fleet, ensure_identity, read_identity
-from snapshots.tombstones import (
+from snapshots.operations.majority import recorded_baseline
+from snapshots.operations.operation import pending, recorded_commits
+from snapshots.records.chain import Chain
+from snapshots.records.commits import commit_key, find_place, read_chain
+from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.lost_chains import lost_key, read_lost
+from snapshots.records.operation_records import read_intent
+from snapshots.records.store_identity import (
+    FLEET_KEY,
+    ForeignSnapshotError,
+    check_of_fleet,
+    ensure_identity,
+    read_identity,
+)
+from snapshots.records.tombstones import (
     read_mark,
     tombstone_key,
 )
@@ -29,11 +36,11 @@ from tests.unit.document_kinds import (
     FULL,
     INTENT,
     KINDS,
+    MAPS,
     OF_THEIR_TYPE,
     OPERATION,
     OPTIONAL,
     OUTCOME,
-    UNREAD,
     increment_of,
     outcome_of,
 )
@@ -127,9 +134,8 @@ def test_a_newer_or_unknown_version_is_said_to_be_one(kind: str) -> None:
     body, _ = written(kind)
     document = json.loads(body)
     name = document["schema"].rpartition("/")[0]
-    if kind != "void":  # of another version a void is no void, and so no commit
-        for schema in (f"{name}/3", f"{name}/999999999", f"{name}/", "else", "", 1, None, [name]):
-            assert "newer version" in refusal(kind, sealed(document | {"schema": schema})).hint
+    for schema in (f"{name}/3", f"{name}/999999999", f"{name}/", "else", "", 1, None, [name]):
+        assert "newer version" in refusal(kind, sealed(document | {"schema": schema})).hint
     # Whose fixed form may be another, too.
     newer = json.dumps(document | {"schema": f"{name}/3"}).encode()
     assert f"a newer version of Cutline may have written it: its schema is {name}/3" in refusal(kind, newer).hint
@@ -153,26 +159,24 @@ def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], N
     return sealed(copy)
 
 
-def needed(kind: str, document: Any) -> list[tuple[Any, ...]]:
-    unread = UNREAD.get(kind, set()) | {"digest"}
-    return [path for path in places_in(document) if path[-1] not in unread]
+def read_places(document: Any) -> list[tuple[Any, ...]]:
+    """All but the digest, which every document is sealed with anew."""
+    return [path for path in places_in(document) if path != ("digest",)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_of_a_wrong_type_is_refused_wherever_it_is(kind: str) -> None:
     body, _ = written(kind)
     document = json.loads(body)
-    for path in needed(kind, document):
+    for path in read_places(document):
         for wrong in ({"x": []}, [[]], True, 1.5, 10**30, float("nan"), "\ud800"):
 
             def put(holder: Any, name: Any, wrong: Any = wrong) -> None:
                 wrong = wrong if not isinstance(wrong, dict) or not isinstance(holder[name], dict) else []
                 holder[name] = wrong
 
-            # What is of its type, and what makes of a void none.
-            if (path[-1], wrong) in OF_THEIR_TYPE or (kind, path[-1]) == ("void", "schema"):
-                continue
-            refusal(kind, changed(document, path, put))
+            if (path[-1], wrong) not in OF_THEIR_TYPE:
+                refusal(kind, changed(document, path, put))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,9 +184,57 @@ def test_a_field_that_is_missing_is_refused(kind: str) -> None:
     body, _ = written(kind)
     document = json.loads(body)
     absent = OPTIONAL.get(kind, set()) | DEFAULTED
-    for path in needed(kind, document):
-        if isinstance(path[-1], str) and path[-1] not in absent and (kind, path[-1]) != ("void", "schema"):
+    for path in read_places(document):
+        if isinstance(path[-1], str) and path[-1] not in absent:
             refusal(kind, changed(document, path, lambda holder, name: holder.pop(name)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_is_unknown_is_refused_wherever_it_is(kind: str) -> None:
+    """It may change what the others mean."""
+    body, _ = written(kind)
+    document = json.loads(body)
+
+    def add(holder: Any, name: Any) -> None:
+        holder[name]["novel"] = 7
+
+    whole = refusal(kind, sealed(document | {"novel": 7}))
+    assert "unknown field `novel`" in whole.message
+    assert "newer version" in whole.hint
+    for path in read_places(document):
+        if isinstance(place_of(document, path), dict) and path[-1] not in MAPS:
+            message = refusal(kind, changed(document, path, add)).message
+            assert f"unknown field `novel` - at `{as_text(path)}`" in message
+
+
+def place_of(document: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        document = document[name]
+    return document
+
+
+def as_text(path: tuple[Any, ...]) -> str:
+    """The place as an error names it; names in a map are not told."""
+    parts = ["$"]
+    for before, name in zip(("", *path), path, strict=False):
+        parts.append("[...]" if before in MAPS else f"[{name}]" if isinstance(name, int) else f".{name}")
+    return "".join(parts)
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), [
+    ("increment", {"increment": "1"}, "Expected `int`, got `str` - at `$.increment`"),
+    ("increment", {"sequences": {"a": [7]}}, "Expected `object`, got `int` - at `$.sequences[...][0]`"),
+    ("full", {"base": {"a": 7, "b": "0/0"}}, "a int is no WAL position - at `$.base[...]`"),
+    ("full", {"base": {"a": "7", "b": "0/0"}}, "'7' is not a WAL position - at `$.base[...]`"),
+    ("full", {"counts": {"bytes": -1}}, "Expected `int` >= 0 - at `$.counts[...]`"),
+    ("full", {"created_at": "2026-11-20"}, "- at `$.created_at`"),
+    ("full", {"created_at": "2026-02-30T00:00:00Z"}, "day is out of range"),
+    ("outcome", {"state": "over"}, "Invalid enum value 'over' - at `$.state`"),
+    ("lease", {"expires_at": "2026-11-20T01:00:00"}, "- at `$.expires_at`"),
+])  # fmt: skip
+def test_what_is_wrong_is_named_by_its_place(kind: str, change: dict[str, Any], message: str) -> None:
+    body, _ = written(kind)
+    assert message in refusal(kind, sealed(json.loads(body) | change)).message
 
 
 def put_together(*found: tuple[str, bytes]) -> InMemoryStore:
@@ -240,16 +292,17 @@ def test_a_snapshot_of_another_fleet_is_refused_and_both_fleets_are_named() -> N
     with pytest.raises(ForeignSnapshotError) as error:
         check_of_fleet(chain, own)
     assert commit_key("daily", 0) in error.value.message
-    assert chain.part.fleet_id in error.value.message
+    assert chain.full.fleet_id in error.value.message
     assert own.fleet_id in error.value.message
-    check_of_fleet(chain, replace(own, fleet_id=chain.part.fleet_id))
+    check_of_fleet(chain, replace(own, fleet_id=chain.full.fleet_id))
 
 
 def test_documents_of_before_they_had_digests_are_read() -> None:
     fleet = {"schema": "cutline/fleet/1", "fleet": "0a1b2c3d", "name": "shop", "format": 1}
     intent = {"schema": "cutline/operation/1", "operation": OPERATION.id, "kind": "create", "snapshot": "weekly",
               "increment": 2, "began_at": OPERATION.began_at, "nodes": ["a"], "slot": None}  # fmt: skip
-    outcome = {"schema": "cutline/operation/1", "operation": OPERATION.id, "state": "done", "reason": ""}
+    outcome = {"schema": "cutline/operation/1", "operation": OPERATION.id, "state": "done", "reason": "",
+               "ended_at": OPERATION.began_at}  # fmt: skip
     documents = ((FLEET_KEY, fleet), (INTENT, intent), (OUTCOME, outcome))
     store = put_together(*((key, json.dumps(one, indent=1).encode()) for key, one in documents))
     assert read_identity(store, FLEET).fleet_id == "0a1b2c3d"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.dump_faults import OtherType, corrected, with_other_types
+from snapshots.ddl.dump_faults import OtherType, corrected, with_other_types
 
 # As pg_dump 18.4 writes it, with --quote-all-identifiers.
 HEIR = '''CREATE TABLE "public"."q" (

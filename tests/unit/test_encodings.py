@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.pgoutput_messages as made
-from fleet.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
-from fleet.groups import Column, Group, copy_line, copy_text
-from wal.bytes_column import from_list
-from wal.decoding import Decoder
-from wal.pgoutput import DecodingError
-from wal.versions import Version
+from columns.bytes_column import from_list
+from fleet.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
+from fleet.tables.groups import Column, Group, copy_line, copy_text
+from wal.decoding.decoder import Decoder
+from wal.decoding.pgoutput import DecodingError
+from wal.segments.definitions import Definition
 
 LATIN1_NAME = "größe"
 GROUP = Group(1, "public", LATIN1_NAME, "default", 1, (Column("é", "text", 25, -1, 0, 1),))
@@ -69,7 +69,7 @@ def messages() -> list[bytes]:
 
 
 def test_names_and_gids_are_text_by_the_servers_encoding_and_values_its_bytes() -> None:
-    decoded = Decoder("n1", (Version(7, GROUP),), "exact", convert=latin1).feed(from_list(messages()))
+    decoded = Decoder("n1", (Definition(7, GROUP),), "exact", convert=latin1).feed(from_list(messages()))
     assert decoded.changes["row"].to_pylist() == [b"\xff\n"]
     assert decoded.changes["global_id"].to_pylist() == ["glob-Ã©"]
     assert decoded.events["global_id"].to_pylist() == ["glob-Ã©"]
@@ -77,4 +77,4 @@ def test_names_and_gids_are_text_by_the_servers_encoding_and_values_its_bytes() 
 
 def test_without_an_encoding_names_must_be_utf8() -> None:
     with pytest.raises(DecodingError, match="a decoded name is no text"):
-        Decoder("n1", (Version(7, GROUP),), "exact").feed(from_list(messages()))
+        Decoder("n1", (Definition(7, GROUP),), "exact").feed(from_list(messages()))

@@ -1,4 +1,4 @@
-"""What cli/format.py promises: numbers and times as a person reads them."""
+"""What cli/output/format.py promises: numbers and times as a person reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cli.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
+from cli.output.format import age_text, count_text, quantity_text, seconds_text, size_text, time_text
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

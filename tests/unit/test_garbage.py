@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from fleet.progress import Silent
-from snapshots.base_plan import base_prefix
-from snapshots.commits import commit_key, free_turn, read_chain, snapshot_names
-from snapshots.deciding import decide, has_committed
-from snapshots.garbage import Why
-from snapshots.leases import leased
-from snapshots.lost import lost_key
-from snapshots.operations import close, new_operation, operation_key
-from snapshots.publishing import publish
-from snapshots.tombstones import only_full_key, tombstone_key
+from snapshots.operations.committing import publish
+from snapshots.operations.deciding import decide, has_committed
+from snapshots.operations.leases import leased
+from snapshots.operations.operation import close, new_operation
+from snapshots.records.commits import commit_key, free_turn, read_chain, snapshot_names
+from snapshots.records.keys import base_prefix
+from snapshots.records.lost_chains import lost_key
+from snapshots.records.operation_records import operation_key
+from snapshots.records.tombstones import only_full_key, tombstone_key
+from snapshots.removal.garbage import Why
 from storage.ids import new_operation_id
 from storage.local import LocalStore
 from tests.unit.made_garbage import MadeStore, age, collected, found, garbage_of, kept, needed_by

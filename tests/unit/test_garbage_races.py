@@ -15,23 +15,25 @@ from threading import RLock
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fleet.progress import Silent
-from snapshots import garbage
-from snapshots.commits import find_place, free_turn, read_chain, snapshot_names
-from snapshots.deciding import decide
-from snapshots.garbage import SnapshotJudge, Verdict, Why
-from snapshots.leases import leased
-from snapshots.lost import is_lost
-from snapshots.operations import Operation, begin, close, commit_operation, new_operation, pending
-from snapshots.places import Place
-from snapshots.tombstones import is_deleted, is_only_full
+from snapshots.operations.deciding import decide
+from snapshots.operations.leases import leased
+from snapshots.operations.operation import Operation, begin, close, commit_operation, new_operation, pending
+from snapshots.records.commits import find_place, free_turn, read_chain, snapshot_names
+from snapshots.records.keys import Place
+from snapshots.records.lost_chains import is_lost
+from snapshots.records.operation_records import Intent
+from snapshots.records.tombstones import is_deleted, is_only_full
+from snapshots.removal import garbage
+from snapshots.removal.garbage import SnapshotJudge, Verdict, Why
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectMissingError
 from tests.soak import SOAK_SECONDS
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import NODES, MadeStore, collected, needed_by
-from wal.archive import archive_prefix, segment_key
+from wal.segments.archive import archive_prefix, segment_key
 
 SEEDS = 25
 ROUNDS = 12
@@ -116,7 +118,7 @@ class Crowd:
 
     def _full(self, name: str, turn: int) -> Steps:
         yield from self.settle()
-        if find_place(self.store, name, 0).document is not None or is_deleted(self.store, name):
+        if find_place(self.store, name, 0).commit is not None or is_deleted(self.store, name):
             return
         operation = self.made.begin(name)
         objects: list[str] = []
@@ -138,7 +140,7 @@ class Crowd:
         yield
         number = chain.last.increment + 1
         operation = new_operation("create", name, number, NODES)
-        operation.turn = free_turn(self.store, name, number)
+        operation = structs.replace(operation, turn=free_turn(self.store, name, number))
         begin(self.store, operation)
         for _ in range(self.choice.randint(1, 2)):
             yield
@@ -146,7 +148,7 @@ class Crowd:
         yield
         yield from self._end(operation, lambda: self.made.commit(operation, chain=chain), turn)
 
-    def _end(self, operation: Operation, commit: Callable[[], Any], turn: int) -> Steps:
+    def _end(self, operation: Intent, commit: Callable[[], Any], turn: int) -> Steps:
         if self.choice.random() < 0.15:
             close(self.store, operation, "failed")
             return
@@ -156,7 +158,7 @@ class Crowd:
             return
         # The lock may be lost from here on.
         yield
-        commit_operation(self.store, operation, made)
+        commit_operation(self.store, Operation(operation), made)
         self.committed.add((operation.snapshot, operation.increment))
         yield
         close(self.store, operation, "done")
@@ -183,7 +185,7 @@ class Crowd:
                 yield
                 assert self.store.exists(key), f"{key} went while it was restored"
 
-    def _stored(self, operation: Operation, part: int) -> list[str]:
+    def _stored(self, operation: Intent, part: int) -> list[str]:
         prefix = f"snapshots/{operation.snapshot}/base"
         keys = [f"{prefix}/{node}/{operation.id}/part-{part:06d}-000-ab.parquet" for node in NODES]
         for key in keys:

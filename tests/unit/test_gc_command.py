@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fleet.config import Fleet, load_fleet
-from snapshots.collecting import Garbage, GcReport, Refused, Total
-from snapshots.garbage import Verdict, Why
-from snapshots.operations import close
-from snapshots.places import Kind
-from snapshots.store_identity import ensure_identity
+from snapshots.operations.operation import close
+from snapshots.records.keys import Kind
+from snapshots.records.store_identity import ensure_identity
+from snapshots.removal.garbage import Verdict, Why
+from snapshots.removal.gc import Garbage, GcReport, Refused, Total
 from storage.local import LocalStore
 from tests.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import MadeStore, needed_by
@@ -138,14 +138,14 @@ def test_interrupted_it_ends_soon_and_a_repeat_finishes(fleet: Fleet, made: Made
 def test_what_the_store_refuses_is_listed_and_the_exit_code_says_so(
     fleet: Fleet, made: MadeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import cli.gc
+    import cli.commands.gc
     import cli.main
 
     assert made.store
     report = GcReport(0.0, garbage=[Garbage(Kind.BASE, Why.FAILED, (), "other")], removed=Total(2, 20))
     report.refused = [Refused("snapshots/other/x", "locked until tomorrow")]
     report.keep("daily", Verdict(Why.UNCLEAR, "its commit is gone"), 7)
-    monkeypatch.setattr(cli.gc, "collect_garbage", lambda *_, **__: report)
+    monkeypatch.setattr(cli.commands.gc, "collect_garbage", lambda *_, **__: report)
     assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
     text = capsys.readouterr().out
     assert "removed 2 objects, 20 B" in text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.global_ids import global_ids
+from wal.cut.global_ids import global_ids
 
 
 def found(gids: list[str], form: str) -> list[str]:

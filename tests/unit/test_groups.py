@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import GroupRules
-from fleet.groups import (
+from fleet.record import INTEGER_MAX, fields_of, from_plain
+from fleet.tables.groups import (
     Column,
     Group,
     Table,
     column_list,
-    group_from_json,
     included,
     number_groups,
     qualified,
@@ -18,10 +20,11 @@ from fleet.groups import (
     table_name,
 )
 
-COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1), st.integers(0))
+COUNTS = st.integers(0, INTEGER_MAX)
+COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1, 2**31), COUNTS)
 GROUPS = st.builds(
     Group,
-    st.integers(1),
+    st.integers(1, INTEGER_MAX),
     st.text(min_size=1),
     st.text(min_size=1),
     st.sampled_from(["default", "index", "full", "append_only"]),
@@ -39,7 +42,7 @@ def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identi
 
 @given(GROUPS)
 def test_a_group_is_what_its_json_says(group: Group) -> None:
-    assert group_from_json(group.to_json()) == group
+    assert from_plain(json.loads(json.dumps(fields_of(group))), Group) == group
 
 
 def test_the_same_table_has_one_number_on_all_shards() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from cli.failure import _USAGE_MISTAKE
 from cli.main import app
+from cli.output.failure import _USAGE_MISTAKE
 from fleet.hints import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,16 +8,17 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from snapshots.late_writers import late_writers
+from fleet.lsn import Lsn
+from snapshots.create.late_writers import late_writers
 from storage.memory import InMemoryStore
-from wal.archive import SegmentRange
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment
+from wal.segments.archive import SegmentRange
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import create_segment
 
 NAMES = count()
 COPIED, OTHER = 5, 6
 COPY = 200
-HELD = SegmentRange("n1", "op", 0, 1000)
+HELD = SegmentRange("n1", "op", Lsn(0), Lsn(1000))
 
 # A row of a segment: op, lsn, end of its record, number of the transaction, group.
 Row = tuple[str, int, int, int, int]
@@ -39,10 +40,10 @@ def found(changes: Sequence[Row], events: Sequence[Row], split: int = 0) -> list
         create_segment(
             store, "wal", number, HELD,
             tuple(pa.Table.from_pylist([row(one) for one in rows], schema=SEGMENT_SCHEMA) for rows in part),  # type: ignore[arg-type]
-        )
+        ).segment
         for number, part in enumerate(parts, start=1)
     ]  # fmt: skip
-    return late_writers(store, segments, COPY, {COPIED})
+    return late_writers(store, segments, Lsn(COPY), {COPIED})
 
 
 CHANGE: Row = ("U", 100, 100, 7, COPIED)

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
-import snapshots.leases as module
+import snapshots.operations.leases as module
 from fleet.progress import Noting, Silent
-from snapshots.commits import SnapshotMissingError
-from snapshots.documents import ManifestError, sealed
-from snapshots.leases import SnapshotInUseError, check_not_in_use, leased, open_leases, time_of
-from snapshots.operations import Operation, is_open, new_operation, now_text, operation_key, pending, write
-from snapshots.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, leased, open_leases, time_of
+from snapshots.operations.operation import begin, is_open, new_operation, pending
+from snapshots.records.commits import SnapshotMissingError
+from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.operation_records import Intent, LeaseRenewal, operation_key, write_operation_record
+from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.memory import InMemoryStore
 from storage.store import ObjectMissingError, StoreUnreachableError
-from tests.unit.made_commits import memory, own_url
+from tests.unit.made_commits import mark, memory, own_url
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def restoring(increment: int = 0) -> Operation:
+def restoring(increment: int = 0) -> Intent:
     return new_operation("restore", "daily", increment, ("a",))
 
 
-def begun(store: InMemoryStore, expires_at: datetime) -> Operation:
+def begun(store: InMemoryStore, expires_at: datetime) -> Intent:
     """A restore whose process says nothing any more."""
-    operation = restoring()
-    write(store, operation.id, "intent", {
-        "kind": "restore", "snapshot": "daily", "increment": 0, "began_at": operation.began_at, "nodes": ["a"],
-        "slot": None, "expires_at": time_of(expires_at), "by": "cutline restore daily ops@db7:4711",
-    })  # fmt: skip
+    operation = structs.replace(restoring(), expires_at=time_of(expires_at), by="cutline restore daily ops@db7:4711")
+    begin(store, operation)
     return operation
+
+
+def renew(store: InMemoryStore, operation: Intent, number: int, expires_at: str) -> None:
+    write_operation_record(store, f"lease-{number}", LeaseRenewal(operation.id, expires_at))
 
 
 def test_what_is_being_restored_is_in_use_until_it_is_done() -> None:
@@ -77,7 +80,7 @@ def test_the_newest_renewal_counts(renewals: int) -> None:
     store = memory()
     operation = begun(store, NOW)
     for number in range(1, renewals + 1):
-        write(store, operation.id, f"lease-{number}", {"expires_at": time_of(NOW + timedelta(minutes=number))})
+        renew(store, operation, number, time_of(NOW + timedelta(minutes=number)))
     (lease,) = open_leases(store, "daily")
     assert lease.until == NOW + timedelta(minutes=renewals)
     assert lease.is_running(NOW + timedelta(minutes=renewals, seconds=-1))
@@ -86,18 +89,18 @@ def test_the_newest_renewal_counts(renewals: int) -> None:
 
 def test_a_restore_of_an_earlier_version_counts_from_its_beginning() -> None:
     store = memory()
-    operation = replace(restoring(), began_at="2026-11-20T12:00:00.000Z")
-    write(store, operation.id, "intent", {
-        "kind": "restore", "snapshot": "daily", "increment": 0, "began_at": operation.began_at, "nodes": [],
-        "slot": None,
-    })  # fmt: skip
+    operation = restoring()
+    store.create(operation_key(operation.id, "intent"), sealed({
+        "schema": "cutline/operation/1", "operation": operation.id, "kind": "restore", "snapshot": "daily",
+        "increment": 0, "began_at": "2026-11-20T12:00:00.000Z", "nodes": [], "slot": None,
+    }))  # fmt: skip
     assert open_leases(store)[0].until == NOW + timedelta(seconds=module.LEASE_SECONDS)
 
 
 def test_a_lease_that_can_not_be_read_is_named_and_holds() -> None:
     store = memory()
     operation = begun(store, NOW)
-    write(store, operation.id, "lease-1", {"expires_at": "soon"})
+    renew(store, operation, 1, "soon")
     with pytest.raises(ManifestError, match=operation_key(operation.id, "lease-1")):
         check_not_in_use(store, "daily")
 
@@ -157,7 +160,7 @@ def test_an_end_that_can_not_be_stored_does_not_undo_what_was_restored() -> None
 
 def delete(store: InMemoryStore) -> None:
     """A deletion's two steps in their order: its tombstone, then a look for leases."""
-    store.create(tombstone_key("daily"), sealed({"at": now_text()}))
+    store.create(tombstone_key("daily"), sealed(mark()))
     check_not_in_use(store, "daily")
 
 
@@ -198,7 +201,7 @@ def test_where_each_comes_before_the_look_of_the_other_both_give_way() -> None:
 
 def test_an_increment_that_was_pruned_meanwhile_is_not_restored() -> None:
     store = memory()
-    store.create(only_full_key("daily"), sealed({}))
+    store.create(only_full_key("daily"), sealed(mark(only_full=True)))
     with leased(store, restoring(), Silent()):
         pass
     with pytest.raises(SnapshotMissingError, match="pruned"), leased(store, restoring(1), Silent()):
@@ -208,7 +211,7 @@ def test_an_increment_that_was_pruned_meanwhile_is_not_restored() -> None:
 def meet_a_missing_object(store: InMemoryStore, *, is_deleted: bool) -> None:
     with leased(store, restoring(), Silent()):
         if is_deleted:
-            store.create(tombstone_key("daily"), sealed({"at": "2026-11-20T11:00:00Z"}))
+            store.create(tombstone_key("daily"), sealed(mark()))
         store.read("snapshots/daily/base/a")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cli.left_out import left_out_lines, warning_lines, warnings_of_several
-from fleet.left_out import (
+from cli.output.left_out import left_out_lines, warning_lines, warnings_of_several
+from fleet.record import fields_of, from_plain
+from fleet.tables.left_out import (
     COUNTED,
     WARNED,
     LeftOut,
     LeftOutKind,
-    left_out_from_json,
     warned_of,
     with_large_objects,
 )
@@ -49,8 +49,8 @@ def test_every_kind_has_a_line() -> None:
 def test_an_entry_is_what_its_json_says() -> None:
     one = LeftOut("a", LARGE, "pg_largeobject", "why", 3)
     document = {"node": "a", "kind": "large_objects", "name": "pg_largeobject", "why": "why", "count": 3}
-    assert one.to_json() == document
-    assert left_out_from_json(document) == one
+    assert fields_of(one) == document
+    assert from_plain(document, LeftOut) == one
 
 
 def test_a_warning_of_several_snapshots_is_said_once() -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.lineage import AFTER_ALL, BASE_LSN, BEFORE_ALL, lineage_of
-from snapshots.merging import Images, merge
-from wal.bytes_column import from_list, offsets_of
-from wal.segment_schema import DELETE, PARTIAL, UPSERT
+from columns.bytes_column import from_list, offsets_of
+from snapshots.fold.lineage import AFTER_ALL, BASE_LSN, BEFORE_ALL, lineage_of
+from snapshots.fold.merging import Images, merge
+from wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
 
 PLACE = [("node", pa.int32()), ("group", pa.int32())]
 WANTED = pa.schema([*PLACE, ("key", pa.binary())])

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.bytes_column import BytesColumn, from_list
-from wal.lines import Values, concatenated, equal, escape, key_lines, keys_of, lines_of, with_constants
+from columns.bytes_column import BytesColumn, from_list
+from columns.lines import Values, concatenated, escape, key_lines, keys_of, lines_of, with_constants
 
 # None is NULL, an empty tuple stands for an unchanged TOASTed value.
 Value = bytes | None | tuple[()]
@@ -116,8 +116,7 @@ def test_unchanged_values_are_filled_from_the_other_row() -> None:
 def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes]], block_bytes: int) -> None:
     pairs += [(left, left) for left, _ in pairs]
     left, right = from_list([one for one, _ in pairs]), from_list([other for _, other in pairs])
-    assert equal(left, right).tolist() == [one == other for one, other in pairs]
-    assert equal(left, right, block_bytes).tolist() == [one == other for one, other in pairs]
+    assert left.equals(right).tolist() == [one == other for one, other in pairs]
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=4), st.integers(0, 3))

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import snapshots.long_lines
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.long_images import completed
-from snapshots.long_lines import (
+import snapshots.fold.long_lines
+from columns.bytes_column import Bytes, from_list
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.long_images import completed
+from snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
     NO_PLACE,
     LongLines,
@@ -23,12 +24,11 @@ from snapshots.long_lines import (
     stand_in_of,
     with_stand_ins,
 )
-from snapshots.merging import Images, merge
-from snapshots.sources import BaseSource, Source, problem_of
+from snapshots.fold.merging import Images, merge
+from snapshots.fold.sources import BaseSource, Source, problem_of
 from storage.digest import digest
 from storage.memory import InMemoryStore
-from wal.bytes_column import Bytes, from_list
-from wal.damage import ObjectDamagedError
+from wal.segments.damage import ObjectDamagedError
 
 LONG = b"k\t" + b"x" * LONG_LINE_BYTES
 LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]
@@ -52,7 +52,7 @@ def read(store: InMemoryStore, objects: tuple[BaseSource, ...]) -> list[tuple[by
 
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 def test_a_long_line_is_found_again_where_it_was(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots.long_lines, "KEPT_BYTES_MAX", kept)
+    monkeypatch.setattr(snapshots.fold.long_lines, "KEPT_BYTES_MAX", kept)
     store = InMemoryStore("memory://test")
     objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES[::-1], 3))
     found = read(store, objects)

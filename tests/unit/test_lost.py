@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
-from snapshots.documents import ManifestError, sealed
-from snapshots.lost import Lost, chain_lost, is_lost, lost_key, mark_lost, read_lost
+from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.lost_chains import Lost, chain_lost, is_lost, lost_key, mark_lost, read_lost
 from storage.memory import InMemoryStore
 
 STORES = count()

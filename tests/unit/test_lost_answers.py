@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
-import snapshots.commits as commits
-import snapshots.publishing as publishing
+import snapshots.records.commits as commits
 import storage.storing as storing
 from fleet.config import Fleet, GroupRules
-from snapshots.baselines import claim_majority
-from snapshots.commits import commit_key, snapshot_names
-from snapshots.documents import sealed
-from snapshots.lost import Lost, is_lost, lost_key, mark_lost
-from snapshots.operations import commit_operation, new_operation, operation_key, pending, recorded
-from snapshots.publishing import CommitIndeterminateError
-from snapshots.settle import settle_operations
-from snapshots.store_identity import FLEET_KEY, ensure_identity
+from fleet.lsn import Lsn
+from snapshots.operations.committing import CommitIndeterminateError
+from snapshots.operations.majority import claim_majority
+from snapshots.operations.operation import Operation, commit_operation, new_operation, pending, recorded
+from snapshots.operations.settling import settle_operations
+from snapshots.records.commits import commit_key, snapshot_names
+from snapshots.records.documents import sealed
+from snapshots.records.lost_chains import Lost, is_lost, lost_key, mark_lost
+from snapshots.records.operation_records import operation_key
+from snapshots.records.store_identity import FLEET_KEY, ensure_identity
 from storage.errors import SnapshotError
+from storage.location import StoreLocation
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
 from storage.storing import StoreAnswersLostError, create_or_find
 from tests.unit.made_commits import commit, identity, own_url
 from tests.watching import Watching
-from wal.archive import SegmentRange, archive_prefix, segment_key
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment
+from wal.segments.archive import SegmentRange, archive_prefix, segment_key
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import create_segment
 
 ROOT = Path(__file__).parent.parent.parent
-FLEET = Fleet(Path("fleet.toml"), "shop", "memory://", {}, (), "exact", GroupRules(), "local", {})
+FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://"), (), "exact", GroupRules(), "local", {})
 OTHER = Lost("weekly", "op-9", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
 EMPTY = pa.Table.from_batches([], SEGMENT_SCHEMA)
 
@@ -44,8 +47,7 @@ FATES: tuple[Fate, ...] = ("stored", "never", "late")
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (publishing, storing):
-        monkeypatch.setattr(module, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,13 @@ class Life:
         """Do all that a full snapshot creates, and give up another chain on the way."""
         ensure_identity(self.store, FLEET)
         claim_majority(self.store, {"a": identity("a")})
-        operation = new_operation("create", "daily", 0, ("a",))
+        operation = Operation(new_operation("create", "daily", 0, ("a",)))
         self.operation = operation.id
         with recorded(self.store, operation, self.undo, self.watching):
-            held = SegmentRange("a", operation.id, 0, 100)
+            held = SegmentRange("a", operation.id, Lsn(0), Lsn(100))
             create_segment(self.store, archive_prefix("daily", "a", operation.id), 1, held, (EMPTY, EMPTY))
             mark_lost(self.store, OTHER)
-            made = replace(commit(0, chain=operation.id), operation=operation.id)
+            made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
             commit_operation(self.store, operation, made)
 
     def undo(self) -> bool:
@@ -164,10 +166,10 @@ def test_whatever_answer_is_lost_what_is_told_is_true_and_stays_so(lost: int, fa
 
 def name_is_free(store: ObjectStore) -> None:
     """The next operation of the name commits."""
-    operation = new_operation("create", "daily", 0, ("a",))
-    operation.turn = commits.free_turn(store, "daily", 0)
+    intent = new_operation("create", "daily", 0, ("a",))
+    operation = Operation(structs.replace(intent, turn=commits.free_turn(store, "daily", 0)))
     with recorded(store, operation):
-        made = replace(commit(0, chain=operation.id), operation=operation.id)
+        made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
         commit_operation(store, operation, made)
     assert commits.read_chain(store, "daily").full.operation == operation.id
 
@@ -235,7 +237,7 @@ def test_an_intent_that_can_not_be_read_is_named_and_blocks_nobody() -> None:
 
 
 # Who puts by another way than create_or_find has to say what a lost answer means there (docs/storage.md).
-DECIDING = {"snapshots/publishing.py", "snapshots/deciding.py"}
+DECIDING = {"snapshots/operations/committing.py", "snapshots/operations/deciding.py"}
 
 
 def test_everybody_else_creates_by_what_looks_into_lost_answers() -> None:

@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import json
 import string
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from fleet.baseline import NodeIdentity
 from fleet.config import GroupRules
-from fleet.groups import Column, Group
-from fleet.left_out import LeftOut, LeftOutKind
-from fleet.table_state import TableState
-from snapshots.chain import Chain
-from snapshots.commit_file import commit_from_json, commit_to_json
-from snapshots.commits import (
+from fleet.lsn import Lsn
+from fleet.nodes.baseline import NodeIdentity
+from fleet.record import fields_of
+from fleet.tables.append_only import Counters
+from fleet.tables.groups import Column, Group
+from fleet.tables.left_out import LeftOut, LeftOutKind
+from fleet.tables.table_state import TableState
+from snapshots.records.chain import Chain
+from snapshots.records.commit import (
+    Commit,
+    CutRecord,
+    DefinitionChanges,
+    FullSnapshot,
+    Increment,
+    Previous,
+    Sequence,
+    StoredObject,
+    Void,
+)
+from snapshots.records.commits import (
     commit_key,
     read_commit,
+    read_turn,
 )
-from snapshots.documents import ManifestError, sealed
-from snapshots.manifest import Commit, CutRecord, FullPart, SchemaPart, Sequence, StoredObject
-from tests.unit.made_commits import commit, memory
-from wal.archive import OpenTransaction, Segment, SegmentRange
-from wal.cut_values import Cut, NodeCut, Undecided
+from snapshots.records.documents import ManifestError, sealed
+from tests.unit.made_commits import as_read, commit, full_commit, memory
+from wal.cut.cut_values import NodeCut, Undecided
+from wal.segments.archive import OpenTransaction, Segment
 
 T = TypeVar("T")
 TEXTS = st.text(max_size=8)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
-PLACES = st.integers(0, 2**63 - 1)
+PLACES = st.integers(0, 2**63 - 1).map(Lsn)
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 
@@ -43,24 +56,33 @@ def several(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[T, ...]]:
 
 KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 TIMES = st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
-NODE_CUTS = st.builds(
-    NodeCut, PLACES, PLACES, PLACES, several(st.builds(Undecided, TEXTS, PLACES, PLACES)), several(PLACES), COUNTS
-)
 COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS, COUNTS, st.none() | TEXTS)
 GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, several(COLUMNS), COUNTS)
 SEQUENCES = st.builds(
     Sequence, TEXTS, TEXTS, st.integers(-(2**63) + 1, 2**63 - 1), st.booleans(), st.integers(1, 9), st.booleans()
 )
 RULES = st.builds(GroupRules, several(TEXTS), several(TEXTS), several(TEXTS))
-TABLE_STATES = st.builds(TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, several(TEXTS))
-STATES = several(TABLE_STATES).map(lambda found: {one.table: one for one in found})
+TABLE_STATES = st.builds(
+    TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, several(TEXTS),
+    st.none() | st.builds(Counters, COUNTS, COUNTS, TEXTS),
+)  # fmt: skip
+STATES = st.lists(TABLE_STATES, max_size=2, unique_by=lambda one: one.table).map(tuple)
+
+
+def node_cuts(node: str) -> st.SearchStrategy[NodeCut]:
+    undecided = several(st.builds(Undecided, TEXTS, PLACES, PLACES))
+    return st.builds(NodeCut, st.just(node), PLACES, PLACES, PLACES, COUNTS, undecided, several(PLACES))
 
 
 def segments_of(node: str) -> st.SearchStrategy[tuple[Segment, ...]]:
-    opened = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
-    held = st.builds(SegmentRange, st.just(node), TEXTS, PLACES, PLACES, opened)
-    events = st.none() | COUNTS
-    return several(st.builds(Segment, KEYS, COUNTS, held, COUNTS, TEXTS, COUNTS, COUNTS, COUNTS, COUNTS, events))
+    return several(
+        st.builds(
+            Segment, key=KEYS, number=COUNTS, size=COUNTS, digest=TEXTS, events_at=st.none() | COUNTS,
+            events_digest=TEXTS, changes=COUNTS, events=COUNTS, partials=COUNTS, truncates=COUNTS,
+            node=st.just(node), operation=TEXTS, after=PLACES, through=PLACES,
+            open=st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40)),
+        )
+    )  # fmt: skip
 
 
 def identities(node: str, backup_of: str | None) -> st.SearchStrategy[NodeIdentity]:
@@ -86,65 +108,86 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
     def of_shards(values: st.SearchStrategy[T]) -> dict[str, T]:
         return {shard: draw(values) for shard in shards}
 
-    part = None
+    common: dict[str, Any] = {
+        "snapshot": draw(TEXTS),
+        "operation": draw(TEXTS),
+        "chain": draw(TEXTS),
+        "created_at": draw(TIMES),
+        "seconds": draw(SECONDS),
+        "comment": draw(TEXTS),
+        "counts": {name: draw(COUNTS) for name in ("bytes", "changes", "transactions", "rows")},
+        "cut": CutRecord(
+            id=draw(TEXTS), attempts=draw(COUNTS), causes=draw(several(TEXTS)), seconds=draw(SECONDS),
+            nodes=tuple(draw(node_cuts(shard)) for shard in shards), global_transactions=draw(COUNTS),
+            included_early=draw(COUNTS), in_flight=draw(COUNTS),
+        ),
+        "sequences": of_shards(several(SEQUENCES)),
+        "segments": {node: draw(segments_of(node)) for node in nodes},
+        "left_out": draw(
+            st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
+        ),
+        "terminal": draw(st.booleans()),
+    }  # fmt: skip
     if draw(st.booleans()) if full is None else full:
         unique = st.lists(GROUPS, max_size=3, unique_by=lambda group: group.number).map(tuple)
         groups: dict[str, tuple[Group, ...]] = of_shards(unique)
-        part = FullPart(
-            draw(TEXTS), draw(TEXTS), {node: draw(identities(node, of)) for node, of in nodes.items()}, groups,
-            {node: draw(PLACES) for node in nodes},
-            tuple(one for node, of in nodes.items() for one in draw(objects_of(groups[of or node], node))),
-            of_shards(several(TEXTS)), draw(RULES), of_shards(STATES),
-            of_shards(TEXTS),
-        )  # fmt: skip
-    schema = None
-    if part is None and draw(st.booleans()):
+        return FullSnapshot(
+            increment=0,
+            fleet_id=draw(TEXTS),
+            global_id_form=draw(TEXTS),
+            baseline=tuple(draw(identities(node, of)) for node, of in nodes.items()),
+            groups=groups,
+            base={node: draw(PLACES) for node in nodes},
+            copied=tuple(one for node, of in nodes.items() for one in draw(objects_of(groups[of or node], node))),
+            roles=of_shards(several(TEXTS)),
+            rules=draw(RULES),
+            tables=of_shards(STATES),
+            fingerprints=of_shards(TEXTS),
+            **common,
+        )
+    changes = None
+    if draw(st.booleans()):
         begun = of_shards(st.lists(GROUPS, max_size=2, unique_by=lambda group: group.number).map(tuple))
         numbers = st.integers(1, 9)
-        schema = SchemaPart(
+        changes = DefinitionChanges(
             begun, of_shards(several(numbers)), of_shards(st.dictionaries(numbers, numbers, max_size=2)),
             {node: draw(st.dictionaries(numbers, PLACES, max_size=2)) for node in nodes}, of_shards(STATES),
             tuple(one for node, of in nodes.items() for one in draw(objects_of(begun[of or node], node))),
             of_shards(several(TEXTS)), of_shards(TEXTS),
         )  # fmt: skip
-    cut = Cut(of_shards(NODE_CUTS), draw(COUNTS), draw(COUNTS), draw(COUNTS))
-    return Commit(
-        snapshot=draw(TEXTS),
-        increment=0 if part else draw(st.integers(1, 2**40)),
-        operation=draw(TEXTS),
-        chain=draw(TEXTS),
-        created_at=draw(TIMES),
-        seconds=draw(SECONDS),
-        cut=CutRecord(draw(TEXTS), draw(COUNTS), draw(SECONDS), cut, draw(several(TEXTS))),
-        segments={node: draw(segments_of(node)) for node in nodes},
-        sequences=of_shards(several(SEQUENCES)),
-        counts={name: draw(COUNTS) for name in ("bytes", "changes", "transactions", "rows")},
-        comment=draw(TEXTS),
-        full=part,
-        schema=schema,
-        left_out=draw(
-            st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
-        ),
+    return Increment(
+        increment=draw(st.integers(1, 2**40)),
+        previous=draw(st.none() | st.builds(Previous, TEXTS, TEXTS)),
+        definition_changes=changes,
+        **common,
     )
 
 
 COMMITS = commits()
 
 
+def read_back(body: bytes) -> Commit | Void:
+    store = memory()
+    store.create("the/key", body)
+    return read_turn(store, "the/key")
+
+
 @given(COMMITS)
-def test_a_commit_is_what_its_file_says(found: Commit) -> None:
-    document = json.loads(sealed(commit_to_json(found)))
-    assert commit_from_json("key", document) == found
+def test_a_commit_is_what_its_file_says_and_would_be_written_so_again(found: Commit) -> None:
+    body = sealed(found)
+    read = read_back(body)
+    assert read == as_read(found)
+    assert sealed(read) == body
 
 
 @given(COMMITS)
 def test_a_seal_does_not_depend_on_who_sealed(found: Commit) -> None:
-    body = sealed(commit_to_json(found))
+    body = sealed(found)
     assert sealed(json.loads(body)) == body
 
 
 def test_no_byte_of_a_commit_can_change_unnoticed() -> None:
-    body = sealed(commit_to_json(commit(1)))
+    body = sealed(commit(1))
     for place in range(len(body)):
         store = memory()
         store.create(commit_key("daily", 1), body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
@@ -155,26 +198,24 @@ def test_no_byte_of_a_commit_can_change_unnoticed() -> None:
 
 @pytest.mark.parametrize("name", ["snapshot", "cut", "segments", "counts", "operation", "schema"])
 def test_a_commit_that_lacks_something_is_refused_by_name(name: str) -> None:
-    document = commit_to_json(commit(0))
+    document = fields_of(commit(0))
     del document[name]
-    with pytest.raises(ManifestError, match="object the/key is no commit file"):
-        commit_from_json("the/key", document)
+    with pytest.raises(ManifestError, match=f"object the/key is not a document .*missing required field `{name}`"):
+        read_back(sealed(document))
 
 
 def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables_are_still_named() -> None:
-    found = commit(0)
-    document = commit_to_json(found)
-    assert "left_out" not in document
-    assert commit_from_json("key", document) == found
+    found = full_commit()
+    assert "left_out" not in fields_of(found)
+    assert read_back(sealed(found)) == as_read(found)
     assert Chain(found).left_out == ()
     log = Group(1, "public", "log", "append_only", 0, ())
-    assert found.full
-    chain = Chain(replace(found, full=replace(found.full, groups={"a": (log,)})))
+    chain = Chain(structs.replace(found, groups={"a": (log,)}))
     assert [(one.node, one.kind, one.name) for one in chain.left_out] == [("a", "append_only_table", "public.log")]
     assert chain.append_only == ["public.log"]
 
 
 def test_a_commit_of_a_newer_format_is_refused() -> None:
     with pytest.raises(ManifestError) as error:
-        commit_from_json("key", commit_to_json(commit(0)) | {"schema": "cutline/snapshot/3"})
+        read_back(sealed(fields_of(commit(0)) | {"schema": "cutline/snapshot/3"}))
     assert "newer version" in error.value.hint

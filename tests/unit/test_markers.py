@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.markers import Marker, marker_from_bytes
+from wal.cut.markers import Marker, marker_from_bytes
 
 
 @given(st.text(), st.text(), st.sampled_from(["start", "finish"]))

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-import snapshots.names as module
+import snapshots.listing.name_templates as module
 from fleet.config import load_fleet
-from snapshots.commit_file import commit_to_json
-from snapshots.commits import SnapshotMissingError, commit_key
-from snapshots.documents import sealed
-from snapshots.names import new_name, newest_name, next_number, read_template, used_names
-from snapshots.operations import new_operation, write
+from snapshots.listing.name_templates import new_name, newest_name, next_number, read_template, used_names
+from snapshots.operations.operation import begin, new_operation
+from snapshots.records.commits import SnapshotMissingError, commit_key
+from snapshots.records.documents import sealed
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, memory
@@ -87,9 +87,7 @@ def test_deleted_names_and_those_that_operations_want_are_used() -> None:
     store.create("snapshots/v1/snapshot.json", b"{}")
     store.create("snapshots/v2/base/a/x/part-0.parquet", b"")
     store.create("deleted/v3.json", b"{}")
-    pending = new_operation("create", "v4", 0, ("a",))
-    intent = {"kind": "create", "snapshot": "v4", "increment": 0, "began_at": "", "nodes": ["a"], "slot": None}
-    write(store, pending.id, "intent", intent)
+    begin(store, new_operation("create", "v4", 0, ("a",)))
     store.create(f"operations/{new_operation('create', '', 0, ()).id}/intent.json", b"{}")
     assert used_names(store) == {"v1", "v2", "v3", "v4"}
     assert next_number(read_template("v{n}"), used_names(store)) == 5
@@ -103,8 +101,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
     store = memory()
     store.create("fleet.json", json.dumps({"schema": "cutline/fleet/1", "fleet": "ab", "name": "x"}).encode())
     for name in ("nightly-2026-11-09", "nightly-2026-11-10", "nightly-2026-10-31"):
-        one = commit_to_json(commit(0)) | {"snapshot": name}
-        store.create(commit_key(name, 0), sealed(one))
+        store.create(commit_key(name, 0), sealed(structs.replace(commit(0), snapshot=name)))
     store.create("snapshots/nightly-2026-11-11/base/a/x/part-0.parquet", b"")
     monkeypatch.setattr(module, "_store", lambda _: store)
     return load_fleet(file)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from fleet.progress import Silent
-from snapshots.commits import commit_key
-from snapshots.garbage import Verdict, Why
-from snapshots.leases import leased
-from snapshots.old_records import judge_probe
-from snapshots.operations import begin, close, new_operation, operation_key, pending, recorded_commits, write
+from snapshots.operations.leases import leased
+from snapshots.operations.operation import begin, close, new_operation, pending, recorded_commits
+from snapshots.records.commits import commit_key
+from snapshots.records.operation_records import LeaseRenewal, operation_key, write_operation_record
+from snapshots.removal.garbage import Verdict, Why
+from snapshots.removal.old_records import judge_probe
 from storage.ids import new_operation_id
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
@@ -41,7 +43,7 @@ def test_records_go_a_month_after_their_outcome_but_for_those_that_are_needed() 
     close(made.store, left, "failed")
     restored = new_operation("restore", "daily", 0, ())
     with leased(made.store, restored, Silent()):
-        write(made.store, restored.id, "lease-1", {"expires_at": "2026-11-20T12:00:00Z"})
+        write_operation_record(made.store, "lease-1", LeaseRenewal(restored.id, "2026-11-20T12:00:00Z"))
     age(made.store, 29)
     collected(made.store)
     assert made.store.exists(operation_key(failed.id, "outcome"))
@@ -74,7 +76,7 @@ def test_the_record_of_a_commit_that_is_gone_stays_and_that_of_objects_that_are_
 def test_a_record_that_went_in_part_is_over_and_goes_on_going(deletions: int) -> None:
     made = MadeStore()
     failed = made.begin("daily")
-    write(made.store, failed.id, "progress", {})
+    made.store.create(operation_key(failed.id, "progress"), b"{}")
     close(made.store, failed, "failed")
     age(made.store, 31)
     dying = Dying(made.store, deletions)
@@ -208,7 +210,7 @@ def test_hidden_files_go_if_they_are_older_than_all_that_runs(tmp_path: Path) ->
     assert garbage_of(store) == {"old": "left-over"}
     operation = new_operation("create", "daily", 0, ("a",))
     began = datetime.now(UTC) - timedelta(hours=2)
-    begin(store, replace(operation, began_at=began.isoformat()))
+    begin(store, structs.replace(operation, began_at=began.isoformat()))
     # It may have been written by that operation, whose clock may be off.
     assert garbage_of(store) == {}
     made.operations.append(operation)

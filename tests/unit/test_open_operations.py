@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
-from snapshots.commits import SnapshotMissingError, read_chain
-from snapshots.open_operations import read_open_operations, told_where_missing
-from snapshots.operations import Operation, close, operation_key, recorded
-from snapshots.publishing import publish
+from snapshots.operations.committing import publish
+from snapshots.operations.open_operations import read_open_operations, told_where_missing
+from snapshots.operations.operation import Operation, close, recorded
+from snapshots.records.commits import SnapshotMissingError, read_chain
+from snapshots.records.operation_records import Intent, operation_key
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
 from tests.unit.made_commits import commit, memory
 
 
-def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Operation:
+def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Intent:
     """An operation whose process died."""
-    operation = Operation(f"op-{name}-{increment}-{kind}", kind, name, increment, "2026-11-20T11:00:00.000Z", ("a",))
-    with pytest.raises(IndeterminateError), recorded(store, operation):
+    intent = Intent(
+        operation=f"op-{name}-{increment}-{kind}", kind=kind, snapshot=name, increment=increment,
+        began_at="2026-11-20T11:00:00.000Z", nodes=("a",), slot=None,
+    )  # fmt: skip
+    with pytest.raises(IndeterminateError), recorded(store, Operation(intent)):
         raise IndeterminateError("it died")
-    return operation
+    return intent
 
 
 def test_one_that_has_not_committed_is_named_without_alarm() -> None:
@@ -43,7 +46,7 @@ def test_one_that_has_not_committed_is_named_without_alarm() -> None:
 def test_one_whose_commit_is_there_exists() -> None:
     store = memory()
     one = opened(store)
-    publish(store, replace(commit(0), operation=one.id))
+    publish(store, structs.replace(commit(0), operation=one.id))
     (found,) = read_open_operations(store, "daily")
     assert found.committed
     assert found.text.endswith("has no outcome yet: its commit is in the store, so snapshot daily exists")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from msgspec import structs
 
-from snapshots.commits import commit_key
-from snapshots.documents import sealed
-from snapshots.operations import Operation, new_operation, pending, recorded, recorded_commits
+from snapshots.operations.operation import Operation, new_operation, pending, recorded, recorded_commits
+from snapshots.records.commits import commit_key
+from snapshots.records.documents import sealed
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectStore, StoreUnreachableError
+from tests.unit.made_commits import commit
 
 NUMBERS = count(1)
 
@@ -23,12 +25,12 @@ def store() -> ObjectStore:
 
 
 def full() -> Operation:
-    return new_operation("create", "shop", 0, ("a",))
+    return Operation(new_operation("create", "shop", 0, ("a",)))
 
 
 def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
     operation.is_committing = True
-    store.create(commit_key("shop", 0), sealed({"operation": operation.id}))
+    store.create(commit_key("shop", 0), sealed(structs.replace(commit(0), snapshot="shop", operation=operation.id)))
     raise KeyboardInterrupt
 
 
@@ -54,7 +56,7 @@ def test_what_could_not_be_undone_stays_open_for_the_next_command(store: ObjectS
     operation = full()
     with pytest.raises(KeyboardInterrupt), recorded(store, operation, lambda: False):
         raise KeyboardInterrupt
-    assert pending(store) == [operation]
+    assert pending(store) == [operation.intent]
 
 
 def test_what_is_not_known_is_neither_undone_nor_closed(store: ObjectStore) -> None:
@@ -62,7 +64,7 @@ def test_what_is_not_known_is_neither_undone_nor_closed(store: ObjectStore) -> N
     with pytest.raises(IndeterminateError), recorded(store, operation, lambda: undone.append(1) is None):
         raise IndeterminateError("lost")
     assert undone == []
-    assert pending(store) == [operation]
+    assert pending(store) == [operation.intent]
 
 
 def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +79,4 @@ def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: p
     monkeypatch.setattr(InMemoryStore, "create", away)
     with recorded(store, operation):
         pass
-    assert pending(store) == [operation]
+    assert pending(store) == [operation.intent]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from columns.bytes_column import BytesColumn, from_list
 from tests import pgoutput_messages as made
-from wal.bytes_column import BytesColumn, from_list
-from wal.pgoutput import DecodingError, Relation, RelationColumn, messages_of, read_relation, read_tuples
+from wal.decoding.pgoutput import DecodingError, Relation, RelationColumn, messages_of, read_relation, read_tuples
 
 
 def test_a_relation_is_read_as_it_was_sent() -> None:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.groups import Column, Group
-from snapshots import present as module
-from snapshots.base_copy import BASE_SCHEMA
-from snapshots.conversions import conversion
-from snapshots.present import Present, in_present_terms, present_of
-from wal.bytes_column import from_list, partition_of
-from wal.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
+from columns.bytes_column import from_list, partition_of
+from fleet.lsn import Lsn
+from fleet.tables.groups import Column, Group
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold import schema_at_cut as module
+from snapshots.fold.conversions import conversion
+from snapshots.fold.schema_at_cut import Present, in_present_terms, present_of
+from wal.segments.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 # COPY's text: `\\\\u` is a value that is a backslash and a u, and no mark; so `\\\\N` is no NULL.
 VALUES = st.sampled_from([b"", b"a", b"\\N", b"\\\\N", b"\\\\u", b"x\\ty", b"longer value", "é".encode()])
@@ -43,7 +44,7 @@ class History:
 
     definitions: dict[int, Group] = field(default_factory=dict)
     successions: dict[int, int] = field(default_factory=dict)
-    began: dict[int, int] = field(default_factory=dict)
+    began: dict[int, Lsn] = field(default_factory=dict)
 
     def path(self, number: int) -> list[int] | None:
         """The numbers from this one to the newest; None if rows of it are no more."""
@@ -94,7 +95,7 @@ def histories(draw: st.DrawFn) -> History:
             if draw(st.booleans()):
                 history.successions[number] = number - 1
             else:
-                history.began[number] = draw(st.integers(0, 20))
+                history.began[number] = Lsn(draw(st.integers(0, 20)))
         history.definitions[number] = group(number, columns, key_width)
     return history
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import Retention
-from snapshots.retention import Fate, Held, NoRetentionError, check_rules, judge
+from snapshots.removal.retention import Fate, Held, NoRetentionError, check_rules, judge
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from fleet.groups import Column, Group, Table
-from fleet.publications import PublicationChangedError
-from fleet.table_state import TableState
-from snapshots.schema_plan import Before, Changed, ShardPlan, plan_shard
+from fleet.tables.groups import Column, Group, Table
+from fleet.tables.publications import PublicationChangedError
+from fleet.tables.table_state import TableState
+from snapshots.ddl.table_plan import Before, Changed, ShardPlan, plan_shard
 
 INT, TEXT, VARCHAR = 23, 25, 1043
 
@@ -28,7 +27,7 @@ HIGHEST = 40
 def state(group: Group, attributes: int = 3, **changes: object) -> TableState:
     stamps = " ".join(f"{one.number}.700" for one in sorted(group.columns, key=lambda one: one.number))
     found = TableState(group.name, OID, "1.600", "2.600", 5000, attributes, stamps, ())
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return replace(found, **changes)
 
 
 def plan(
@@ -152,7 +151,7 @@ def test_a_generated_column_that_became_ordinary_was_not_stored_before() -> None
 )
 def test_what_the_wal_does_not_show_is_copied_anew(changes: dict[str, object]) -> None:
     before = state(OLD, types=("enum 1 2 old.2",))
-    assert not is_carried(plan(OLD, replace(before, **changes), before=before))  # type: ignore[arg-type]
+    assert not is_carried(plan(OLD, replace(before, **changes), before=before))
 
 
 def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
@@ -195,7 +194,9 @@ def test_a_definition_that_was_archived_under_already_keeps_its_number() -> None
     assert found.successions == {30: 7}
 
 
-@pytest.mark.parametrize("tried", [replace(TRIED, is_copied=True), Before(OID, replace(OLD, number=30, table="x"))])
+@pytest.mark.parametrize(
+    "tried", [Before(OID, TRIED.group, is_copied=True), Before(OID, replace(OLD, number=30, table="x"))]
+)
 def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_number_of_its_own(tried: Before) -> None:
     found = plan(NEW, state(NEW, 4), archived=(tried,))
     assert not is_carried(found)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 
@@ -10,51 +9,55 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-import wal.segments as module
+import wal.segments.segments as module
+from fleet.lsn import Lsn
+from fleet.record import fields_of, from_plain
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
 from tests.unit.made_changes import FULL, KEYED
-from wal.archive import (
+from wal.segments.archive import (
     ArchiveError,
     OpenTransaction,
     Segment,
     SegmentRange,
     archive_prefix,
     check_contiguous,
-    range_from_json,
-    segment_from_json,
     segment_key,
 )
-from wal.damage import ObjectDamagedError
-from wal.segment_schema import SEGMENT_SCHEMA
-from wal.segments import create_segment, read_events, read_metadata, unlisted_segments
-from wal.versions import Version
+from wal.segments.damage import ObjectDamagedError
+from wal.segments.definitions import Definition
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import create_segment, read_events, read_metadata, unlisted_segments
 
 NAMES = count()
-PLACES = st.integers(0, 2**63 - 1)
+PLACES = st.integers(0, 2**63 - 1).map(Lsn)
+OPEN = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
 RANGES = st.builds(
     SegmentRange,
     node=st.text(min_size=1),
     operation=st.text(min_size=1),
     after=PLACES,
     through=PLACES,
-    open=st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40)),
+    open=OPEN,
 )
 COUNTS = st.integers(0, 2**40)
 SEGMENTS = st.builds(
-    Segment, st.text(), st.integers(1, 10**12), RANGES, COUNTS, st.text(), COUNTS, COUNTS, COUNTS, COUNTS,
-    COUNTS, st.text(),
+    Segment, key=st.text(), number=st.integers(1, 10**12), size=COUNTS, digest=st.text(), events_at=COUNTS,
+    events_digest=st.text(), changes=COUNTS, events=COUNTS, partials=COUNTS, truncates=COUNTS,
+    node=st.text(min_size=1), operation=st.text(min_size=1), after=PLACES, through=PLACES, open=OPEN,
 )  # fmt: skip
 ROWS = st.builds(
     dict,
-    lsn=PLACES, end_lsn=PLACES, seq=PLACES, xid=st.integers(0, 2**32), global_id=st.none() | st.text(),
+    lsn=PLACES.map(int), end_lsn=PLACES.map(int), seq=PLACES,
+    xid=st.integers(0, 2**32), global_id=st.none() | st.text(),
     op=st.sampled_from([ord(letter) for letter in "IUuDT"]), group=st.integers(0, 2**31 - 1),
     partition=st.integers(-1, 1023), key=st.binary(), row=st.binary(),
 )  # fmt: skip
 EVENTS = ROWS.map(lambda row: row | {"op": ord("C")})
-HELD = SegmentRange("n1", "op", 100, 200)
+HELD = SegmentRange("n1", "op", Lsn(100), Lsn(200))
 
 
 def memory() -> ObjectStore:
@@ -74,12 +77,12 @@ def event(lsn: int, op: str = "C") -> dict[str, object]:
 
 @given(RANGES)
 def test_a_range_comes_back_from_its_json(held: SegmentRange) -> None:
-    assert range_from_json(json.loads(json.dumps(held.to_json()))) == held
+    assert from_plain(json.loads(json.dumps(fields_of(held))), SegmentRange) == held
 
 
 @given(SEGMENTS)
 def test_a_segment_comes_back_from_a_commit(segment: Segment) -> None:
-    assert segment_from_json(json.loads(json.dumps(segment.to_json()))) == segment
+    assert from_plain(json.loads(json.dumps(fields_of(segment))), Segment) == segment
 
 
 @given(RANGES, st.lists(ROWS, max_size=8), st.lists(EVENTS, max_size=4))
@@ -87,13 +90,15 @@ def test_a_segment_comes_back_from_the_store(
     held: SegmentRange, changes: list[dict[str, object]], events: list[dict[str, object]]
 ) -> None:
     store = memory()
-    created = create_segment(store, "wal", 7, held, (table(changes), table(events)))
-    assert created.range == held
+    archived = create_segment(store, "wal", 7, held, (table(changes), table(events)))
+    created = archived.segment
+    found = (created.node, created.operation, created.after, created.through, created.open)
+    assert found == (held.node, held.operation, held.after, held.through, held.open)
     assert (created.changes, created.events) == (len(changes), len(events))
     assert created.partials == sum(row["op"] == ord("u") for row in changes)
     assert created.truncates == sum(row["op"] == ord("T") for row in changes)
     assert created.key == segment_key("wal", 7) == "wal/00000000000000000007.parquet"
-    assert read_metadata(store, created.key, 7) == created
+    assert read_metadata(store, created.key, 7) == archived
     assert read_events(store, created).to_pylist() == events
     assert pq.read_table(pa.BufferReader(store.read(created.key))).to_pylist() == changes + events
 
@@ -108,7 +113,7 @@ def test_events_are_read_alone_from_row_groups_of_their_own(
     changes = table([event(number, "U") for number in range(sizes[0])])
     events = table([event(number) for number in range(sizes[1])])
     store = memory()
-    segment = create_segment(store, "wal", 1, HELD, (changes, events))
+    segment = create_segment(store, "wal", 1, HELD, (changes, events)).segment
     assert read_events(store, segment).to_pylist() == events.to_pylist()
     file = pq.ParquetFile(pa.BufferReader(store.read(segment.key)))
     for number in range(file.num_row_groups):
@@ -137,7 +142,7 @@ def test_reading_the_events_of_a_large_segment_reads_few_bytes(monkeypatch: pyte
     # Keys that do not compress; Arrow reads the last 64 KiB for the footer.
     rows = [event(number, "U") | {"key": sha256(b"%d" % number).digest()} for number in range(20_000)]
     store = CountingStore("memory://counting")
-    segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)])))
+    segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)]))).segment
     CountingStore.read_bytes = 0
     assert read_events(store, segment)["lsn"].to_pylist() == [5]
     assert CountingStore.read_bytes < segment.size / 4
@@ -149,20 +154,23 @@ def test_a_segments_number_is_taken_once() -> None:
     create_segment(store, "wal", 1, HELD, tables)
     with pytest.raises(ObjectExistsError):
         create_segment(store, "wal", 1, replace(HELD, operation="other"), tables)
-    assert read_metadata(store, segment_key("wal", 1), 1).range.operation == "op"
+    assert read_metadata(store, segment_key("wal", 1), 1).segment.operation == "op"
 
 
 def archive(*ranges: tuple[int, int], node: str = "n1") -> list[Segment]:
     return [
-        Segment(f"k{number}", number, SegmentRange(node, "op", after, through), 1, "", 0, 0, 0, 0)
+        Segment(
+            key=f"k{number}", number=number, size=1, digest="", changes=0, events=0, partials=0, truncates=0,
+            node=node, operation="op", after=Lsn(after), through=Lsn(through), open=None,
+        )
         for number, (after, through) in enumerate(ranges, start=1)
-    ]
+    ]  # fmt: skip
 
 
 def test_an_archive_without_a_hole_is_contiguous() -> None:
-    check_contiguous("n1", 100, [])
+    check_contiguous("n1", Lsn(100), [])
     # A transaction over several segments: their range stays empty until its end.
-    check_contiguous("n1", 100, archive((100, 200), (200, 200), (200, 300)))
+    check_contiguous("n1", Lsn(100), archive((100, 200), (200, 200), (200, 300)))
 
 
 @pytest.mark.parametrize(
@@ -179,12 +187,12 @@ def test_an_archive_without_a_hole_is_contiguous() -> None:
 )
 def test_a_hole_is_found(segments: list[Segment]) -> None:
     with pytest.raises(ArchiveError, match="node n1: the archive has a hole"):
-        check_contiguous("n1", 100, segments)
+        check_contiguous("n1", Lsn(100), segments)
 
 
 def small_segment(store: ObjectStore) -> tuple[Segment, bytes]:
     """A segment of a change and an event, and its bytes."""
-    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)])))
+    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)]))).segment
     return segment, store.read(segment.key)
 
 
@@ -224,11 +232,15 @@ def test_rows_that_look_like_a_seal_are_no_seal() -> None:
     rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
     store = memory()
     created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])))
-    assert read_metadata(store, created.key, 1) == created
+    assert read_metadata(store, created.segment.key, 1) == created
 
 
 def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
-    definitions = (Version(16_400, KEYED, copied_from=1 << 40), Version(16_401, FULL), Version(9, KEYED, is_gone=True))
+    definitions = (
+        Definition(16_400, KEYED, copied_from=Lsn(1 << 40)),
+        Definition(16_401, FULL),
+        Definition(9, KEYED, is_gone=True),
+    )
     rows = [event(lsn, "U") | {"group": group} for lsn, group in ((900, 5), (700, 5), (800, 5), (600, 7))]
     store = memory()
     create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions)
@@ -236,9 +248,9 @@ def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
     found = list(unlisted_segments(store, "wal", 0))
     assert [one.definitions for one in found] == [definitions, ()]
     assert [one.first_changes for one in found] == [{5: 700}, {}]
-    assert [one.number for one in unlisted_segments(store, "wal", 1)] == [2]
+    assert [one.segment.number for one in unlisted_segments(store, "wal", 1)] == [2]
     # Commits say it themselves.
-    assert segment_from_json(json.loads(json.dumps(found[0].to_json()))).definitions == ()
+    assert not {"definitions", "first_changes"} & fields_of(found[0].segment).keys()
 
 
 def in_place_of(segment: Segment, body: bytes) -> ObjectStore:
@@ -283,8 +295,8 @@ def test_events_of_a_commit_of_before_they_had_a_digest_are_read_whole(monkeypat
     monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 0)
     store = memory()
     segment, body = small_segment(store)
-    entry = {name: value for name, value in segment.to_json().items() if not name.startswith("events_")}
-    older = segment_from_json(entry)
+    entry = {name: value for name, value in fields_of(segment).items() if not name.startswith("events_")}
+    older = from_plain(entry, Segment)
     assert older == replace(segment, events_at=None, events_digest="")
     assert read_events(store, older)["lsn"].to_pylist() == [2]
     with pytest.raises(ObjectDamagedError, match="its bytes are not those"):

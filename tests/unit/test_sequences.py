@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.manifest import Sequence
-from snapshots.sequences import never_back
+from snapshots.create.sequences import never_back
+from snapshots.records.commit import Sequence
 
 
 def one(last_value: int, *, is_called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:

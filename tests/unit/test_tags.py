@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from columns.bytes_column import from_list
 from tests import pgoutput_messages as made
 from tests.unit.made_changes import FULL, FULL_OID, RELATIONS, decode, decoder
-from wal.bytes_column import from_list
-from wal.decoding import Decoder
-from wal.versions import Version
+from wal.decoding.decoder import Decoder
+from wal.segments.definitions import Definition
 
 
 def tagged(content: bytes, *, transactional: bool = True) -> bytes:
@@ -16,7 +16,7 @@ def tagged(content: bytes, *, transactional: bool = True) -> bytes:
 
 
 def names_of_commits(form: str, *messages: bytes) -> list[str | None]:
-    decoded = Decoder("n1", (Version(0, FULL),), form).feed(from_list([*RELATIONS, *messages]))
+    decoded = Decoder("n1", (Definition(0, FULL),), form).feed(from_list([*RELATIONS, *messages]))
     return [row["global_id"] for row in decoded.events.to_pylist() if chr(row["op"]) == "C"]
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from fleet.groups import Column, Group, SchemaChangedError
-from storage.errors import ReportedError, report_of
+from columns.bytes_column import from_list
+from fleet.lsn import Lsn
+from fleet.record import fields_of, from_plain
+from fleet.tables.groups import Column, Group, SchemaChangedError
+from storage.errors import error_of, report_of
 from tests import pgoutput_messages as made
 from tests.unit.made_changes import FULL, FULL_OID, KEYED, changes
-from wal.bytes_column import from_list
-from wal.decoding import Decoded, Decoder
-from wal.versions import SchemaMovedError, Version, version_from_json
+from wal.decoding.decoder import Decoded, Decoder
+from wal.decoding.known_definitions import SchemaMovedError
+from wal.segments.definitions import Definition
 
 OID = 16_500
 ID, NAME, AGE = Column("id", "int", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("age", "int", 23, -1, 1)
@@ -34,7 +37,7 @@ def transaction(lsn: int, *messages: bytes) -> list[bytes]:
     return [made.begin(lsn, 7), *messages, made.commit(lsn, lsn + 10)]
 
 
-def decoded(versions: list[Version], *messages: bytes) -> Decoded:
+def decoded(versions: list[Definition], *messages: bytes) -> Decoded:
     return Decoder("n1", tuple(versions), "exact").feed(from_list(list(messages)))
 
 
@@ -54,7 +57,7 @@ def test_rows_have_the_definition_that_was_described_last_before_them() -> None:
         (100, "U", 1, old), (200, "U", 1, old), (200, "U", 2, new), (200, "T", 2, b""), (200, "U", 2, new),
         (300, "T", 1, b""), (300, "U", 1, old),
     ]  # fmt: skip
-    versions = [Version(OID, OLD), Version(OID, NEW)]
+    versions = [Definition(OID, OLD), Definition(OID, NEW)]
     assert lines(decoded(versions, *messages)) == expected
     # Wherever a batch begins.
     for cut in range(1, len(messages)):
@@ -65,18 +68,20 @@ def test_rows_have_the_definition_that_was_described_last_before_them() -> None:
 
 def test_the_newer_of_two_equal_definitions_has_the_rows() -> None:
     again = replace(OLD, number=9)
-    found = decoded([Version(OID, OLD), Version(OID, again, copied_from=500)], *transaction(100, OLD_TABLE, OLD_ROW))
+    found = decoded(
+        [Definition(OID, OLD), Definition(OID, again, copied_from=Lsn(500))], *transaction(100, OLD_TABLE, OLD_ROW)
+    )
     assert [row[2] for row in lines(found)] == [9]
 
 
 def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
     other = made.relation(OID + 1, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
-    found = decoded([Version(OID, OLD)], *transaction(100, other, made.insert(OID + 1, [b"1", b"a"])))
+    found = decoded([Definition(OID, OLD)], *transaction(100, other, made.insert(OID + 1, [b"1", b"a"])))
     assert (lines(found), found.ignored) == ([], 1)
     renamed = made.relation(OID, "public", "people", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
     with pytest.raises(SchemaMovedError, match=r"public\.person"):
-        decoded([Version(OID, OLD)], *transaction(100, renamed, OLD_ROW))
-    found = decoded([Version(OID, OLD), Version(OID, replace(OLD, number=4, table="people"))],
+        decoded([Definition(OID, OLD)], *transaction(100, renamed, OLD_ROW))
+    found = decoded([Definition(OID, OLD), Definition(OID, replace(OLD, number=4, table="people"))],
                     *transaction(100, renamed, OLD_ROW))  # fmt: skip
     assert [row[2] for row in lines(found)] == [4]
 
@@ -99,7 +104,7 @@ def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
     ],
 )
 def test_all_that_a_description_says_counts(changed: dict[str, Any], *, matches: bool) -> None:
-    versions = [Version(OID, replace(OLD, **changed))]
+    versions = [Definition(OID, replace(OLD, **changed))]
     messages = transaction(100, OLD_TABLE, OLD_ROW)
     if matches:
         assert len(lines(decoded(versions, *messages))) == 1
@@ -112,12 +117,12 @@ def test_an_identity_of_all_columns_is_the_same_whatever_flags_say() -> None:
     for flags in ((True, True), (False, False)):
         columns = [(flag, name, 25, -1) for flag, name in zip(flags, "xy", strict=True)]
         table = made.relation(FULL_OID, "s", "full", "f", columns)
-        found = decoded([Version(FULL_OID, FULL)], *transaction(100, table, made.insert(FULL_OID, [b"1", b"2"])))
+        found = decoded([Definition(FULL_OID, FULL)], *transaction(100, table, made.insert(FULL_OID, [b"1", b"2"])))
         assert changes(found) == [(0, "I", 5, b"", b"1\t2\n")]
 
 
 def test_what_was_changed_before_a_table_was_copied_anew_is_dropped_if_no_definition_has_it() -> None:
-    versions = [Version(OID, OLD), Version(OID, NEW, copied_from=200)]
+    versions = [Definition(OID, OLD), Definition(OID, NEW, copied_from=Lsn(200))]
     messages = [
         *transaction(100, MIDDLE_TABLE, OLD_ROW, made.truncate(OID)),
         *transaction(199, OLD_ROW),
@@ -135,12 +140,12 @@ def test_what_was_changed_before_a_table_was_copied_anew_is_dropped_if_no_defini
 
 def test_what_was_changed_in_a_table_that_is_gone_is_dropped_if_no_definition_has_it() -> None:
     messages = [*transaction(100, OLD_TABLE, OLD_ROW), *transaction(200, MIDDLE_TABLE, OLD_ROW)]
-    found = decoded([Version(OID, OLD, is_gone=True)], *messages)
+    found = decoded([Definition(OID, OLD, is_gone=True)], *messages)
     assert ([row[:3] for row in lines(found)], found.ignored) == ([(100, "U", 1)], 1)
 
 
 def test_a_description_alone_moves_nothing() -> None:
-    found = decoded([Version(OID, OLD)], *transaction(100, MIDDLE_TABLE, OLD_TABLE, OLD_ROW, NEW_TABLE))
+    found = decoded([Definition(OID, OLD)], *transaction(100, MIDDLE_TABLE, OLD_TABLE, OLD_ROW, NEW_TABLE))
     assert len(lines(found)) == 1
 
 
@@ -148,16 +153,19 @@ def test_all_tables_that_moved_are_named_at_once_and_the_error_survives_a_report
     full = made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1)])
     rows = transaction(100, MIDDLE_TABLE, OLD_ROW, full, made.insert(FULL_OID, [b"1"]), OLD_ROW)
     with pytest.raises(SchemaChangedError) as raised:
-        decoded([Version(OID, OLD), Version(FULL_OID, FULL)], *rows)
-    error = ReportedError(json.loads(json.dumps(report_of(raised.value))))
-    assert (error.slug, error.exit_code) == ("schema-moved", 3)
+        decoded([Definition(OID, OLD), Definition(FULL_OID, FULL)], *rows)
+    error = error_of(json.loads(json.dumps(report_of(raised.value))))
+    assert (type(error), error.slug, error.exit_code) == (SchemaMovedError, "schema-moved", 3)
     assert error.details["moved"] == [
         {"node": "n1", "group": "s.full", "oid": FULL_OID}, {"node": "n1", "group": "public.person", "oid": OID},
     ]  # fmt: skip
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([KEYED, FULL, OLD, NEW]), st.none() | st.integers(0, 2**63 - 1),
+LSNS = st.integers(0, 2**63 - 1).map(Lsn)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([KEYED, FULL, OLD, NEW]), st.none() | LSNS,
        st.booleans())  # fmt: skip
-def test_a_version_comes_back_from_its_json(oid: int, group: Group, copied_from: int | None, is_gone: bool) -> None:  # noqa: FBT001
-    version = Version(oid, group, copied_from, is_gone)
-    assert version_from_json(json.loads(json.dumps(version.to_json()))) == version
+def test_a_definition_comes_back_from_its_json(oid: int, group: Group, copied_from: Lsn | None, is_gone: bool) -> None:  # noqa: FBT001
+    definition = Definition(oid, group, copied_from, is_gone)
+    assert from_plain(json.loads(json.dumps(fields_of(definition))), Definition) == definition

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from fleet.groups import Column, Group
-from snapshots.commits import commit_key, read_chain, read_commit
-from snapshots.documents import ManifestError
-from snapshots.manifest import Commit, Previous, SchemaPart
-from snapshots.publishing import publish
+from fleet.lsn import Lsn
+from fleet.tables.groups import Column, Group
+from snapshots.operations.committing import publish
+from snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
+from snapshots.records.commits import commit_key, read_chain, read_commit
+from snapshots.records.documents import ManifestError
 from storage.memory import InMemoryStore
-from tests.unit.made_commits import commit, memory
+from tests.unit.made_commits import commit, full_commit, memory
 
 COLUMN = Column("id", "integer", 23, -1, 0, 1)
 FIRST, SECOND = (Group(number, "public", "t", "default", 1, (COLUMN,)) for number in (1, 2))
 # Table t is carried on from number 1 to number 2, on the primary and on its standby.
-CARRIED = SchemaPart(
-    groups={"a": (SECOND,)}, gone={"a": (1,)}, successions={"a": {2: 1}}, begun={"a": {2: 50}, "b": {2: 50}}
+CARRIED = DefinitionChanges(
+    groups={"a": (SECOND,)}, gone={"a": (1,)}, successions={"a": {2: 1}}, begun={"a": {2: Lsn(50)}, "b": {2: Lsn(50)}}
 )
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("groups", {"groups": {"a": (FIRST,)}}),
@@ -27,24 +28,23 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("successions", {"successions": {"a": {2: 3}}}),
     ("successions", {"successions": {"a": {3: 1}}}),
     ("gone", {"gone": {"a": (3,)}}),
-    ("begun", {"begun": {"a": {2: 50}}}),
-    ("begun", {"begun": {"a": {2: 50}, "b": {3: 50}}}),
+    ("begun", {"begun": {"a": {2: Lsn(50)}}}),
+    ("begun", {"begun": {"a": {2: Lsn(50)}, "b": {3: Lsn(50)}}}),
 )
 
 
-def full_with(schema: SchemaPart | None) -> Commit:
-    made = commit(0)
-    assert made.full
-    return replace(made, full=replace(made.full, groups={"a": (FIRST,)}), schema=schema)
+def full_with(changes: DefinitionChanges | None) -> FullSnapshot:
+    return replace(full_commit(), groups={"a": (FIRST,)}, definition_changes=changes)
 
 
-def chain_with(*schemas: SchemaPart | None) -> InMemoryStore:
+def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
     """A chain whose increments say this of definitions."""
     store = memory()
     publish(store, full_with(None))
-    for number, schema in enumerate(schemas, start=1):
+    for number, changes in enumerate(found, start=1):
         before = read_commit(store, "daily", number - 1)
-        publish(store, replace(commit(number), schema=schema, previous=Previous(before.operation, before.digest)))
+        previous = Previous(before.operation, before.digest)
+        publish(store, replace(commit(number), definition_changes=changes, previous=previous))
     return store
 
 
@@ -53,7 +53,7 @@ def test_definitions_that_go_on_from_those_before_are_read() -> None:
     publish(store, full_with(CARRIED))
     assert read_chain(store, "daily").groups("b") == (SECOND,)
     third = replace(SECOND, number=3)
-    again = SchemaPart({"a": (third,)}, {"a": (2,)}, {"a": {3: 2}}, {"a": {3: 60}, "b": {3: 60}})
+    again = DefinitionChanges({"a": (third,)}, {"a": (2,)}, {"a": {3: 2}}, {"a": {3: Lsn(60)}, "b": {3: Lsn(60)}})
     assert read_chain(chain_with(CARRIED, None, again), "daily").groups("a") == (third,)
 
 

@@ -1,0 +1,108 @@
+"""Compare the copies of a shard: each backup with its primary, group by group and partition by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from check.copies import Copies
+from check.findings import Findings
+from check.hashing import Sums
+from check.partitions import PartitionHashes
+from check.report import Conflict, Skipped
+
+NAMED_MAX = 1000
+EMPTY = (0, 0, 0, 0)
+EVENTS = 0
+
+
+def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) -> None:
+    """Compare entries and versions of every partition; note conflicts, and what could not be compared."""
+    report = findings.report
+    entries, writers = _by_node(copies, hashes.rows), _by_node(copies, hashes.versions)
+    for primary, backup in copies.pairs:
+        if _is_skipped(primary, backup, findings):
+            continue
+        places = sorted(entries.get(primary, {}).keys() | entries.get(backup, {}).keys())
+        report.compared.partitions += len(places)
+        found = [
+            conflict
+            for place in places
+            for conflict in _differences(copies, (primary, backup), place, entries, writers)
+        ]
+        report.conflicts += found[:NAMED_MAX]
+        if len(found) > NAMED_MAX:
+            report.conflicts.append(
+                Conflict("partition", f"{len(found) - NAMED_MAX} more", node=primary, other_node=backup)
+            )
+    for shard in sorted(set(copies.shard.values())):
+        if not any(primary == shard for primary, _ in copies.pairs):
+            too_old = [f"; {one.name}: {one.why}" for one in copies.chain.too_old if one.node == shard]
+            why = f"it has no backup copy to compare with{''.join(too_old)}"
+            report.skipped.append(Skipped(f"rows of shard {shard}", why))
+
+
+def _differences(
+    copies: Copies,
+    pair: tuple[str, str],
+    place: tuple[int, ...],
+    entries: Mapping[str, Mapping[tuple[int, ...], tuple[int, ...]]],
+    writers: Mapping[str, Mapping[tuple[int, ...], tuple[int, ...]]],
+) -> list[Conflict]:
+    primary, backup = pair
+    ours, theirs = (entries.get(node, {}).get(place, EMPTY) for node in pair)
+    if ours == theirs:
+        left, right = (writers.get(node, {}).get(place, EMPTY) for node in pair)
+        if left == right:
+            return []
+        kind, detail = "version", "the rows are the same, but were last written by different transactions"
+    elif ours[0] != theirs[0]:
+        kind, detail = "row-count", f"{ours[0]} rows on {primary}, {theirs[0]} on {backup}"
+    else:
+        kind, detail = "row-hash", f"{ours[0]} rows on both, with different contents"
+    group, partition = place
+    return [
+        Conflict(
+            kind, detail, node=primary, other_node=backup, group=copies.group_name(primary, group),
+            partition=partition,
+        )
+    ]  # fmt: skip
+
+
+def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
+    """Compare what the copies' WAL said, group by group, and its transaction events."""
+    streams = _by_node(copies, sums)
+    for primary, backup in copies.pairs:
+        if primary in findings.damaged or backup in findings.damaged:
+            continue
+        ours, theirs = streams.get(primary, {}), streams.get(backup, {})
+        for place in sorted(ours.keys() | theirs.keys()):
+            left, right = ours.get(place, EMPTY), theirs.get(place, EMPTY)
+            if left == right:
+                continue
+            what = "transaction events" if place == (EVENTS,) else "changes"
+            findings.conflict(
+                Conflict(
+                    "events" if place == (EVENTS,) else "changes",
+                    f"{left[0]} {what} in the archive of {primary}, {right[0]} in that of {backup}"
+                    + ("" if left[0] != right[0] else ", with different contents"),
+                    node=primary,
+                    other_node=backup,
+                    group=copies.group_name(primary, place[0]),
+                )
+            )
+
+
+def _is_skipped(primary: str, backup: str, findings: Findings) -> bool:
+    broken = sorted({primary, backup} & findings.damaged)
+    if broken:
+        why = f"objects of {' and '.join(broken)} are damaged"
+        findings.report.skipped.append(Skipped(f"rows of {primary} against {backup}", why))
+    return bool(broken)
+
+
+def _by_node(copies: Copies, sums: Sums) -> dict[str, dict[tuple[int, ...], tuple[int, ...]]]:
+    """The combined hashes of every node; their keys begin with the node's number."""
+    found: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    for key, value in sums.as_dict().items():
+        found.setdefault(copies.nodes[key[0]], {})[key[1:]] = value
+    return found

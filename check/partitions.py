@@ -1,0 +1,166 @@
+"""Hash the rows of every copy by partition: base rows where they are read, changed rows as the fold has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from check.base_hashes import BaseHashTask, hash_base
+from check.copies import Copies
+from check.findings import Findings
+from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
+from check.report import Conflict
+from columns.arrow_numbers import to_arrow
+from columns.bytes_column import from_arrow, xxhash64
+from fleet.progress import Progress
+from snapshots.fold.fold import Fold, fold, long_image_reader
+from snapshots.fold.long_images import LongImageReader, by_place
+from snapshots.fold.sources import PROBLEM, BaseSource, Sources, base_sources, sources_of
+from snapshots.operations.spark_jobs import run_tasks
+from storage.errors import report_of
+from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+ENTRY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, entry bigint"
+ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", "entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHashes:
+    """Combined hashes by (node number, group, partition): of the rows, and of their versions.
+
+    The version of a row is the commit position of its last writer; only rows written after all base copies have one.
+    """
+
+    rows: Sums
+    versions: Sums
+
+
+def hash_partitions(
+    session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
+) -> PartitionHashes:
+    """Fold the changes and hash every copy's rows; what can't be read is noted as damage."""
+    progress.step("fold changes")
+    try:
+        sources = sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
+    except ObjectDamagedError as error:
+        findings.damage(report_of(error))
+        sources = Sources(tuple(copies.nodes), (), (), frozenset(), {})
+    folded = fold(session, sources, store)
+    try:
+        for problem in folded.problems:
+            findings.damage(problem)
+        tasks = _base_tasks(session, copies, sources, folded, store)
+        base = _hash_bases(session, tasks, findings, progress)
+        if folded.images is None:
+            return PartitionHashes(base, combine_all([], 3))
+        images = _hash_images(folded.images, folded, copies, long_image_reader(sources, store))
+        _note_incomplete(images.rows, copies, findings)
+        return PartitionHashes(combine_all([base, images.rows], 3), images.versions)
+    finally:
+        folded.release()
+
+
+def _base_tasks(
+    session: SparkSession, copies: Copies, sources: Sources, folded: Fold, store: StoreLocation
+) -> list[BaseHashTask]:
+    changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+    partitions = {node: copies.partitions(node) for node in copies.nodes}
+
+    def task(base: BaseSource) -> BaseHashTask:
+        counts = {number: count for number in base.rows if (count := partitions[base.source.node].get(number))}
+        return BaseHashTask(base, counts, changed.get(base.source.number), store)
+
+    # Of a copy that can't be compared every object is still read, and named if it is damaged.
+    read = {base.source.number for base in sources.bases}
+    unfolded = [
+        base
+        for number, node in enumerate(copies.nodes)
+        if number not in read
+        for base in base_sources(copies.chain, number, node)
+    ]
+    return [task(base) for base in (*sources.bases, *unfolded)]
+
+
+def _hash_bases(session: SparkSession, tasks: list[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
+    progress.step("read base copies", total=len(tasks), unit="objects")
+    parts: list[Sums] = []
+    for found in run_tasks(session, hash_base, tasks, progress):
+        if found.problem is not None:
+            findings.damage(found.problem)
+        elif found.sums is not None:
+            parts.append(found.sums)
+            findings.count(objects=1, size_bytes=found.bytes, rows=found.rows)
+    for sent in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
+        sent.unpersist()
+    return combine_all(parts, 3)
+
+
+def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
+    """Rows whose unchanged values are stored nowhere, though every object of their copy is whole."""
+    for (number, group, place), (count, *_) in images.as_dict().items():
+        node = copies.nodes[number]
+        if group == PROBLEM and node not in findings.damaged:
+            name = copies.group_name(node, place)
+            detail = f"{count} rows whose earlier images, which their changes need, are stored nowhere"
+            findings.conflict(Conflict("history", detail, node=node, group=name))
+            findings.damaged.add(node)
+
+
+def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
+    """Hash the rows that changes have made, and their versions."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    compared = _written_since(copies)
+    version = F.xxhash64("key", "lsn")
+    keys = ["node", "group", "partition"]
+    entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
+    if folded.long_images is not None:
+        placed = by_place(images.sparkSession, folded.long_images)
+        entries = entries.unionByName(placed.mapInArrow(partial(hash_images, reader=reader), ENTRY_ROWS))
+    table = (
+        entries.groupBy(*keys)
+        .agg(
+            *hash_aggregates(F.col("entry")),
+            *hash_aggregates(version, "version_", compared),
+        )
+        .toArrow()
+    )
+    return PartitionHashes(sums_of_table(table, keys), sums_of_table(table, keys, "version_"))
+
+
+def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> Iterator[pa.RecordBatch]:
+    """ENTRY_ROWS of LONG_IMAGE_ROWS: hashed where they are read, as Spark hashes the others."""
+    for batch in reader.images(batches):
+        hashes = xxhash64(from_arrow(batch.column("row")), xxhash64(from_arrow(batch.column("key"))))
+        columns = [batch.column(name) for name in ("node", "group", "partition", "key", "lsn")]
+        yield pa.record_batch([*columns, to_arrow(hashes.view(np.int64))], names=ENTRY_NAMES)
+
+
+def _written_since(copies: Copies) -> Column:
+    """Whether an image is of a change that all copies of its group have, and none in its base."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
+
+    def numbers(values: Iterable[int]) -> Column:
+        return F.create_map(*(F.lit(int(value)).cast("bigint") for value in values))
+
+    since = numbers(value for number, node in enumerate(copies.nodes) for value in (number, copies.since(node)))[
+        F.col("node")
+    ]
+    later = {
+        (number << 32) + group: position
+        for number, node in enumerate(copies.nodes)
+        for group, position in copies.copied_anew(node).items()
+    }
+    if later:
+        place = F.shiftleft(F.col("node").cast("bigint"), 32) + F.col("group")
+        since = F.coalesce(numbers(value for entry in later.items() for value in entry)[place], since)
+    return F.col("lsn") >= since

@@ -1,0 +1,86 @@
+"""`snapshot check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from check.report import CheckReport, Conflict, SnapshotReport
+from check.verify import CheckRequest, check_snapshots
+from cli.output.arguments import Increment
+from cli.output.context import command_context
+from cli.output.format import count_text, seconds_text, size_text
+from cli.output.junit import junit_of
+from cli.output.left_out import warning_lines
+from cli.output.results import emit, progress
+from cli.spark.on_demand import SparkOnDemand
+from snapshots.listing.name_templates import newest_name
+from storage.errors import UsageError
+
+CONFLICTS_SHOWN_MAX = 20
+
+
+def check(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A snapshot, or a template of names; all without it.")
+    ] = None,
+    *,
+    increment: Increment = None,
+    metadata_only: Annotated[
+        bool, typer.Option("--metadata-only", help="Commits and objects' sizes alone; always inconclusive (4) at best.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a JUnit report.")] = None,
+) -> None:
+    """Read snapshots back from the store and prove that they are whole. Exit 1 on conflicts, 4 if inconclusive."""
+    if increment is not None and name is None:
+        raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+    fleet = command_context(context).load_fleet()
+    name = newest_name(fleet, name) if name is not None else None
+    with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
+        report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
+    if junit is not None:
+        try:
+            junit.write_text(junit_of(report), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{junit}: {error.strerror}", hint="name a file that can be written") from error
+    emit(context, report.to_json(), lines_of(report))
+    raise typer.Exit(report.exit_code)
+
+
+def lines_of(report: CheckReport) -> list[str]:
+    """What a person is told."""
+    lines = [line for one in report.snapshots for line in _snapshot_lines(one)]
+    if not report.snapshots:
+        lines.append("the store has no snapshot: nothing was compared")
+    lines += [one.text for one in report.open_operations]
+    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
+
+
+def _snapshot_lines(one: SnapshotReport) -> list[str]:
+    compared = one.compared
+    lines = [
+        f"{one.name} at increment {one.increment}: {one.result}",
+        f"  compared {count_text(compared.objects)} objects ({size_text(compared.bytes)}), "
+        f"{count_text(compared.rows)} base rows, {count_text(compared.changes)} changes, "
+        f"{count_text(compared.partitions)} partitions, {count_text(compared.transactions)} global transactions",
+    ]
+    if one.large_objects:
+        lines.append(f"  read back whole, and compared with nothing: {count_text(one.large_objects)} large objects")
+    lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
+    if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
+        lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")
+    lines += [f"  {line}" for line in warning_lines(one.warned)]
+    return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def conflict_text(conflict: Conflict) -> str:
+    """One conflict on one line: what kind, where, and what."""
+    nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
+    place = conflict.group or ""
+    if conflict.partition is not None:
+        place += f" partition {conflict.partition}"
+    names = [name for name in (nodes, place, conflict.global_id or "") if name]
+    return f"{conflict.kind}" + (f" ({', '.join(names)})" if names else "") + f": {conflict.detail}"

@@ -1,0 +1,197 @@
+"""`snapshot create`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from cli.output.arguments import DryRun, Groups
+from cli.output.context import command_context
+from cli.output.format import causes_lines, count_text, seconds_text, size_text
+from cli.output.left_out import left_out_lines
+from cli.output.results import emit, progress
+from cli.spark.on_demand import SparkOnDemand
+from fleet.config import Fleet
+from fleet.progress import Noting
+from fleet.record import plain
+from snapshots.create.full import create_full
+from snapshots.create.full_plan import FullPlan, preview_full
+from snapshots.create.increment import create_increment, preview_increment
+from snapshots.create.request import CreateRequest
+from snapshots.listing.name_templates import new_name, newest_name
+from snapshots.records.commit import Commit
+from storage.errors import IndeterminateError, UsageError
+
+NewName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Its name, or a template: {date} and {time} in UTC, {n} counts.")
+]
+ExcludedGroups = Annotated[
+    list[str] | None, typer.Option(metavar="S.T", help="Leave these tables out (repeatable; * and ?).")
+]
+Wait = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="Full or terminal snapshot: time for older transactions to end.")
+]
+LargeObjects = Annotated[
+    bool, typer.Option("--large-objects", help="Large objects too, as they are now: increments do not follow them.")
+]
+SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
+
+
+def create(
+    context: typer.Context,
+    name: NewName,
+    *,
+    incremental: Annotated[bool, typer.Option("--incremental", help="The next increment of NAME.")] = False,
+    only_primary: Annotated[bool, typer.Option("--only-primary", help="No copies of the standbys.")] = False,
+    group: Groups = None,
+    exclude_group: ExcludedGroups = None,
+    retries: Annotated[int, typer.Option(min=0, help="How often an inconsistent cut is made again.")] = 3,
+    wait: Wait = 60.0,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="End with a fleet that accepts no writes, until: snapshot resume.")
+    ] = False,
+    large_objects: LargeObjects = False,
+    comment: Annotated[str, typer.Option(help="A line that list and show print.")] = "",
+    dry_run: DryRun = False,
+) -> None:
+    """Take a full snapshot, or with --incremental its next increment."""
+    if incremental and (only_primary or group or exclude_group or large_objects):
+        raise UsageError(
+            "an increment has the nodes and tables of its full snapshot",
+            hint="leave out --only-primary, --group, --exclude-group and --large-objects",
+        )
+    options = command_context(context)
+    fleet = options.load_fleet()
+    name = (newest_name if incremental else new_name)(fleet, name)
+    request = CreateRequest(
+        name,
+        only_primary,
+        tuple(group or ()),
+        tuple(exclude_group or ()),
+        retries,
+        wait,
+        comment,
+        terminal,
+        large_objects,
+    )
+    if dry_run:
+        with progress(context) as shown:
+            noting = Noting(shown)
+            document, lines = planned(fleet, request, noting, incremental=incremental)
+        emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+        return
+    with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
+        noting = Noting(shown)
+        with _told_of_freeze(request):
+            commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
+    # Where progress is not shown nobody has seen the notes yet.
+    unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
+    emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
+
+
+@contextmanager
+def _told_of_freeze(request: CreateRequest) -> Iterator[None]:
+    """Say of a terminal snapshot of which it is not known whether it was committed what it does until that is."""
+    try:
+        yield
+    except IndeterminateError as error:
+        if request.terminal:
+            error.hint += "\nuntil then the fleet accepts no writes; to end that at once: snapshot resume"
+        raise
+
+
+def planned(
+    fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What --dry-run tells, as JSON and for a person."""
+    if incremental:
+        found = preview_increment(fleet, request, noting)
+        document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "wal_bytes": found.wal_bytes}
+        lines = [f"{node}: {size_text(size)} of WAL to archive" for node, size in found.wal_bytes.items()]
+        left_out = found.left_out
+    else:
+        plan = preview_full(fleet, request, noting)
+        document, lines, left_out = plan_document(request.name, plan), plan_lines(plan), plan.left_out
+    return document | {"left_out": plain(left_out)}, lines + left_out_lines(left_out)
+
+
+def document_of(commit: Commit) -> dict[str, Any]:
+    """The command's JSON."""
+    cut = commit.cut
+    return {
+        "schema": SCHEMA,
+        "snapshot": commit.snapshot,
+        "increment": commit.increment,
+        "operation": commit.operation,
+        "created_at": commit.created_at,
+        "terminal": commit.terminal,
+        "seconds": round(commit.seconds, 3),
+        **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},
+        "cut": {
+            "id": cut.id,
+            "attempts": cut.attempts,
+            "causes": list(cut.causes),
+            "seconds": round(cut.seconds, 6),
+            "nodes": [
+                {
+                    "node": found.node,
+                    "start": str(found.start),
+                    "finish": str(found.finish),
+                    "position": str(found.position),
+                }
+                for found in cut.nodes
+            ],
+            "global_transactions": cut.global_transactions,
+            "included_early": cut.included_early,
+            "in_flight": cut.in_flight,
+        },
+        "left_out": plain(commit.left_out or ()),
+    }
+
+
+def lines_of(commit: Commit) -> list[str]:
+    """What a person is told."""
+    counts, cut = commit.counts, commit.cut
+    what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
+    rows = f"{count_text(counts['rows'])} rows, " if counts["rows"] else ""
+    lines = [
+        f"{what} is committed: {rows}{count_text(counts['changes'])} changes in "
+        f"{count_text(counts['transactions'])} transactions, {size_text(counts['bytes'])} in {counts['objects']} "
+        f"objects, {seconds_text(commit.seconds)}",
+        f"the cut took {cut.seconds * 1000:.1f} ms on {len(cut.nodes)} shards"
+        + (f" in attempt {cut.attempts}" if cut.attempts > 1 else "")
+        + f": {count_text(cut.global_transactions)} global transactions, {cut.in_flight} in flight across it, "
+        f"{cut.included_early} of them included",
+    ]
+    if commit.terminal:
+        lines.append("it is terminal: the fleet accepts no writes from now on; to end that: snapshot resume")
+    return lines + causes_lines(cut.causes) + left_out_lines(commit.left_out or ())
+
+
+def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
+    """The JSON of a full snapshot's --dry-run."""
+    tables = {
+        shard: [
+            {
+                "group": t.group.name,
+                "identity": t.group.identity,
+                "rows_estimate": t.rows_estimate,
+                "bytes": t.size_bytes,
+            }
+            for t in found
+        ]
+        for shard, found in plan.tables.items()
+    }
+    return {"schema": PLAN_SCHEMA, "snapshot": name, "nodes": [node.id for node in plan.nodes], "groups": tables}
+
+
+def plan_lines(plan: FullPlan) -> list[str]:
+    """The same for a person."""
+    return [
+        f"{shard}: {len(found)} tables, about {count_text(sum(t.rows_estimate for t in found))} rows, "
+        f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"
+        for shard, found in plan.tables.items()
+    ]

@@ -1,0 +1,170 @@
+"""`snapshot gc`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.exit_codes import DONE, REFUSED
+from cli.output.format import count_text, seconds_text, size_text
+from cli.output.results import emit, progress
+from fleet.durations import Duration
+from snapshots.removal.garbage import Why
+from snapshots.removal.gc import Garbage, GcReport, Total, collect_garbage
+from storage.errors import UsageError
+
+SCHEMA = "cutline/gc/1"
+NAMES_SHOWN_MAX = 10
+REASONS = {
+    Why.DELETED: "of a deleted snapshot",
+    Why.PRUNED: "of pruned increments",
+    Why.FAILED: "of operations that did not commit",
+    Why.UNLISTED: "listed by no commit of theirs",
+    Why.LOST: "after the last increment of a lost chain",
+    Why.LEFT_OVER: "left by writes that did not end",
+    Why.OLD_RECORD: "records of operations long over",
+    Why.NEEDED: "needed",
+    Why.NEXT: "the next increment begins with them",
+    Why.OPEN: "of operations without an outcome",
+    Why.IN_USE: "being restored",
+    Why.YOUNG: "younger than the grace period",
+    Why.UNCLEAR: "not to be decided",
+}
+
+
+def gc(
+    context: typer.Context,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed; asks the store only, and changes nothing.")
+    ] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Remove nothing younger than this (24h, 30min, 7d). Default: gc_grace in fleet.toml, else 24h.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Remove from the store what no commit needs and nobody is at work on. Safe beside a running create; repeatable."""
+    fleet = command_context(context).load_fleet()
+    seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
+    with progress(context) as shown:
+        report = collect_garbage(fleet, seconds, shown, dry_run=dry_run)
+    emit(context, document_of(report), lines_of(report))
+    raise typer.Exit(REFUSED if report.refused else DONE)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return Duration.parse(text)
+    except ValueError as error:
+        raise UsageError(f"--grace: {error}", hint="a number and a unit: s, min, h or d") from error
+
+
+def document_of(report: GcReport) -> dict[str, Any]:
+    """The command's JSON. `objects` and `bytes` are what was removed; of a dry run what would be."""
+    found = total_of(report.garbage)
+    done = found if report.dry_run else report.removed
+    return {
+        "schema": SCHEMA,
+        "dry_run": report.dry_run,
+        "grace_seconds": report.grace_seconds,
+        "settled": not report.unsettled and not report.dry_run,
+        "unsettled": report.unsettled or None,
+        "open_operations": [one.to_json() for one in report.open_operations],
+        "objects": done.objects,
+        "bytes": done.size_bytes,
+        "garbage": [entry for one in report.garbage for entry in _entries(one)],
+        "by_kind": [
+            {"snapshot": snapshot or None, "kind": kind, "objects": total.objects, "bytes": total.size_bytes}
+            for (snapshot, kind), total in grouped(report.garbage).items()
+        ],
+        "kept": [
+            {
+                "snapshot": snapshot or None,
+                "why": why,
+                "detail": text,
+                "objects": total.objects,
+                "bytes": total.size_bytes,
+            }
+            for (snapshot, why, text), total in sorted(report.kept.items())
+        ],
+        "refused": [{"object": one.key, "reason": one.reason} for one in report.refused],
+        "unknown": report.unknown,
+    }
+
+
+def _entries(one: Garbage) -> Iterator[dict[str, Any]]:
+    about = {"kind": one.kind, "snapshot": one.snapshot or None, "operation": one.operation or None, "why": one.why}
+    for listed in one.objects:
+        yield {"object": listed.key, "bytes": listed.size, "created_at": listed.created_at} | about
+    if one.leftover:
+        name = one.leftover.key or one.leftover.id
+        yield {"object": name, "bytes": one.leftover.size_bytes, "created_at": one.leftover.began_at} | about
+
+
+def total_of(garbage: Iterable[Garbage]) -> Total:
+    """How much it is."""
+    total = Total()
+    for one in garbage:
+        for size in one.sizes:
+            total.add(size)
+    return total
+
+
+def grouped(garbage: Iterable[Garbage]) -> dict[tuple[str, str], Total]:
+    """How much it is by snapshot and kind."""
+    totals: dict[tuple[str, str], Total] = {}
+    for one in garbage:
+        for size in one.sizes:
+            totals.setdefault((one.snapshot, one.kind), Total()).add(size)
+    return dict(sorted(totals.items()))
+
+
+def lines_of(report: GcReport) -> list[str]:
+    """What a person is told."""
+    found = total_of(report.garbage)
+    lines = [f"would remove {_text(found)}" if report.dry_run else f"removed {_text(report.removed)}"]
+    reasons: dict[tuple[str, str], set[str]] = {}
+    for one in report.garbage:
+        reasons.setdefault((one.snapshot, one.kind), set()).add(REASONS[one.why])
+    for (snapshot, kind), total in grouped(report.garbage).items():
+        why = "; ".join(sorted(reasons[snapshot, kind]))
+        lines.append(f"  {snapshot or 'the store'}: {kind}, {_text(total)}, {why}")
+    return [*lines, *_kept_lines(report), *_refused_lines(report)]
+
+
+def _kept_lines(report: GcReport) -> Iterator[str]:
+    kept: dict[Why, Total] = {}
+    for (_, why, _), total in report.kept.items():
+        both = kept.setdefault(why, Total())
+        both.objects, both.size_bytes = both.objects + total.objects, both.size_bytes + total.size_bytes
+    yield "kept: " + ("; ".join(f"{_text(total)} {REASONS[why]}" for why, total in kept.items()) or "nothing")
+    if Why.YOUNG in kept:
+        yield f"the grace period is {seconds_text(report.grace_seconds)}; a shorter one: --grace TIME"
+    for snapshot, _, text in sorted(one for one in report.kept if one[1] is Why.UNCLEAR):
+        yield f"warning: {f'snapshot {snapshot}' if snapshot else 'the store'}: {text}"
+    for one in report.open_operations:
+        yield one.text
+    if report.unsettled:
+        yield f"earlier operations were not settled: {report.unsettled}"
+    if report.unknown:
+        more = len(report.unknown) - NAMES_SHOWN_MAX
+        shown = ", ".join(report.unknown[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+        yield f"not of this program, and left alone: {shown}"
+
+
+def _refused_lines(report: GcReport) -> Iterator[str]:
+    for one in report.refused[:NAMES_SHOWN_MAX]:
+        yield f"error: {one.reason}"
+    if report.refused:
+        yield f"{count_text(len(report.refused))} objects were refused by the store; what is left goes by a repeat"
+
+
+def _text(total: Total) -> str:
+    return f"{count_text(total.objects)} objects, {size_text(total.size_bytes)}"

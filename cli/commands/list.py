@@ -1,0 +1,131 @@
+"""`snapshot list`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.format import age_text, count_text, size_text
+from cli.output.left_out import warnings_of_several
+from cli.output.results import emit
+from fleet.record import plain
+from fleet.tables.left_out import warned_of
+from snapshots.listing.listing import Entry, Listing, list_store
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "cutline/list/1"
+
+
+def list_snapshots(context: typer.Context) -> None:
+    """Show the snapshots in the store with their increments."""
+    options = command_context(context)
+    listing = list_store(options.load_fleet())
+    document = {
+        "schema": SCHEMA,
+        "snapshots": [
+            entry_document(entry) | {"retained_wal": {one.node: one.size_bytes for one in entry.retained}}
+            for entry in listing.entries
+        ],
+        "warnings": listing.warnings,
+        "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
+        "open_operations": [one.to_json() for one in listing.open_operations],
+    }
+    emit(context, document, [] if options.json else lines_of(listing, datetime.now(UTC)))
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """One snapshot's JSON. `base` is the operation that took the full snapshot."""
+    chain = entry.chain
+    if chain is None:
+        return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
+    return {
+        "name": entry.name,
+        "created_at": chain.full.created_at,
+        "state": entry.state,
+        "problem": entry.problem,
+        "lost": entry.lost.shown() if entry.lost else None,
+        "base": chain.full.chain,
+        "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
+        "baseline_nodes": [identity.node for identity in chain.nodes],
+        "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
+        "append_only": chain.append_only,
+        "warned": plain(warned_of(chain.left_out)),
+        "type": "full",
+        "bytes": chain_bytes(chain),
+        "comment": chain.full.comment,
+        "terminal": chain.full.terminal,
+        "increments": [increment_document(commit) for commit in chain.increments],
+    }
+
+
+def increment_document(commit: Commit) -> dict[str, Any]:
+    """One increment's JSON."""
+    return {
+        "number": commit.increment,
+        "created_at": commit.created_at,
+        "bytes": commit.counts["bytes"],
+        "changes": commit.counts["changes"],
+        "transactions": commit.counts["transactions"],
+        "seconds": round(commit.seconds, 3),
+        "cut": commit.cut.id,
+        "comment": commit.comment,
+        "terminal": commit.terminal,
+    }
+
+
+def chain_bytes(chain: Chain) -> int:
+    """All that the chain's objects take."""
+    return sum(commit.counts["bytes"] for commit in chain.commits)
+
+
+def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
+    """What a person is told."""
+    lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
+    lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
+    lines += [
+        f"node {node} was not asked how much WAL it keeps: {why}" for node, why in listing.answers.not_asked.items()
+    ]
+    lines += [one.text for one in listing.open_operations]
+    if not listing.entries:
+        return ["the store has no snapshot; take one: snapshot create NAME", *lines]
+    return [_table(listing.entries, now), *lines]
+
+
+def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("snapshot", "increment", "created", "state", "changes", "transactions", "size", "comment"):
+        table.add_column(
+            title, justify="right" if title in ("increment", "changes", "transactions", "size") else "left"
+        )
+    for entry in entries:
+        if entry.chain is None:
+            table.add_row(entry.name, "", "", f"{entry.state}: {entry.problem}")
+            continue
+        for commit in entry.chain.commits:
+            then = datetime.fromisoformat(commit.created_at)
+            table.add_row(
+                entry.name if commit.increment == 0 else "",
+                str(commit.increment) if commit.increment else "full",
+                f"{commit.created_at[:19].replace('T', ' ')} ({age_text(then, now=now)})",
+                _state(entry, commit),
+                count_text(commit.counts["changes"]),
+                count_text(commit.counts["transactions"]),
+                size_text(commit.counts["bytes"]),
+                commit.comment,
+            )
+        if entry.remark:
+            table.add_row("", "", "", entry.remark)
+    return table
+
+
+def _state(entry: Entry, commit: Commit) -> str:
+    return ", ".join([entry.state] * (commit.increment == 0) + ["terminal"] * commit.terminal)

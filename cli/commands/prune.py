@@ -1,0 +1,139 @@
+"""`snapshot prune`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, who
+from cli.output.arguments import DryRun
+from cli.output.context import command_context
+from cli.output.exit_codes import DONE, UNREACHABLE
+from cli.output.format import count_text, size_text
+from cli.output.results import emit, foretell, progress
+from fleet.config import Retention
+from snapshots.removal.pruning import Pruned, PrunePlan, PruneStep, foresee_prune, prune_store
+from snapshots.removal.removal import DELETE
+from snapshots.removal.retention import Fate
+
+SCHEMA = "cutline/prune/1"
+
+
+def prune(
+    context: typer.Context,
+    *,
+    keep_full: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N snapshots.")] = None,
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, metavar="D", help="Keep what has a restore point younger than D days.")
+    ] = None,
+    keep_increments: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Keep the increments of the newest K snapshots only.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also the last snapshot that can be restored.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only the plan is shown.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Take away what no rule of retention keeps; options go before [retention] in fleet.toml."""
+    fleet = command_context(context).load_fleet()
+    rules = fleet.retention
+    for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
+        rules = rules if value is None else replace(rules, **{name: value})
+    if dry_run or not yes:
+        plan = foresee_prune(fleet, rules, force=force)
+        lines = [*plan_lines(plan), "nothing was changed" + ("; to do it, add --yes" if plan.steps else "")]
+        emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
+        return
+
+    with progress(context) as shown:
+        pruned = prune_store(fleet, rules, shown, lambda plan: foretell(context, plan_lines(plan)), force=force)
+    emit(context, document_of(pruned), lines_of(pruned))
+    codes = {code_of(one) for one in pruned.removed} - {DONE}
+    if codes:
+        raise typer.Exit(UNREACHABLE if UNREACHABLE in codes else min(codes))
+
+
+def plan_document(plan: PrunePlan) -> dict[str, Any]:
+    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are what is taken away, in this order."""
+    return {
+        "schema": SCHEMA,
+        "rules": rules_document(plan.rules),
+        "snapshots": [
+            {"name": one.name, "fate": one.fate.value, "why": list(one.why), "problem": plan.problems.get(one.name, "")}
+            for one in plan.verdicts
+        ],
+        "steps": [_step_document(step) for step in plan.steps],
+        "objects": plan.objects,
+        "bytes": plan.bytes,
+    }
+
+
+def rules_document(rules: Retention) -> dict[str, int | None]:
+    """The rules that were gone by; null where one is not set."""
+    return {"keep_full": rules.keep_full, "keep_days": rules.keep_days, "keep_increments": rules.keep_increments}
+
+
+def _step_document(step: PruneStep) -> dict[str, Any]:
+    return {
+        "snapshot": step.mark.snapshot,
+        "kind": step.kind,
+        "begun": step.begun,
+        **mark_document(step.mark),
+        "objects": step.mark.objects,
+        "bytes": step.mark.bytes,
+        "slots": list(step.mark.slots),
+        "nodes": list(step.mark.nodes),
+    }
+
+
+def document_of(pruned: Pruned) -> dict[str, Any]:
+    """The command's JSON: the plan, and what was done of it."""
+    done = [
+        {
+            "snapshot": one.mark.snapshot,
+            "kind": step.kind,
+            "state": "done" if one.is_done else "unfinished",
+            **mark_document(one.mark),
+            **removed_document(one),
+        }
+        for step, one in zip(pruned.plan.steps, pruned.removed, strict=True)
+    ]
+    return plan_document(pruned.plan) | {"acted": True, "done": done}
+
+
+def plan_lines(plan: PrunePlan) -> list[str]:
+    """What a person is told before anything is changed."""
+    lines: list[str] = []
+    for step in plan.steps:
+        if step.begun:
+            lines.append(f"{step.mark.snapshot}: finished, begun at {step.mark.at} by {who(step.mark)}")
+    by_name = {step.mark.snapshot: step for step in plan.steps}
+    for one in plan.verdicts:
+        problem = plan.problems.get(one.name)
+        why = "; ".join(one.why) + (f" ({problem}); see: snapshot check {one.name}" if problem else "")
+        lines.append(f"{one.name}: {_called(one.fate)}: {why}")
+        going = by_name.get(one.name)
+        if going and not going.begun:
+            lines += [f"  {line}" for line in point_lines(going.mark)]
+            lines += [f"  slot {slot} is dropped on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
+    if not plan.steps:
+        return [*lines, "there is nothing to prune"]
+    return [*lines, f"{count_text(plan.objects)} objects go, {size_text(plan.bytes)} are freed"]
+
+
+def _called(fate: Fate) -> str:
+    return {Fate.KEEP: "kept", Fate.ONLY_FULL: "its increments go", Fate.DELETE: "deleted"}[fate]
+
+
+def lines_of(pruned: Pruned) -> list[str]:
+    """What a person is told at the end."""
+    return [
+        line
+        for step, one in zip(pruned.plan.steps, pruned.removed, strict=True)
+        for line in removed_lines(
+            one,
+            f"{one.mark.snapshot} {'is deleted' if step.kind == DELETE else 'has its full snapshot only'}",
+            "snapshot prune --yes",
+        )
+    ]

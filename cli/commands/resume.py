@@ -1,0 +1,58 @@
+"""`snapshot resume`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.results import emit, progress
+from fleet.nodes.other_sessions import sessions_text
+from fleet.read_only.frozen import Thawed
+from fleet.read_only.resume import ResumeReport, resume_fleet
+
+SCHEMA = "cutline/resume/1"
+
+
+def resume(context: typer.Context) -> None:
+    """Let the fleet accept writes again after a terminal snapshot. Safe to repeat."""
+    fleet = command_context(context).load_fleet()
+    with progress(context) as shown:
+        report = resume_fleet(fleet, shown)
+    emit(context, document_of(report), lines_of(report))
+
+
+def document_of(report: ResumeReport) -> dict[str, Any]:
+    """The command's JSON. `nodes` are those that were read-only."""
+    return {
+        "schema": SCHEMA,
+        "asked": list(report.asked),
+        "nodes": [
+            {
+                "node": one.node,
+                "operation": one.was.operation,
+                "snapshot": one.was.snapshot,
+                "since": one.was.since,
+                "sessions_ended": one.ended,
+                "sessions_left": [session.details() for session in one.left],
+            }
+            for one in report.thawed
+        ],
+    }
+
+
+def lines_of(report: ResumeReport) -> list[str]:
+    """What a person is told."""
+    if not report.thawed:
+        return [f"no terminal snapshot has made {', '.join(report.asked)} read-only; nothing was changed"]
+    return [line for one in report.thawed for line in _lines(one)]
+
+
+def _lines(one: Thawed) -> list[str]:
+    lines = [f"{one.node} accepts writes again; it was {one.was.text()}"]
+    if one.ended:
+        lines.append(f"{one.node}: {one.ended} sessions that had begun read-only were ended")
+    if one.left:
+        lines.append(f"warning: read-only until they end: {sessions_text(list(one.left))}")
+    return lines

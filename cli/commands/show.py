@@ -1,0 +1,163 @@
+"""`snapshot show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli.commands.list import chain_bytes, entry_document
+from cli.output.arguments import SnapshotName
+from cli.output.context import command_context
+from cli.output.format import causes_lines, count_text, seconds_text, size_text
+from cli.output.left_out import left_out_lines
+from cli.output.results import emit
+from fleet.record import plain
+from snapshots.listing.listing import Entry, show_snapshot
+from snapshots.listing.name_templates import newest_name
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "cutline/show/1"
+
+
+def show(context: typer.Context, name: SnapshotName) -> None:
+    """Show one snapshot in full: nodes, groups, increments and their cuts."""
+    options = command_context(context)
+    fleet = options.load_fleet()
+    entry, chain, open_operations = show_snapshot(fleet, newest_name(fleet, name))
+    document = document_of(entry, chain) | {"open_operations": [one.to_json() for one in open_operations]}
+    lines = [] if options.json else [*lines_of(entry, chain), *(one.text for one in open_operations)]
+    emit(context, document, lines)
+
+
+def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
+    """The command's JSON: what list says of it, and the rest of its commits."""
+    return {
+        "schema": SCHEMA,
+        **entry_document(entry),
+        "fleet": chain.full.fleet_id,
+        "baseline": plain(chain.nodes),
+        "group_definitions": plain(chain.all_groups),
+        "base_positions": {node: str(position) for node, position in chain.full.base.items()},
+        "cuts": [plain(commit.cut) for commit in chain.commits],
+        "schema_changes": [_changes_document(commit) for commit in chain.commits],
+        "left_out": plain(chain.left_out),
+        "counts": [dict(commit.counts) for commit in chain.commits],
+    }
+
+
+def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
+    """What a person is told."""
+    from rich.table import Table
+
+    full, part = chain.full, chain.full
+    lines: list[str | RenderableType] = [
+        f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
+        f"{size_text(chain_bytes(chain))}" + (f" — {full.comment}" if full.comment else ""),
+        *([entry.remark] if entry.remark else []),
+        "",
+    ]
+    nodes = Table("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base", box=None, pad_edge=False)
+    for identity in chain.nodes:
+        version = f"{identity.server_version // 10000}.{identity.server_version % 10000}"
+        base = str(part.base[identity.node])
+        nodes.add_row(
+            identity.node, identity.backup_of or "", version, identity.system_identifier, str(identity.timeline),
+            identity.database, base,
+        )  # fmt: skip
+    groups = Table("shard", "group", "identity", "key", "partitions", "base rows", box=None, pad_edge=False)
+    for shard, found in chain.all_groups.items():
+        rows: dict[int, int] = {}
+        for stored in chain.base_objects(shard):
+            for number, count in stored.rows.items():
+                rows[number] = rows.get(number, 0) + count
+        for group in found:
+            key = ", ".join(column.name for column in group.columns[: group.key_width])
+            groups.add_row(
+                shard, group.name, group.identity, key or "none", str(group.partitions),
+                count_text(rows.get(group.number, 0)),
+            )  # fmt: skip
+    return [
+        *lines,
+        nodes,
+        "",
+        groups,
+        "",
+        _cuts(chain),
+        *_causes(chain),
+        *_changes(chain),
+        "",
+        *left_out_lines(chain.left_out),
+    ]
+
+
+def _causes(chain: Chain) -> list[str | RenderableType]:
+    """Why cuts had to be made again."""
+    return [
+        f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
+        for commit in chain.commits
+        for line in causes_lines(commit.cut.causes)
+    ]
+
+
+def _changes_document(commit: Commit) -> list[dict[str, Any]]:
+    """Which definitions of tables began with the commit, and the number of the one that each carries on, if any."""
+    part = commit.definition_changes
+    return [
+        {
+            "node": shard,
+            "group": group.name,
+            "number": group.number,
+            "after": part.successions.get(shard, {}).get(group.number),
+        }
+        for shard, found in (part.groups if part else {}).items()
+        for group in found
+        if part
+    ]
+
+
+def _changes(chain: Chain) -> list[str | RenderableType]:
+    """Which tables changed before which cut, and what became of their rows."""
+    return [
+        f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
+        + ("was copied anew" if one["after"] is None else "has a new definition")
+        for commit in chain.commits
+        for one in _changes_document(commit)
+    ]
+
+
+def _cuts(chain: Chain) -> RenderableType:
+    from rich.table import Table
+
+    titles = (
+        "increment",
+        "created",
+        "took",
+        "cut",
+        "changes",
+        "transactions",
+        "global",
+        "in flight",
+        "size",
+        "positions",
+    )
+    cuts = Table(*titles, box=None, pad_edge=False)
+    for commit in chain.commits:
+        positions = " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes)
+        cuts.add_row(
+            (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
+            commit.created_at[:19].replace("T", " "),
+            seconds_text(commit.seconds),
+            f"{commit.cut.seconds * 1000:.1f} ms",
+            count_text(commit.counts["changes"]),
+            count_text(commit.counts["transactions"]),
+            count_text(commit.cut.global_transactions),
+            str(commit.cut.in_flight),
+            size_text(commit.counts["bytes"]),
+            positions,
+        )
+    return cuts

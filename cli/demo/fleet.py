@@ -1,0 +1,182 @@
+"""`snapshot demo up|load|down`: an embedded fleet to try the commands on, and money moving through it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.exit_codes import CONFLICTS
+from cli.output.format import count_text, seconds_text
+from cli.output.results import emit, progress
+from embedded.bank import BankInvariants, read_invariants
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, start_fleet, stop_fleet
+from fleet.progress import Progress
+
+NEW_FLEET_SHARDS = 3
+NEW_FLEET_BACKUPS = 1
+LOAD_SECONDS = 10.0
+LOAD_CLIENTS = 4
+WATCH_SECONDS = 0.25
+EXAMPLES_MAX = 20
+
+FleetFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the embedded fleet.")]
+Shards = Annotated[int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet [default: {NEW_FLEET_SHARDS}]")]
+Backups = Annotated[
+    int | None,
+    typer.Option(min=0, max=8, help=f"Standbys of every shard of a new fleet [default: {NEW_FLEET_BACKUPS}]"),
+]
+Seconds = Annotated[float, typer.Option(min=0.1, help="How long money moves.")]
+Clients = Annotated[int, typer.Option(min=1, max=64, help="How many clients move it at once.")]
+Delete = Annotated[bool, typer.Option("--delete", help="Delete the servers' data too; the store stays.")]
+
+
+def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None) -> None:
+    """Start real primaries and standbys in DIR, or start again those that are there."""
+    began = time.monotonic()
+    existing = open_fleet(directory) if is_fleet(directory) else None
+    was_running = len(existing.running()) if existing else 0
+    shards, backups = _shape(existing, shards, backups)
+    with progress(context) as shown:
+        shown.step("starting PostgreSQL")
+        fleet = start_fleet(directory, shards=shards, backups=backups)
+    seconds = time.monotonic() - began
+    started = len(fleet.nodes) - was_running
+    nodes = [{"id": node.id, "backup_of": node.backup_of, "port": node.port} for node in fleet.nodes]
+    document = {
+        "schema": "cutline/demo-up/1",
+        "fleet": str(fleet.fleet_toml),
+        "store": str(fleet.store),
+        "started": started,
+        "seconds": round(seconds, 3),
+        "nodes": nodes,
+    }
+    lines = [f"{node.id:8} {node.dsn()}" for node in fleet.nodes]
+    if started:
+        lines.append(f"{started} servers started in {seconds:.1f} s")
+    else:
+        lines.append("the fleet was up already; nothing was changed")
+    emit(context, document, [*lines, f"next: snapshot --fleet {fleet.fleet_toml} init"])
+
+
+def load(
+    context: typer.Context,
+    directory: FleetFolder,
+    *,
+    seconds: Seconds = LOAD_SECONDS,
+    clients: Clients = LOAD_CLIENTS,
+) -> None:
+    """Move money within and across the shards of DIR, then see that none was made or lost.
+
+    Every other transaction spans two shards by two-phase commit. Ctrl-C ends it early, and cleanly.
+    """
+    dsns = open_fleet(directory).dsns()
+    workload = BankWorkload(dsns, clients=clients)
+    interrupt: KeyboardInterrupt | None = None
+    with progress(context) as shown, workload:
+        began = time.monotonic()
+        try:
+            _watch(workload, shown, seconds)
+        except KeyboardInterrupt as error:
+            interrupt = error
+    seconds = time.monotonic() - began
+    invariants = read_invariants(dsns)
+    if interrupt is None or not command_context(context).json:
+        emit(context, _load_document(workload, seconds, invariants), _load_lines(workload, seconds, invariants))
+    if interrupt is not None:
+        raise interrupt
+    if not invariants.hold:
+        raise typer.Exit(CONFLICTS)
+
+
+def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = False) -> None:
+    """Stop the servers that `demo up DIR` started, and keep their data."""
+    fleet = open_fleet(directory)
+    with progress(context) as shown:
+        shown.step("stopping PostgreSQL")
+        stopped = stop_fleet(directory, delete=delete)
+    document = {"schema": "cutline/demo-down/1", "stopped": stopped, "deleted": delete}
+    lines = [f"{stopped} servers stopped" if stopped else "no server was running"]
+    if delete:
+        lines.append("their data is deleted")
+        if fleet.store.exists():
+            lines.append(f"the snapshots stay in {fleet.store}")
+    emit(context, document, lines)
+
+
+def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | None) -> tuple[int, int]:
+    """What was asked for; where nothing was, what is there."""
+    there_shards, there_backups = NEW_FLEET_SHARDS, NEW_FLEET_BACKUPS
+    if existing:
+        there_shards = len(existing.primaries)
+        there_backups = len(existing.nodes) // there_shards - 1
+    return (
+        there_shards if shards is None else shards,
+        there_backups if backups is None else backups,
+    )
+
+
+def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
+    """Tell how many transactions were committed, until the time is over or the workload has ended."""
+    if workload.settled:
+        shown.note(f"settled {workload.settled} transfers that an earlier load had left prepared")
+    shown.step("moving money", unit="transactions")
+    deadline = time.monotonic() + seconds
+    told = 0
+    while (left := deadline - time.monotonic()) > 0 and workload.wait(min(left, WATCH_SECONDS)):
+        committed = workload.committed.total
+        shown.advance(committed - told)
+        told = committed
+
+
+def invariants_document(invariants: BankInvariants) -> dict[str, object]:
+    """What the bank's books say, for `--json`."""
+    return {
+        "hold": invariants.hold,
+        "total_balance": invariants.total_balance,
+        "expected_total": invariants.expected_total,
+        "transfers": list(invariants.transfers),
+        "half_present": len(invariants.half_present),
+        "half_present_examples": list(invariants.half_present[:EXAMPLES_MAX]),
+        "unexplained_accounts": len(invariants.unexplained_accounts),
+        "unexplained_accounts_examples": list(invariants.unexplained_accounts[:EXAMPLES_MAX]),
+    }
+
+
+def _load_document(workload: BankWorkload, seconds: float, invariants: BankInvariants) -> dict[str, object]:
+    committed = workload.committed
+    return {
+        "schema": "cutline/demo-load/1",
+        "seconds": round(seconds, 3),
+        "clients": workload.clients,
+        "transactions": {"local": committed.local, "cross": committed.cross},
+        "transactions_per_second": round(committed.total / seconds, 1),
+        "p99_seconds": workload.latencies.p99_seconds(),
+        "longest_seconds": workload.latencies.longest_between(),
+        "invariants": invariants_document(invariants),
+    }
+
+
+def _load_lines(workload: BankWorkload, seconds: float, invariants: BankInvariants) -> list[str]:
+    committed = workload.committed
+    lines = [
+        f"{count_text(committed.total)} transactions in {seconds_text(seconds)}, "
+        f"{count_text(round(committed.total / seconds))} per second: "
+        f"{count_text(committed.local)} within a shard, {count_text(committed.cross)} across two"
+    ]
+    p99, longest = workload.latencies.p99_seconds(), workload.latencies.longest_between()
+    if p99 is not None and longest is not None:
+        lines.append(f"99 of 100 took at most {p99 * 1000:.1f} ms, the longest {longest * 1000:.1f} ms")
+    total, expected = count_text(invariants.total_balance), count_text(invariants.expected_total)
+    if invariants.hold:
+        return [*lines, f"the bank's books are right: {total} in all, no transfer on one of its shards only"]
+    return [
+        *lines,
+        f"the bank's books are WRONG: {total} in all instead of {expected}, "
+        f"{count_text(len(invariants.half_present))} transfers not on exactly their shards, "
+        f"{count_text(len(invariants.unexplained_accounts))} balances that no transfer explains",
+    ]

@@ -1,0 +1,142 @@
+"""The demo told while it happens, on stderr: chapters, results, and at the foot what moves.
+
+On a terminal the running step and the bank's pulse stay at the foot, and go away with the chapter; elsewhere
+only chapters and results are written. Nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from collections import deque
+from itertools import pairwise
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from cli.demo.figures import sparkline
+from cli.output.bars import Step
+from cli.output.format import count_text, quantity_text, seconds_text
+from embedded.bank_workload import BankWorkload
+
+REFRESHES_PER_SECOND = 4
+PULSE_SECONDS = 0.5
+PULSE_POINTS = 24
+TEXT_WIDTH_MAX = 100
+INDENT = 4
+
+
+class Screen:
+    """Where the story is told; a Progress for the operations in it. `quiet` tells nothing."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
+        self._began = time.monotonic()
+        self._step: Step | None = None
+        self._bank: BankWorkload | None = None
+        self._pulse: deque[tuple[float, int]] = deque(maxlen=PULSE_POINTS + 1)
+        self._spinner = Spinner("dots")
+        self._lock = Lock()
+        self._live: Live | None = None
+        if not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._live = Live(
+                get_renderable=self._foot,
+                console=self._console,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._step = self._bank = None
+        if self._live:
+            self._live.stop()
+
+    def chapter(self, title: str, text: str) -> None:
+        """Begin a chapter: when, its title, and what will happen and why."""
+        self._step = None
+        when = f"{seconds_text(time.monotonic() - self._began):>8}"
+        self._console.print()
+        self._console.print(Text.assemble((when, "dim"), "  ", (title, "bold")))
+        self._print("", text)
+
+    def result(self, text: str) -> None:
+        """Say what came of it."""
+        self._print("✓ ", text, "green")
+
+    def warning(self, text: str) -> None:
+        """Say what is wrong or lost."""
+        self._print("✗ ", text, "bold red")
+
+    def watch(self, bank: BankWorkload | None) -> None:
+        """Show this bank's pulse at the foot from now on; None ends that."""
+        with self._lock:
+            self._pulse.clear()
+            self._bank = bank
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Show `name` at the foot as what is being done."""
+        self._step = Step(name, total, unit)
+
+    def advance(self, done: int) -> None:
+        """Move the running step on."""
+        with self._lock:
+            if self._step is not None:
+                self._step.done += done
+
+    def note(self, text: str) -> None:
+        """Say one line that matters."""
+        self._print("! ", text, "yellow")
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Say nothing: the story has its own chapters."""
+
+    def _print(self, sign: str, text: str, style: str = "") -> None:
+        width = min(self._console.width, TEXT_WIDTH_MAX)
+        margin = " " * (INDENT + len(sign))
+        lines = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin)
+        self._console.print(Text.assemble((" " * INDENT + sign, style), lines[len(margin) :]))
+
+    def _foot(self) -> Group:
+        """What is drawn anew several times a second."""
+        lines = [line for line in (self._step_line(), self._bank_line()) if line is not None]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines)
+
+    def _step_line(self) -> Text | None:
+        step = self._step
+        if step is None:
+            return None
+        sign = self._spinner.render(self._console.get_time())
+        amount = f"{count_text(step.done)} of {quantity_text(step.total, step.unit)}" if step.total else ""
+        return Text.assemble("  ", str(sign), f" {step.name}  {amount}  ", (seconds_text(step.seconds), "dim"))
+
+    def _bank_line(self) -> Text | None:
+        with self._lock:
+            bank = self._bank
+            if bank is None:
+                return None
+            now, total = time.monotonic(), bank.committed.total
+            if not self._pulse or now - self._pulse[-1][0] >= PULSE_SECONDS:
+                self._pulse.append((now, total))
+            points = list(self._pulse)
+        rates = [(after - before) / (later - earlier) for (earlier, before), (later, after) in pairwise(points)]
+        now_text = f"{count_text(round(rates[-1]))} a second, " if rates else ""
+        pulse = f"{sparkline(rates):>{PULSE_POINTS}}"
+        return Text.assemble("    the bank ", (pulse, "cyan"), f" {now_text}{count_text(total)} transfers")

@@ -1,0 +1,166 @@
+"""What the demo's story plays on: a folder, two embedded fleets, one Spark session, the bank at work.
+
+Whatever ends the story, all of it is taken down: no process and no file is left. The first Ctrl-C or SIGTERM
+begins that, and later ones do not cut it short; every step of it has a bound of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cli.spark.start import SparkStart, start_spark_at
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from embedded.folder import read_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHARDS = 3
+BACKUPS = 1
+CLIENTS = 8
+# A client is a person at a till, not a benchmark: it leaves the machine something to take snapshots with.
+CLIENT_PAUSE_SECONDS = 0.01
+# The first Spark on a machine writes its class archive as it ends; the demo leaves no process behind, so it waits.
+ARCHIVE_SECONDS_MAX = 30
+SPARK_MASTER = "local[*]"
+# The data is small and every job runs once: the JVM's optimising compiler would cost more than it saves
+# (measured: 9 s of processor time for the first fold, instead of 4).
+SPARK_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
+
+
+class Stage:
+    """The two fleets, the Spark session and the bank; leaving the block ends and deletes what was begun.
+
+    It is a SparkSource whose session is started on entering.
+    """
+
+    def __init__(self) -> None:
+        self._opened = ExitStack()
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="second fleet")
+        self._interrupts = Interrupts()
+        self._folder = Path()
+        self._spark: SparkStart | None = None
+        self._target: Future[EmbeddedFleet] | None = None
+
+    def __enter__(self) -> Self:
+        self._opened.enter_context(self._interrupts)
+        try:
+            self._folder = self._opened.enter_context(_folder())
+            self._opened.callback(self._threads.shutdown)
+            self._spark = start_spark_at(SPARK_MASTER, SPARK_SETTINGS, "demo")
+            self._opened.push(self._end_spark)
+        except BaseException:
+            self._interrupts.hold()
+            self._opened.close()
+            raise
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interrupts.hold()
+        self._opened.__exit__(error, value, trace)
+        interrupt = self._interrupts.raised
+        if interrupt is not None and value is not interrupt:
+            # What the interrupt broke on its way, a call into the JVM for one, is not what ended the story.
+            raise interrupt from value
+
+    def start_source(self) -> EmbeddedFleet:
+        """Start the fleet that is snapshotted."""
+        return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS)
+
+    def begin_target(self) -> None:
+        """Start the fleet that is restored into, in the background: as many shards, no standbys, no database."""
+        self._target = self._threads.submit(
+            start_fleet, self._folder / "restored", shards=SHARDS, backups=0, schema=False
+        )
+
+    def target(self) -> EmbeddedFleet:
+        """The fleet that is restored into, once it runs."""
+        if self._target is None:
+            raise RuntimeError("begin_target comes first")
+        return self._target.result()
+
+    def open_bank(self, fleet: EmbeddedFleet) -> BankWorkload:
+        """Let the bank's clients begin; they move money until its `stop`, or the end of the block."""
+        return self._opened.enter_context(
+            BankWorkload(fleet.dsns(), clients=CLIENTS, pause_seconds=CLIENT_PAUSE_SECONDS)
+        )
+
+    def begin(self) -> None:
+        """Nothing: Spark was begun on entering."""
+
+    def session(self) -> SparkSession:
+        """The one session of the whole story, waiting until it is there."""
+        if self._spark is None:
+            raise RuntimeError("the stage was not entered")
+        return self._spark.session()
+
+    def _end_spark(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._spark is not None:
+            self._spark.stop(graceful=error is None, archive_seconds_max=ARCHIVE_SECONDS_MAX)
+
+
+class Interrupts:
+    """Within the block, lets the first SIGINT or SIGTERM do what it did before, and no other after it.
+
+    `raised` is what that one has raised.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self.raised: BaseException | None = None
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def hold(self) -> None:
+        """Let none through any more."""
+        self._held = True
+
+    def __enter__(self) -> Self:
+        for number in self._before:
+            signal.signal(number, self._meet)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _meet(self, number: int, frame: FrameType | None) -> None:
+        before = self._before[signal.Signals(number)]
+        if self._held or before is signal.SIG_IGN:
+            return
+        self._held = True
+        try:
+            if callable(before):
+                before(number, frame)
+            else:
+                raise KeyboardInterrupt
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder; at the end the fleets in it are stopped and everything is deleted."""
+    folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
+    # The servers' account must pass through it, where that is another than the user's.
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        for fleet in folder.iterdir():
+            if read_state(fleet) is not None:
+                stop_fleet(fleet, delete=True)
+        shutil.rmtree(folder)

@@ -1,0 +1,260 @@
+"""The demo's story, chapter by chapter: every figure in it is measured while it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from check.report import VALID
+from check.verify import CheckRequest, check_snapshots
+from cli.demo.report import (
+    BankFigures,
+    Chapter,
+    ChapterName,
+    CutWatch,
+    Disaster,
+    StoryReport,
+    TakenCut,
+    longest_gap,
+    longest_within,
+)
+from cli.demo.screen import Screen
+from cli.demo.stage import CLIENTS, SHARDS, Stage
+from cli.output.format import count_text, seconds_text, size_text
+from embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, read_invariants
+from embedded.bank_workload import BankWorkload
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet, load_fleet
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.create.full import create_full
+from snapshots.create.increment import create_increment
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
+
+SNAPSHOT = "demo"
+INCREMENTS = 3
+RESTORED_INCREMENT = 2
+LOST_SHARD = 1
+WATCH_SECONDS = 1.0
+TOTAL = count_text(SHARDS * ACCOUNTS_PER_SHARD * INITIAL_BALANCE)
+ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
+
+
+def tell_story(screen: Screen) -> StoryReport:
+    """Play the whole story and return what was measured; everything it started is taken down, whatever happens.
+
+    Raises what the operations raise: a story that could not be told to its end has no report.
+    """
+    story = Story(screen)
+    with Stage() as stage:
+        try:
+            story.play(stage)
+            screen.chapter("The end", "Everything that ran is stopped, everything that was stored is deleted.")
+        except BaseException:
+            screen.note("cut short: everything that was started is taken down")
+            raise
+        finally:
+            ending = time.monotonic()
+            screen.watch(None)
+            screen.step("taking everything down")
+    report = story.report
+    report.chapters.append(Chapter(ChapterName.DOWN, ending, time.monotonic() - ending))
+    report.seconds = time.monotonic() - report.began
+    return report
+
+
+class Story:
+    """One telling: where it is told, and what was measured so far."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.report = StoryReport(time.monotonic())
+
+    def play(self, stage: Stage) -> None:
+        """All chapters in order."""
+        source = self.fleet_up(stage)
+        fleet = load_fleet(source.fleet_toml)
+        bank = self.bank_opens(stage, source)
+        self.full_snapshot(stage, fleet, bank)
+        self.increments(stage, fleet, bank)
+        self.check(stage, fleet, bank)
+        self.disaster(source, bank)
+        target = self.restore(stage, fleet)
+        self.verdict(target)
+
+    @contextmanager
+    def _chapter(self, name: ChapterName, title: str, text: str) -> Iterator[None]:
+        self._screen.chapter(title, text)
+        began = time.monotonic()
+        yield
+        self.report.chapters.append(Chapter(name, began, time.monotonic() - began))
+
+    def fleet_up(self, stage: Stage) -> EmbeddedFleet:
+        """Start the servers, while Spark starts beside them."""
+        text = (
+            f"{SHARDS} shards, each a primary and a standby: {2 * SHARDS} real PostgreSQL servers in a temporary "
+            "folder. Spark, which copies, checks and restores, starts beside them."
+        )
+        with self._chapter(ChapterName.FLEET, "A fleet", text):
+            self._screen.step("starting PostgreSQL")
+            source = stage.start_source()
+            self._screen.result(f"{len(source.nodes)} servers run: {', '.join(node.id for node in source.nodes)}")
+        return source
+
+    def bank_opens(self, stage: Stage, source: EmbeddedFleet) -> BankWorkload:
+        """Prepare the fleet for snapshots, and let the clients begin."""
+        text = (
+            f"{CLIENTS} clients move money between {ACCOUNTS} accounts, half of it from one shard to another by "
+            f"two-phase commit. Money only moves: at every moment all accounts together hold {TOTAL}. From here "
+            "to the disaster nothing pauses them."
+        )
+        with self._chapter(ChapterName.BANK, "A bank that never closes", text):
+            ready = initialise(load_fleet(source.fleet_toml), self._screen)
+            self._screen.result(f"init: {len(ready.nodes)} nodes and the store are fit for snapshots")
+            bank = stage.open_bank(source)
+            self._screen.watch(bank)
+            self._screen.step("starting Spark")
+            stage.session()
+            self._screen.step("watching the bank alone")
+            bank.wait(WATCH_SECONDS)
+            self._screen.result(f"{count_text(bank.committed.total)} transfers so far")
+        return bank
+
+    def full_snapshot(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+        """Take the full snapshot."""
+        text = (
+            "Backups of single shards, put together, tear transfers: money has left one and not reached the other. "
+            "A snapshot needs a cut, one position in the WAL of every shard, at which all agree about every "
+            "transfer. Two small messages to each primary make it: nothing is locked, and nothing waits."
+        )
+        with self._chapter(ChapterName.CREATE, "A full snapshot while money moves", text):
+            self._take(stage, fleet, bank)
+
+    def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+        """Take the increments, with time for money to move before each."""
+        text = (
+            "An increment is what has changed since the cut before it, and a cut of its own: "
+            "the fleet can be brought back to any of them."
+        )
+        with self._chapter(ChapterName.INCREMENTS, "Three increments", text):
+            for _ in range(INCREMENTS):
+                self._screen.step("letting money move")
+                bank.wait(WATCH_SECONDS)
+                self._take(stage, fleet, bank)
+
+    def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+        """Read all of it back while the bank goes on, and the servers to restore into start unseen."""
+        text = (
+            "A backup that nobody has read is a hope. Check reads every stored object back, and compares "
+            "primary with standby and shard with shard, down to each row and each transfer."
+        )
+        # Not before: the cuts would be measured on a machine that starts servers.
+        stage.begin_target()
+        with self._chapter(ChapterName.CHECK, "Is it whole? The check", text):
+            self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._screen)
+            compared = check.snapshots[0].compared
+            told = self._screen.result if check.result == VALID else self._screen.warning
+            told(
+                f"{check.result}: {count_text(compared.objects)} objects, {count_text(compared.rows)} base rows, "
+                f"{count_text(compared.changes)} changes, {count_text(compared.transactions)} two-phase transfers "
+                f"compared in {seconds_text(check.seconds)}"
+            )
+            _still_open(bank)
+
+    def disaster(self, source: EmbeddedFleet, bank: BankWorkload) -> None:
+        """Delete one shard's data under the running bank."""
+        text = (
+            "One primary is stopped dead and its data directory deleted, with transfers under way on it. A standby "
+            "can take over for one lost server; it can't undo a wrong DELETE or a lost site. Restoring can, and "
+            "must bring all shards back to the same moment."
+        )
+        with self._chapter(ChapterName.DISASTER, "Disaster", text):
+            lost = source.primaries[LOST_SHARD]
+            sizes = [path.lstat().st_size for path in lost.data_directory.rglob("*") if path.is_file()]
+            at = time.monotonic()
+            source.delete_node_data(lost)
+            self.report.disaster = Disaster(lost.id, len(sizes), sum(sizes), at)
+            self._screen.warning(f"{lost.id} is gone: {count_text(len(sizes))} files, {size_text(sum(sizes))}")
+            bank.stop(abandon=True)
+            self._screen.watch(None)
+            self._measure(bank, at)
+            self._screen.warning(f"the bank stands still after {count_text(bank.committed.total)} transfers")
+
+    def restore(self, stage: Stage, fleet: Fleet) -> EmbeddedFleet:
+        """Restore into the second fleet."""
+        text = (
+            f"All shards as they were at increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: the moment "
+            "is chosen, although money moved on and increment 3 was taken. Base and increments are folded into "
+            "one load; nothing is replayed."
+        )
+        with self._chapter(ChapterName.RESTORE, f"Restore to increment {RESTORED_INCREMENT}", text):
+            self._screen.step("waiting for the new servers")
+            target = stage.target()
+            request = RestoreRequest(SNAPSHOT, RESTORED_INCREMENT)
+            plan = plan_restore(fleet, load_fleet(target.fleet_toml), request)
+            self.report.restore = restored = restore_fleet(plan, stage, self._screen)
+            rows, databases = count_text(restored.rows), len(restored.nodes)
+            self._screen.result(f"{rows} rows in {databases} databases, {seconds_text(restored.seconds)}")
+        return target
+
+    def verdict(self, target: EmbeddedFleet) -> None:
+        """Compute the bank's invariants on what was restored."""
+        text = (
+            "The restored shards are asked what only a consistent state can answer: is all the money there, is "
+            "every transfer on both of its shards or on neither, does every balance follow from its transfers?"
+        )
+        with self._chapter(ChapterName.INVARIANTS, "Are the books right?", text):
+            self._screen.step("computing the invariants")
+            self.report.invariants = found = read_invariants(target.dsns())
+            told = self._screen.result if found.hold else self._screen.warning
+            told(
+                f"all balances together: {count_text(found.total_balance)}, at first {count_text(found.expected_total)}"
+            )
+            told(f"transfers on one of their two shards only: {count_text(len(found.half_present))}")
+            told(f"balances that no transfer explains: {count_text(len(found.unexplained_accounts))}")
+
+    def _take(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+        """Take the snapshot, or if there is one its next increment."""
+        create = create_increment if self.report.cuts else create_full
+        watched, began = CutWatch(self._screen), time.monotonic()
+        commit = create(fleet, CreateRequest(SNAPSHOT), stage, watched)
+        command, windows = (began, time.monotonic()), watched.windows()
+        cut = TakenCut(commit, command, windows, longest_within(bank.latencies, windows))
+        self.report.cuts.append(cut)
+        made, counts = commit.cut, commit.counts
+        rows = f"{count_text(counts['rows'])} rows, " if counts["rows"] else ""
+        self._screen.result(
+            f"{cut.name}: {rows}{count_text(counts['changes'])} changes, {size_text(counts['bytes'])}, "
+            f"{seconds_text(commit.seconds)}; its cut took {made.seconds * 1000:.1f} ms with {made.in_flight} "
+            f"global transaction{'' if made.in_flight == 1 else 's'} in flight"
+        )
+        _still_open(bank)
+
+    def _measure(self, bank: BankWorkload, ended: float) -> None:
+        """Ask the bank's log, now that every transaction in it has ended, what the cuts have cost."""
+        report, log = self.report, bank.latencies
+        report.cuts = [replace(cut, longest_commit_seconds=longest_within(log, cut.windows)) for cut in report.cuts]
+        entries = log.entries()
+        ends = sorted(end for end in (start + seconds for start, seconds in entries) if end <= ended)
+        began = min((start for start, _ in entries), default=ended)
+        checks = [(one.began, one.began + one.seconds) for one in report.chapters if one.name is ChapterName.CHECK]
+        report.bank = BankFigures(
+            clients=bank.clients,
+            began=began,
+            ended=ended,
+            committed=bank.committed,
+            p99_seconds=log.p99_seconds([window for cut in report.cuts for window in cut.windows]),
+            p99_idle_seconds=log.p99_seconds([*(cut.command for cut in report.cuts), *checks]),
+            longest_gap_seconds=longest_gap(ends, began),
+            ends=ends,
+        )
+
+
+def _still_open(bank: BankWorkload) -> None:
+    """Raise what has ended the bank, if something has: nothing but the disaster may."""
+    if not bank.wait(0):
+        bank.stop()

@@ -1,0 +1,196 @@
+"""The two ways to watch an operation: bars that move on a terminal, and lines for logs.
+
+Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. A step that
+the operation does not end (it raised) is shown as stopped, never as done. `verbose` also shows every point as it is
+reached, with the time since the beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+from cli.output.format import quantity_text, seconds_text
+
+
+@dataclass(slots=True)
+class Step:
+    """One step under way; `began_seconds` on the monotonic clock."""
+
+    name: str
+    total: int | None
+    unit: str
+    done: int = 0
+    began_seconds: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long the step has been running."""
+        return time.monotonic() - self.began_seconds
+
+    def summary(self) -> str:
+        """`name: 1,200 rows, 0.4 s`."""
+        amount = f"{quantity_text(self.done, self.unit)}, " if self.done else ""
+        return f"{self.name}: {amount}{seconds_text(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The lines that tell of points, if they are `wanted`; `began_seconds` on the monotonic clock."""
+
+    wanted: bool
+    began_seconds: float = field(default_factory=time.monotonic)
+
+    def line(self, point: str, node: str) -> str:
+        """`slot made on a, after 0.4 s`."""
+        where = f" on {node}" if node else ""
+        return f"{point}{where}, after {seconds_text(time.monotonic() - self.began_seconds)}"
+
+
+class LineProgress:
+    """Says every step on a line of its own once it is over, for logs and cron mails."""
+
+    def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
+        self._stream = stream
+        self._points = Points(verbose)
+        self._step: Step | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._end(stopped=error is not None)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Write the line of the step before and begin `name`."""
+        with self._lock:
+            self._end(stopped=False)
+            self._step = Step(name, total, unit)
+
+    def advance(self, done: int) -> None:
+        """Count; a log sees the sum at the step's end."""
+        with self._lock:
+            if self._step is not None:
+                self._step.done += done
+
+    def note(self, text: str) -> None:
+        """Write `text` on a line at once."""
+        with self._lock:
+            self._write(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Write a line for the point at once, if they are wanted."""
+        if self._points.wanted:
+            with self._lock:
+                self._write(self._points.line(point, node))
+
+    def _end(self, *, stopped: bool) -> None:
+        if self._step is not None:
+            self._write(self._step.summary() + (" (stopped)" if stopped else ""))
+        self._step = None
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class BarProgress:
+    """Draws the running step at the foot of the terminal; finished steps stay above it as lines."""
+
+    def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
+        self._console = console or Console(stderr=True)
+        self._points = Points(verbose)
+        self._bars = RichProgress(
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description}", markup=False, table_column=Column(ratio=None)),
+            _KnownTotalBar(),
+            _Amount(),
+            _Seconds(),
+            console=self._console,
+            transient=True,
+        )
+        self._step: Step | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._end(stopped=error is not None)
+        self._bars.stop()
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Let the step before become a line; draw `name` with a bar if `total` is known, else a spinner."""
+        with self._lock:
+            self._end(stopped=False)
+            self._step = Step(name, total, unit)
+            self._bars.add_task(name, total=total, unit=unit)
+
+    def advance(self, done: int) -> None:
+        """Move the running step on by `done` units."""
+        with self._lock:
+            if self._step is not None:
+                self._step.done += done
+                self._bars.advance(self._bars.task_ids[-1], done)
+
+    def note(self, text: str) -> None:
+        """Print `text` above the running step."""
+        with self._lock:
+            self._console.print(Text(f"  {text}", style="yellow"))
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Print the point above the running step, if they are wanted."""
+        if self._points.wanted:
+            with self._lock:
+                self._console.print(Text(f"  {self._points.line(point, node)}", style="dim"))
+
+    def _end(self, *, stopped: bool) -> None:
+        if self._step is None:
+            return
+        sign, style = ("✗", "red") if stopped else ("✓", "green")
+        self._console.print(Text.assemble((f"{sign} ", style), self._step.summary()))
+        self._bars.remove_task(self._bars.task_ids[-1])
+        self._step = None
+
+
+class _KnownTotalBar(BarColumn):
+    """A bar where there is a total; nothing where a moving one would pretend to know it."""
+
+    def render(self, task: Task) -> Text:  # type: ignore[override]  # BarColumn promises its own bar; any renderable will do
+        return Text("") if task.total is None else super().render(task)  # type: ignore[return-value]
+
+
+class _Amount(ProgressColumn):
+    """`1.2 MiB of 3.0 MiB`, `1,200 rows`, or nothing before the first unit."""
+
+    def render(self, task: Task) -> Text:
+        unit = str(task.fields["unit"])
+        done = int(task.completed)
+        if task.total is None:
+            return Text(quantity_text(done, unit) if done else "")
+        without_unit = quantity_text(done, unit) if unit == "bytes" else quantity_text(done, "")
+        return Text(f"{without_unit} of {quantity_text(int(task.total), unit)}")
+
+
+class _Seconds(ProgressColumn):
+    """The time since the step began."""
+
+    def render(self, task: Task) -> Text:
+        return Text(seconds_text(task.elapsed or 0.0), style="dim")

@@ -1,0 +1,111 @@
+"""What an error looks like from outside: its exit code, and its words on stderr or as a JSON document.
+
+A bug is anything that is neither a SnapshotError nor a mistake on the command line. Its traceback goes to a
+file that only its owner can read, because the message of an unforeseen error may hold what no log should.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
+from cli.output.results import write_document
+from storage.errors import SnapshotError
+
+ERROR_SCHEMA = "cutline/error/1"
+
+# typer keeps the classes of its parser to itself, and has moved them between versions; this one is public.
+_USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error as the outside sees it; `slug` is its stable name for scripts."""
+
+    code: int
+    slug: str
+    message: str
+    hint: str = ""
+    details: dict[str, object] = field(default_factory=dict)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What `error` is to the outside. A bug's traceback is written to a file on the way."""
+    interrupt = _interrupt_behind(error)
+    if interrupt is not None:
+        error = interrupt
+    if isinstance(error, SnapshotError):
+        return Failure(error.exit_code, error.slug, error.message, error.hint, error.details)
+    if isinstance(error, _USAGE_MISTAKE):
+        return _usage_mistake(error)
+    if isinstance(error, KeyboardInterrupt) and error.args:
+        return Failure(CANCELLED, "terminated", f"stopped by {signal.Signals(error.args[0]).name}")
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return Failure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
+    return _bug(error)
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C or SIGTERM that `error` only followed from: cleaning up may fail in its own ways."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, KeyboardInterrupt):
+            return link
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def report(failure: Failure, error: BaseException, *, json: bool, verbose: bool) -> int:
+    """Write `failure` as the one JSON document or as lines on stderr, and say its exit code."""
+    if json:
+        write_document(
+            {
+                "schema": ERROR_SCHEMA,
+                "code": failure.code,
+                "error": failure.slug,
+                "message": failure.message,
+                "hint": failure.hint,
+                "details": failure.details,
+            }
+        )
+        return failure.code
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.write(f"error: {failure.message}\n")
+    if failure.hint:
+        sys.stderr.write(f"hint: {failure.hint}\n")
+    return failure.code
+
+
+def _usage_mistake(error: Any) -> Failure:
+    """A mistake that typer found, in the house's wording: lower case, no full stop, and where to look."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "snapshot"
+    message = " ".join(str(error.format_message()).split()).removesuffix(".")
+    return Failure(USAGE, "usage", message[:1].lower() + message[1:], f"see: {path} --help")
+
+
+def _bug(error: BaseException) -> Failure:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    handle, file = tempfile.mkstemp(prefix="snapshot-bug-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        traceback.print_exception(error, file=out)
+    return Failure(
+        BUG,
+        "bug",
+        f"a bug: {type(error).__name__}{where}",
+        f"the traceback is in {file}; please report it",
+        {"traceback": file},
+    )

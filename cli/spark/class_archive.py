@@ -1,0 +1,73 @@
+"""A class-data archive for Spark's JVM: its classes as they stand in memory, which halves the time to start.
+
+The JVM writes it when it ends, once for every pair of Java and Spark, into the user's cache; later JVMs map
+it. It is only ever a matter of speed: a JVM leaves an archive alone that does not fit, and where none can be
+kept Spark just starts slower. `cli.spark.record_archive` makes one ahead of time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import time
+from pathlib import Path
+
+from cli.spark.cache_folder import cache_folder
+from cli.spark.java import Java
+
+DUMP_SECONDS_MAX = 60
+# A JVM writes the header last; a file that still begins with zeros after this long is of a JVM that died.
+WRITING_SECONDS_MAX = 300
+ARCHIVES_KEPT = 3
+
+
+def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
+    """The JVM options that use the archive, or that make it where there is none; none without a cache."""
+    folder = cache_folder()
+    if folder is None:
+        return []
+    try:
+        # An archive fits the very jar files it was made from; installing them again makes it useless.
+        installed = (spark_home / "jars").stat().st_mtime_ns
+        identity = f"{java.home} {java.version} {spark_home} {installed}"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        archive = folder / f"spark-{spark_version}-java-{java.major}-{key}.jsa"
+        if archive.exists():
+            return _options_of_existing(archive)
+        _delete_oldest(folder)
+        return [*_base_archive(java, folder, key), f"-XX:ArchiveClassesAtExit={archive}"]
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def is_recording(options: list[str]) -> bool:
+    """Whether a JVM with these options writes an archive when it ends, which takes it some seconds."""
+    return any(option.startswith("-XX:ArchiveClassesAtExit") for option in options)
+
+
+def _options_of_existing(archive: Path) -> list[str]:
+    with archive.open("rb") as file:
+        complete = file.read(4).strip(b"\0")
+    if complete:
+        return [f"-XX:SharedArchiveFile={archive}"]
+    if time.time() - archive.stat().st_mtime > WRITING_SECONDS_MAX:
+        archive.unlink()
+    return []
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Make room for one more: each takes some 150 MB."""
+    archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
+    for archive in archives[: -ARCHIVES_KEPT + 1]:
+        archive.unlink(missing_ok=True)
+
+
+def _base_archive(java: Java, folder: Path, key: str) -> list[str]:
+    """Options for a runtime without the archive of Java's own classes, on which the other one builds."""
+    if (java.home / "lib" / "server" / "classes.jsa").exists():
+        return []
+    base = folder / f"java-{java.major}-{key}.jsa"
+    if not base.exists():
+        dump = [str(java.home / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={base}"]
+        subprocess.run(dump, capture_output=True, timeout=DUMP_SECONDS_MAX, check=True)
+    return [f"-XX:SharedArchiveFile={base}"]

@@ -1,0 +1,44 @@
+"""A Spark session that is started only when a command finds that it needs one."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from fleet.config import Fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cli.spark.start import SparkStart
+
+
+class SparkOnDemand:
+    """The SparkSource of one command: `begin` starts it in the background, leaving the block ends it."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet, self._name = fleet, name
+        self._start: SparkStart | None = None
+
+    def begin(self) -> None:
+        """Start it in the background, if nobody has."""
+        if self._start is None:
+            from cli.spark.start import start_spark
+
+            self._start = start_spark(self._fleet, self._name)
+
+    def session(self) -> SparkSession:
+        """Start it if nobody has, wait for it and return it."""
+        self.begin()
+        if self._start is None:
+            raise RuntimeError("begin has started it")
+        return self._start.session()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._start is not None:
+            self._start.stop(graceful=error is None)

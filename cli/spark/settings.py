@@ -1,0 +1,128 @@
+"""What Spark is told: the settings of the session, the JVM's options and the environment it is started in.
+
+Nothing here starts anything. What fleet.toml says under [spark] goes over what is chosen here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cli.spark.java import Java
+
+LOOPBACK = "127.0.0.1"
+ROWS_PER_ARROW_BATCH_MAX = 100_000
+BYTES_PER_ARROW_BATCH_MAX = 64 * 1024**2
+SHUFFLE_PARTITIONS_MIN = 8
+TASK_ATTEMPTS_MAX = 4
+DRIVER_MEMORY_BYTES_MIN = 1024**3
+DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+# Nobody at the terminal could act on Spark's own log; its errors reach the command as exceptions.
+LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.file.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
+"""
+
+
+def runs_on_this_machine(master: str) -> bool:
+    """Whether driver and executors are all here: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
+    return re.match(r"local(\[|$|-cluster\[)", master) is not None
+
+
+def cores_of(master: str) -> int | None:
+    """How many tasks run at once under a master on this machine; None where the cluster decides."""
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(cluster.group(1)) * int(cluster.group(2))
+    if master == "local":
+        return 1
+    if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
+        return _cores_of_this_machine() if threads.group(1) == "*" else int(threads.group(1))
+    return None
+
+
+def repeating(master: str) -> str:
+    """`master`, with a task repeated that ended with its process, as on a cluster; `local[4]` alone would give up."""
+    if threads := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*\])?", master):
+        return f"local[{threads.group(1) or 1},{TASK_ATTEMPTS_MAX}]"
+    return master
+
+
+def session_settings(
+    master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
+) -> dict[str, str]:
+    """Every setting of the session; `given` goes over the rest, but adds to the JVM's options."""
+    settings = {
+        "spark.master": repeating(master),
+        "spark.app.name": f"snapshot {name}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(temporary / "warehouse"),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH_MAX),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_PER_ARROW_BATCH_MAX),
+        "spark.python.worker.reuse": "true",
+        "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
+        "spark.pyspark.driver.python": sys.executable,
+    }
+    if runs_on_this_machine(master):
+        settings |= _settings_on_this_machine(master, temporary)
+    settings |= given
+    settings[JAVA_OPTIONS] = " ".join([*jvm_options, given.get(JAVA_OPTIONS, "")]).strip()
+    return settings
+
+
+def jvm_options(temporary: Path, *, local: bool) -> list[str]:
+    """The driver's JVM options, without those of the class archive; writes the log's configuration."""
+    log4j = temporary / "log4j2.properties"
+    log4j.write_text(LOG4J, encoding="utf-8")
+    options = [f"-Dlog4j2.configurationFile=file:{log4j}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    # Measured on 8 million rows: hashing and Arrow transfer in half the time of G1. A cluster has its own.
+    return [*options, "-XX:+UseParallelGC"] if local else options
+
+
+def set_environment(master: str, java: Java, spark_home: Path) -> None:
+    """What Spark's launcher reads from the environment of this process, for as long as the process lives."""
+    os.environ["JAVA_HOME"] = str(java.launch_home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if runs_on_this_machine(master):
+        os.environ["SPARK_HOME"] = str(spark_home)
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+    else:
+        os.environ.setdefault("SPARK_HOME", str(spark_home))
+
+
+def driver_memory_bytes() -> int:
+    """A quarter of what this machine or container has, within bounds that Spark can work in."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no such file, or it says "max"
+        available = min(available, int(CGROUP_MEMORY_LIMIT.read_text()))
+    return max(DRIVER_MEMORY_BYTES_MIN, min(available // 4, DRIVER_MEMORY_BYTES_MAX))
+
+
+def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
+    settings = {
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.local.dir": str(temporary / "local"),
+        # Installed or not, executors import the packages that this process runs.
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    if cores := cores_of(master):
+        settings["spark.sql.shuffle.partitions"] = str(max(SHUFFLE_PARTITIONS_MIN, 2 * cores))
+    return settings
+
+
+def _cores_of_this_machine() -> int:
+    return os.cpu_count() or 1

@@ -1,0 +1,252 @@
+"""A column of byte strings as numpy sees it, and the few whole-column operations on it that we need.
+
+Arrow's own layout: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy
+calls per column (or per 8 bytes of the longest value, for hashing), never a Python step per value that is not long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh64_intdigest
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
+
+# Gathering works through its output in blocks, so that its index arrays stay in the processor's cache.
+GATHER_BLOCK_BYTES = 1 << 20
+# Hashing goes through its rows in blocks, for the same reason.
+HASH_BLOCK_ROWS = 1 << 14
+STRIPE_BYTES = 32
+# Values longer than this are hashed one by one, outside of numpy: passes over few rows take a second for a megabyte.
+HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
+# Arrow's binary type has 32-bit offsets.
+ARROW_BYTES_MAX = (1 << 31) - 1
+
+_P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
+_P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
+# Spark's own seed, so that its xxhash64(key) is the same number.
+HASH_SEED = np.uint64(42)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesColumn:
+    """n byte strings: value i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    data: Bytes
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """The length of every value in bytes."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: Ints) -> BytesColumn:
+        """The values of these rows, copied in their order."""
+        return from_arrow(self.to_large_arrow().take(pa.array(rows)))
+
+    def part(self, rows: slice) -> BytesColumn:
+        """The values of these rows, which stand side by side; copies no data."""
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        return BytesColumn(self.data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
+    def equals(self, other: BytesColumn) -> Flags:
+        """Where the two columns hold the same bytes; they have as many values."""
+        same: Flags = pc.equal(self.to_large_arrow(), other.to_large_arrow()).to_numpy(zero_copy_only=False)
+        return same
+
+    def to_large_arrow(self) -> pa.Array[Any]:
+        """The same column as Arrow large binary, without copying anything."""
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+
+    def to_arrow(self) -> pa.Array[Any]:
+        """The same column as Arrow binary, without copying the data; OverflowError from 2 GiB on."""
+        if int(self.offsets[-1]) > ARROW_BYTES_MAX:
+            raise OverflowError(f"a column of {int(self.offsets[-1])} bytes is too large for one Arrow array")
+        offsets = pa.py_buffer(self.offsets.astype(np.int32))
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, offsets, pa.py_buffer(self.data)])
+
+
+def from_arrow(array: pa.Array[Any]) -> BytesColumn:
+    """View an Arrow binary array without nulls as a column, without copying its data."""
+    wide = pa.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()[-3:]
+    count = len(array) + 1
+    width = np.dtype(np.int64 if wide else np.int32)
+    if offsets is None or len(array) == 0:
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    start = array.offset * width.itemsize
+    view = np.frombuffer(offsets, width, count, offset=start).astype(np.int64)
+    return BytesColumn(np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), view)
+
+
+def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
+    """An Arrow binary column, in one piece, as bytes."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray) and values.num_chunks > 1:
+            # More than 2 GiB.
+            values = values.cast(pa.large_binary()).combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = values.chunk(0)
+    return from_arrow(values)
+
+
+def from_list(values: list[bytes]) -> BytesColumn:
+    """A column of the given values."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    return BytesColumn(np.frombuffer(b"".join(values), np.uint8), offsets_of(lengths))
+
+
+def runs(values: npt.NDArray[Any]) -> Iterator[slice]:
+    """Where equal values stand side by side: every such run of rows."""
+    starts = np.flatnonzero(values[1:] != values[:-1]) + 1
+    bounds = [0, *starts.tolist(), len(values)] if len(values) else []
+    yield from (slice(low, high) for low, high in pairwise(bounds))
+
+
+def offsets_of(lengths: Ints) -> Ints:
+    """The n + 1 offsets of values with these lengths laid end to end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
+    """Copy the ranges `data[starts[i]:starts[i] + lengths[i]]` end to end."""
+    offsets = offsets_of(lengths)
+    out = np.empty(int(offsets[-1]), np.uint8)
+    first = 0
+    while first < len(lengths):
+        last = int(np.searchsorted(offsets, offsets[first] + GATHER_BLOCK_BYTES, side="right")) - 1
+        last = min(max(last, first + 1), len(lengths))
+        low, high = int(offsets[first]), int(offsets[last])
+        if last == first + 1:  # one value larger than a block
+            out[low:high] = data[starts[first] : starts[first] + lengths[first]]
+        else:
+            index = np.arange(high - low)
+            index += np.repeat(starts[first:last] - (offsets[first:last] - low), lengths[first:last])
+            np.take(data, index, out=out[low:high], mode="clip")
+        first = last
+    return BytesColumn(out, offsets)
+
+
+def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
+    """XXH64 of every value, with Spark's seed: equals Spark's xxhash64() of the same binary.
+
+    With the hashes of another column as `seeds` it equals Spark's xxhash64() of both columns.
+    """
+    lengths = column.lengths
+    starts = column.offsets[:-1]
+    padded = np.concatenate([column.data, np.zeros(8, np.uint8)])
+    if seeds is None:
+        seeds = np.full(len(lengths), HASH_SEED, np.uint64)
+    result = np.empty(len(lengths), np.uint64)
+    short = lengths <= HASHED_BY_COLUMN_BYTES_MAX
+    with np.errstate(over="ignore"):
+        if short.all():
+            for first in range(0, len(lengths), HASH_BLOCK_ROWS):
+                block = slice(first, first + HASH_BLOCK_ROWS)
+                result[block] = _hash(padded, starts[block], lengths[block], seeds[block])
+            return result
+        rows = np.flatnonzero(short)
+        for first in range(0, len(rows), HASH_BLOCK_ROWS):
+            some = rows[first : first + HASH_BLOCK_ROWS]
+            result[some] = _hash(padded, starts[some], lengths[some], seeds[some])
+        for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
+            value = column.data[starts[row] : starts[row] + lengths[row]]
+            result[row] = xxh64_intdigest(value.data, int(seeds[row]))
+    return result
+
+
+def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
+    """The partition of every key: the lowest bits of its hash; `partitions` is a power of two."""
+    if partitions == 1:
+        return np.zeros(len(keys), np.int32)
+    return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
+
+
+def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
+    """XXH64 of the ranges of `data`, which has 8 bytes of padding at its end."""
+    words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
+    halves = np.ndarray((len(data) - 3,), np.dtype("<u4"), data, strides=(1,))
+    state: Hashes = seeds + _P5
+    long = lengths >= STRIPE_BYTES
+    if long.any():
+        rows = _rows(long)
+        state[rows] = _stripes(words, starts[rows], lengths[rows] // STRIPE_BYTES, seeds[rows])
+    state += lengths.astype(np.uint64)
+    position = starts + lengths // STRIPE_BYTES * STRIPE_BYTES
+    end = starts + lengths
+    while (more := position + 8 <= end).any():
+        rows = _rows(more)
+        state[rows] = _rotated(state[rows] ^ _round(np.uint64(0), words[position[rows]]), 27) * _P1 + _P4
+        position[rows] += 8
+    if (more := position + 4 <= end).any():
+        rows = _rows(more)
+        mixed = state[rows] ^ (halves[position[rows]].astype(np.uint64) * _P1)
+        state[rows] = _rotated(mixed, 23) * _P2 + _P3
+        position[rows] += 4
+    while (more := position < end).any():
+        rows = _rows(more)
+        state[rows] = _rotated(state[rows] ^ (data[position[rows]].astype(np.uint64) * _P5), 11) * _P1
+        position[rows] += 1
+    state ^= state >> np.uint64(33)
+    state *= _P2
+    state ^= state >> np.uint64(29)
+    state *= _P3
+    state ^= state >> np.uint64(32)
+    return state
+
+
+def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
+    """The state of values after their `counts` whole stripes (each has one at least)."""
+    order: Any = slice(None)
+    if counts.min() < counts.max():
+        # The values with the most stripes first: those with stripes left are then always the first ones.
+        order = np.argsort(counts.max() - counts, kind="stable")
+        starts, counts, seeds = starts[order], counts[order], seeds[order]
+    lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+    for stripe in range(int(counts.max())):
+        active = int(np.count_nonzero(counts > stripe))
+        place = starts[:active] + stripe * STRIPE_BYTES
+        for number, lane in enumerate(lanes):
+            lane[:active] = _round(lane[:active], words[place + 8 * number])
+    merged: Hashes = _rotated(lanes[0], 1) + _rotated(lanes[1], 7) + _rotated(lanes[2], 12) + _rotated(lanes[3], 18)
+    for lane in lanes:
+        merged = (merged ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    state = np.empty_like(merged)
+    state[order] = merged
+    return state
+
+
+def _rows(chosen: Flags) -> Any:
+    """An index of the chosen rows; a slice, which copies nothing, where they are all."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
+def _round(state: Any, word: Any) -> Any:
+    mixed = word * _P2
+    mixed += state
+    spilled = mixed >> np.uint64(33)
+    mixed <<= np.uint64(31)
+    mixed |= spilled
+    mixed *= _P1
+    return mixed
+
+
+def _rotated(value: Any, bits: int) -> Any:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))

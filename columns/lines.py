@@ -1,0 +1,176 @@
+"""Rows as COPY text lines, put together and taken apart by whole columns.
+
+A stored line is what COPY … TO STDOUT (text format) prints for the row, its newline included, with the key
+columns first. Two marks can stand for a value: COPY's own for NULL, and one that COPY never prints for a
+TOASTed value that an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
+
+TAB, NEWLINE, BACKSLASH = 9, 10, 92
+# What is looked at at once, where more than a byte is needed for each.
+BLOCK_BYTES = 1 << 20
+NULL_MARK = b"\\N"
+UNCHANGED_MARK = b"\\u"
+
+# Appended to a source buffer, so that a line's separators and marks are gathered like its values.
+CONSTANTS = NULL_MARK + UNCHANGED_MARK + b"\t\n"
+_NULL, _UNCHANGED, _TAB, _NEWLINE = 0, 2, 4, 5
+
+# What COPY writes with a backslash: the character, and the letter that stands for it.
+ESCAPES = {8: b"b", 9: b"t", 10: b"n", 11: b"v", 12: b"f", 13: b"r", 92: b"\\"}
+_IS_SPECIAL = np.zeros(256, np.bool_)
+_LETTER = np.arange(256, dtype=np.uint8)
+for _byte, _letter in ESCAPES.items():
+    _IS_SPECIAL[_byte] = True
+    _LETTER[_byte] = _letter[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One column of n values inside a source buffer: where each begins, how long it is, and what it is.
+
+    `kinds` holds pgoutput's letters: t (text), n (null), u (unchanged TOAST).
+    """
+
+    kinds: Bytes
+    starts: Ints
+    lengths: Ints
+
+    def take(self, rows: Ints | Flags) -> Values:
+        """The values of the given rows."""
+        return Values(self.kinds[rows], self.starts[rows], self.lengths[rows])
+
+    def filled(self, other: Values) -> Values:
+        """These values, with `other`'s where one was left unchanged."""
+        unchanged = self.kinds == ord("u")
+        return Values(
+            np.where(unchanged, other.kinds, self.kinds),
+            np.where(unchanged, other.starts, self.starts),
+            np.where(unchanged, other.lengths, self.lengths),
+        )
+
+
+def with_constants(data: Bytes) -> Bytes:
+    """`data` with the separators, the marks and some padding after it, as `lines_of` needs it."""
+    return np.concatenate([data, np.frombuffer(CONSTANTS, np.uint8), np.zeros(8, np.uint8)])
+
+
+def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
+    """The COPY lines of `rows` rows whose values lie in `source`.
+
+    `source` is `with_constants(data)`, `data_bytes` the length of `data`.
+    """
+    lines = _joined(source, data_bytes, columns, rows)
+    marks = sum(int(np.count_nonzero(column.kinds != ord("t"))) for column in columns)
+    expected = rows * max(len(columns), 1) + marks
+    if _count_special(lines.data) == expected:
+        return lines
+    # A row may be of 1 GB: nothing of it is held longer than it is used.
+    del lines
+    values = gather(source, _interleaved([c.starts for c in columns]), _interleaved([_texts(c) for c in columns]))
+    escaped = escape(values)
+    del values
+    width = len(columns)
+    again = [
+        Values(column.kinds, escaped.offsets[number:-1:width], escaped.lengths[number::width])
+        for number, column in enumerate(columns)
+    ]
+    return _joined(with_constants(escaped.data), len(escaped.data), again, rows)
+
+
+def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
+    """The first `key_width` fields of every line, without the separator after them."""
+    if key_width == 0:
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(len(lines) + 1, np.int64))
+    starts = lines.offsets[:-1]
+    if key_width == column_count:
+        return gather(lines.data, starts, lines.lengths - 1)
+    tabs = _places(lines.data, TAB).reshape(len(lines), column_count - 1)
+    return gather(lines.data, starts, tabs[:, key_width - 1] - starts)
+
+
+def _places(data: Bytes, byte: int) -> Ints:
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return np.concatenate(
+        [np.empty(0, np.int64), *(low + np.flatnonzero(data[low : low + BLOCK_BYTES] == byte) for low in blocks)]
+    )
+
+
+def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
+    """The keys that these key columns make: their line without its newline."""
+    lines = lines_of(source, data_bytes, columns, rows)
+    return gather(lines.data, lines.offsets[:-1], lines.lengths - 1)
+
+
+def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
+    """Every value as COPY writes it: special characters behind a backslash.
+
+    In blocks, so that what is held beside the values themselves does not grow with them.
+    """
+    count = len(values.data)
+    out = np.empty(count + _count_special(values.data), np.uint8)
+    offsets = np.empty_like(values.offsets)
+    offsets[values.offsets == count] = len(out)
+    done = 0
+    for low in range(0, count, block_bytes):
+        block = values.data[low : low + block_bytes]
+        special = _IS_SPECIAL[block]
+        added = np.concatenate([[0], np.cumsum(special)])
+        place = np.arange(low + done, low + done + len(block)) + added[1:]
+        out[place] = _LETTER[block]
+        out[place[special] - 1] = BACKSLASH
+        first, last = np.searchsorted(values.offsets, [low, low + len(block)])
+        here = values.offsets[first:last]
+        offsets[first:last] = here + done + added[here - low]
+        done += int(added[-1])
+    return BytesColumn(out, offsets)
+
+
+def _count_special(data: Bytes) -> int:
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return sum(int(np.count_nonzero(_IS_SPECIAL[data[low : low + BLOCK_BYTES]])) for low in blocks)
+
+
+def _texts(column: Values) -> Ints:
+    return np.where(column.kinds == ord("t"), column.lengths, 0)
+
+
+def _joined(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
+    starts: list[Ints] = []
+    lengths: list[Ints] = []
+    one = np.ones(rows, np.int64)
+    for number, column in enumerate(columns):
+        is_null, is_unchanged = column.kinds == ord("n"), column.kinds == ord("u")
+        mark = np.where(is_null, data_bytes + _NULL, data_bytes + _UNCHANGED)
+        is_mark = is_null | is_unchanged
+        starts.append(np.where(is_mark, mark, column.starts))
+        lengths.append(np.where(is_mark, len(NULL_MARK), column.lengths))
+        last = number == len(columns) - 1
+        starts.append(one * (data_bytes + (_NEWLINE if last else _TAB)))
+        lengths.append(one)
+    if not columns:
+        starts, lengths = [one * (data_bytes + _NEWLINE)], [one]
+    width = len(starts)
+    pieces = gather(source, _interleaved(starts), _interleaved(lengths))
+    return BytesColumn(pieces.data, np.ascontiguousarray(pieces.offsets[::width]))
+
+
+def _interleaved(columns: list[Ints]) -> Ints:
+    return np.stack(columns, axis=1).reshape(-1)
+
+
+def concatenated(columns: list[BytesColumn]) -> BytesColumn:
+    """The values of all columns, one after the other."""
+    if len(columns) == 1:
+        return columns[0]
+    if not columns:
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    data = np.concatenate([column.data[column.offsets[0] : column.offsets[-1]] for column in columns])
+    return BytesColumn(data, offsets_of(np.concatenate([column.lengths for column in columns])))

@@ -1,0 +1,181 @@
+"""One client of the bank: it moves money within a shard locally, across two shards by two-phase commit.
+
+Locks are taken in the order of account ids, and shards are ranges of ids, so no two clients ever wait for
+each other, on one shard or across. A transfer across shards is prepared on both and only then committed on
+both; until the second PREPARE has answered it may be rolled back, and after it, it is committed whatever
+happens. A gid is a fresh random UUID, the transfer's id, and is never used again.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+
+from embedded.bank import GID_PREFIX, accounts_of, read_prepared_gids, shard_of
+
+AMOUNT_MAX = 100
+APPLICATION_NAME = "cutline-bank"
+CONNECT_SECONDS_MAX = 5
+END_SECONDS_MAX = 5
+
+RECORD = """
+INSERT INTO transfer (id, from_account, to_account, amount, at)
+VALUES (%(id)s, %(from_account)s, %(to_account)s, %(amount)s, %(at)s);
+"""
+LOCAL = f"""
+BEGIN;
+UPDATE account SET balance = balance + %(first_change)s WHERE id = %(first)s;
+UPDATE account SET balance = balance + %(second_change)s WHERE id = %(second)s;
+{RECORD}
+COMMIT
+"""
+PREPARE = f"""
+BEGIN;
+UPDATE account SET balance = balance + %(change)s WHERE id = %(account)s;
+{RECORD}
+PREPARE TRANSACTION %(gid)s
+"""
+COMMIT_PREPARED = "COMMIT PREPARED %(gid)s"
+ROLLBACK_PREPARED = "ROLLBACK PREPARED %(gid)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One movement of money; the amount may leave an account below zero, as the sum is all that counts."""
+
+    id: uuid.UUID
+    from_account: int
+    to_account: int
+    amount: int
+    at: datetime
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it takes two shards."""
+        return shard_of(self.from_account) != shard_of(self.to_account)
+
+    @property
+    def changes(self) -> list[tuple[int, int]]:
+        """(account, what is added to its balance), in the order in which accounts are locked."""
+        return sorted([(self.from_account, -self.amount), (self.to_account, self.amount)])
+
+
+def chosen_transfer(chance: random.Random, shards: int, cross_shard_ratio: float) -> Transfer:
+    """A transfer between two different accounts; `chance` decides all of it but id and time."""
+    first = second = chance.randrange(shards)
+    if shards > 1 and chance.random() < cross_shard_ratio:
+        second = (first + chance.randrange(1, shards)) % shards
+    from_account = to_account = chance.choice(accounts_of(first))
+    while to_account == from_account:
+        to_account = chance.choice(accounts_of(second))
+    amount = chance.randint(1, AMOUNT_MAX)
+    return Transfer(uuid.uuid4(), from_account, to_account, amount, datetime.now(UTC))
+
+
+class BankClient:
+    """A client with one session on every shard; used by one thread, but `cancel` by any."""
+
+    def __init__(self, dsns: Sequence[str]) -> None:
+        self._dsns = dsns
+        with ExitStack() as opened:
+            self._sessions = [opened.enter_context(closing(open_session(dsn))) for dsn in dsns]
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._opened.close()
+
+    def cancel(self) -> None:
+        """Make a statement that runs or waits end with an error, as far as its server still answers."""
+        for session in self._sessions:
+            try:
+                session.cancel_safe(timeout=CONNECT_SECONDS_MAX)
+            except psycopg.Error:
+                # A server that is gone has no statement to cancel.
+                continue
+
+    def move(self, transfer: Transfer, *, second_first: bool = False) -> None:
+        """Do the transfer whole, or not at all and raise psycopg.Error.
+
+        With `second_first` a prepared transfer is committed on its second shard first. If a shard is gone
+        that has prepared it, that is left to whoever calls `settle_leftovers` next.
+        """
+        if transfer.crosses:
+            self._move_across(transfer, second_first=second_first)
+            return
+        (first, first_change), (second, second_change) = transfer.changes
+        accounts = {
+            "first": first,
+            "first_change": first_change,
+            "second": second,
+            "second_change": second_change,
+        }
+        self._sessions[shard_of(first)].execute(LOCAL, asdict(transfer) | accounts)
+
+    def _move_across(self, transfer: Transfer, *, second_first: bool) -> None:
+        shards = [shard_of(account) for account, _ in transfer.changes]
+        gid = {"gid": GID_PREFIX + str(transfer.id)}
+        statement = ROLLBACK_PREPARED
+        try:
+            for shard, (account, change) in zip(shards, transfer.changes, strict=True):
+                half = {"account": account, "change": change}
+                self._sessions[shard].execute(PREPARE, asdict(transfer) | half | gid)
+            statement = COMMIT_PREPARED
+            for shard in reversed(shards) if second_first else shards:
+                self._sessions[shard].execute(statement, gid)
+        except psycopg.Error:
+            for shard in shards:
+                self._settle(shard, statement, gid)
+            raise
+
+    def _settle(self, shard: int, statement: str, gid: dict[str, str]) -> None:
+        try:
+            # The session that the transfer ran in may be broken, or in a failed transaction.
+            with closing(open_session(self._dsns[shard])) as session:
+                session.execute(statement, gid)
+        except (psycopg.errors.UndefinedObject, psycopg.OperationalError):
+            # It is not prepared there, or that shard is gone; the caller is raising what happened.
+            return
+
+
+def open_session(dsn: str) -> psycopg.Connection[Any]:
+    """An autocommit session in which several statements go to the server at once."""
+    return psycopg.connect(
+        dsn,
+        autocommit=True,
+        application_name=APPLICATION_NAME,
+        connect_timeout=CONNECT_SECONDS_MAX,
+        cursor_factory=psycopg.ClientCursor,
+    )
+
+
+def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
+    """Finish what clients that died left prepared; return how many transfers that were.
+
+    Committed where another shard has the transfer already, else rolled back: nobody committed it anywhere.
+    No other workload may be at work: its sessions are ended.
+    """
+    for session in sessions:
+        # The server does not notice the death of a client whose statement waits for a row, and would prepare
+        # its transfer when what the row waited for is settled below.
+        session.execute(
+            "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity"
+            " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
+            [END_SECONDS_MAX * 1000, APPLICATION_NAME],
+        )
+    prepared = {gid for session in sessions for gid in read_prepared_gids(session)}
+    for gid in prepared:
+        transfer = [gid.removeprefix(GID_PREFIX)]
+        found = [session.execute("SELECT FROM transfer WHERE id = %s", transfer).rowcount for session in sessions]
+        statement = COMMIT_PREPARED if any(found) else ROLLBACK_PREPARED
+        for session in sessions:
+            if gid in read_prepared_gids(session):
+                session.execute(statement, {"gid": gid})
+    return len(prepared)

@@ -1,0 +1,292 @@
+"""A real fleet on this machine: primaries with physical standbys, to try the commands on and to test with.
+
+One process at a time changes a fleet. What could not be made whole is stopped and deleted again. The servers
+trust every connection from this machine: nothing of value belongs into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psycopg
+
+from embedded.bank import create_bank
+from embedded.folder import (
+    DATABASE,
+    DESCRIPTION,
+    STATE,
+    STORE,
+    FolderTakenError,
+    State,
+    checked_directory,
+    describe,
+    locked,
+    move_ports,
+    place_for_nodes,
+    read_state,
+    refuse_foreign_files,
+    shape_of,
+    write_state,
+)
+from embedded.server import (
+    EmbeddedNode,
+    create_primary,
+    create_standby,
+    delete_server,
+    follow,
+    free_ports,
+    is_free,
+    kill_server,
+    running_pid,
+    start_server,
+    stop_server,
+)
+from fleet.nodes.sessions import in_parallel
+from fleet.programs.wheel import Programs, server_programs
+from storage.errors import RefusedError
+
+
+class NoFleetError(RefusedError):
+    """The folder holds no embedded fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedFleet:
+    """The servers of one folder, running or not."""
+
+    directory: Path
+    nodes_directory: Path
+    nodes: tuple[EmbeddedNode, ...]
+
+    @property
+    def fleet_toml(self) -> Path:
+        """The description that the commands take by --fleet."""
+        return self.directory / DESCRIPTION
+
+    @property
+    def store(self) -> Path:
+        """The folder that fleet.toml names as the store."""
+        return self.directory / STORE
+
+    @property
+    def primaries(self) -> tuple[EmbeddedNode, ...]:
+        """The primary of every shard, in order."""
+        return tuple(node for node in self.nodes if node.backup_of is None)
+
+    def backups_of(self, primary: EmbeddedNode) -> tuple[EmbeddedNode, ...]:
+        """The standbys of one primary."""
+        return tuple(node for node in self.nodes if node.backup_of == primary.id)
+
+    def node(self, node_id: str) -> EmbeddedNode:
+        """The node of that id; raises KeyError if there is none."""
+        return {node.id: node for node in self.nodes}[node_id]
+
+    def dsns(self, database: str = DATABASE) -> list[str]:
+        """The connection strings of all primaries, in order."""
+        return [node.dsn(database) for node in self.primaries]
+
+    def running(self) -> tuple[EmbeddedNode, ...]:
+        """The nodes whose server runs now."""
+        return tuple(node for node in self.nodes if running_pid(node) is not None)
+
+    def start_node(self, node: EmbeddedNode) -> None:
+        """Start one server that is down; does nothing if it runs."""
+        if running_pid(node) is None:
+            start_server(self._programs(node), node)
+
+    def stop_node(self, node: EmbeddedNode, *, immediate: bool = False) -> None:
+        """Stop one server in order, or at once."""
+        stop_server(node, immediate=immediate)
+
+    def kill_node(self, node: EmbeddedNode) -> None:
+        """End one server as a power cut would."""
+        kill_server(node)
+
+    def delete_node_data(self, node: EmbeddedNode) -> None:
+        """The disaster: stop one server at once and delete all that it held."""
+        delete_server(node)
+
+    def rebuild_shard(self, primary: EmbeddedNode, settings: Mapping[str, str] | None = None) -> None:
+        """Replace a shard by new, empty servers on the same ports: a primary without the database, standbys.
+
+        The new primary is another server to PostgreSQL: its system identifier differs.
+        """
+        for node in (*self.backups_of(primary), primary):
+            delete_server(node)
+        _make_shard(self, primary, settings or {}, schema=False)
+
+    def _programs(self, node: EmbeddedNode) -> Programs:
+        # Whoever owns the data runs it: root may start a fleet that an ordinary user made.
+        folders = [*(other.folder for other in self.nodes), self.nodes_directory]
+        owners = [folder.stat().st_uid for folder in folders if folder.exists()]
+        found = server_programs(next((owner for owner in owners if owner), None))
+        return replace(found, bin_directory=node.programs) if node.programs else found
+
+
+def start_fleet(
+    directory: Path,
+    *,
+    shards: int,
+    backups: int,
+    settings: Mapping[str, str] | None = None,
+    schema: bool = True,
+    programs: Mapping[str, Path] | None = None,
+) -> EmbeddedFleet:
+    """Make and start a fleet in `directory`, or start the one that is there; return it running.
+
+    A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it has
+    no database of that name, which is what a restore expects where it creates the database itself.
+    `settings` are PostgreSQL's own, for new servers only; `programs` are the folders of programs, by id of the
+    primary, of shards that have another version of PostgreSQL than the wheel's. Of an existing fleet only the
+    servers that are down are started, on new ports where theirs are taken. On an error or an interrupt, what this
+    call started is stopped, and what it made is deleted. Raises FolderTakenError, EmbeddedFleetBusyError,
+    ServerFailedError.
+    """
+    shape = shape_of(shards, backups)
+    directory = checked_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        if not is_fleet(directory):
+            return _new_fleet(directory, shape, (settings or {}, programs or {}), schema=schema)
+        fleet = open_fleet(directory)
+        if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
+            raise FolderTakenError(
+                f"{directory} holds a fleet of another shape: {', '.join(node.id for node in fleet.nodes)}",
+                hint=f"ask for the same shape, or first: snapshot demo down {directory} --delete",
+            )
+        return _resumed(fleet)
+
+
+def is_fleet(directory: Path) -> bool:
+    """Whether `directory` holds an embedded fleet that was made whole, running or not."""
+    state = read_state(directory)
+    return state is not None and state.complete
+
+
+def open_fleet(directory: Path) -> EmbeddedFleet:
+    """The fleet of `directory`, as it is, starting nothing; raises NoFleetError."""
+    directory = directory.resolve()
+    state = read_state(directory)
+    if state is None:
+        raise NoFleetError(f"{directory} holds no embedded fleet", hint=f"snapshot demo up {directory}")
+    return EmbeddedFleet(directory, state.nodes_directory, state.nodes)
+
+
+def stop_fleet(directory: Path, *, delete: bool = False) -> int:
+    """Stop exactly the servers of this fleet, standbys first; return how many were running.
+
+    With `delete` their data, logs, demo.json and fleet.toml go too; the store stays, unless it is empty.
+    """
+    fleet = open_fleet(directory)
+    with locked(fleet.directory):
+        stopped = _stop(fleet, immediate=delete)
+        if delete:
+            _delete(fleet)
+    return stopped
+
+
+def _new_fleet(
+    directory: Path,
+    shape: list[tuple[str, str | None]],
+    how: tuple[Mapping[str, str], Mapping[str, Path]],
+    *,
+    schema: bool,
+) -> EmbeddedFleet:
+    if read_state(directory) is not None:
+        # A process that died while making it.
+        _delete(open_fleet(directory))
+    refuse_foreign_files(directory)
+    nodes_directory = place_for_nodes(directory)
+    ports = free_ports(len(shape))
+    settings, programs = how
+    nodes = tuple(
+        EmbeddedNode(node_id, port, nodes_directory / node_id, backup_of, programs.get(backup_of or node_id))
+        for (node_id, backup_of), port in zip(shape, ports, strict=True)
+    )
+    fleet = EmbeddedFleet(directory, nodes_directory, nodes)
+    try:
+        _record(fleet, complete=False)
+        in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
+        fleet.store.mkdir(exist_ok=True)
+        describe(fleet.directory, fleet.nodes)
+        _record(fleet, complete=True)
+    except BaseException:
+        _delete(fleet)
+        raise
+    return fleet
+
+
+def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
+    """Make and start the servers of one shard, with the bank if `schema`, else without its database."""
+    programs = fleet._programs(primary)
+    create_primary(programs, primary, settings)
+    start_server(programs, primary)
+    if schema:
+        with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {DATABASE}")
+        create_bank(primary.dsn(), shard=fleet.primaries.index(primary))
+    for backup in fleet.backups_of(primary):
+        create_standby(programs, backup, primary)
+        start_server(programs, backup)
+
+
+def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
+    down = [node for node in fleet.nodes if running_pid(node) is None]
+    if not down:
+        return fleet
+    lost = [node.id for node in down if not node.data_directory.exists()]
+    if lost:
+        directory = fleet.directory
+        raise RefusedError(
+            f"the data of {', '.join(lost)} is gone",
+            hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
+        )
+    taken = [node for node in down if not is_free(node.port)]
+    moved = dict(zip((node.id for node in taken), free_ports(len(taken)), strict=True))
+    ports = {node.port: moved[node.id] for node in taken}
+    nodes = tuple(replace(node, port=moved.get(node.id, node.port)) for node in fleet.nodes)
+    fleet = replace(fleet, nodes=nodes)
+    starting = [fleet.node(node.id) for node in down]
+    try:
+        for group in _primaries_first(starting):
+            in_parallel(fleet.start_node, group)
+        for backup in fleet.nodes:
+            if backup.backup_of:
+                follow(backup, fleet.node(backup.backup_of))
+        if ports:
+            _record(fleet, complete=True)
+            move_ports(fleet.directory, ports)
+    except BaseException:
+        for group in reversed(_primaries_first(starting)):
+            in_parallel(stop_server, group)
+        raise
+    return fleet
+
+
+def _stop(fleet: EmbeddedFleet, *, immediate: bool) -> int:
+    # A primary that stops in order waits until its standbys have all of its WAL: they go first.
+    return sum(
+        sum(in_parallel(lambda node: stop_server(node, immediate=immediate), group))
+        for group in reversed(_primaries_first(fleet.nodes))
+    )
+
+
+def _delete(fleet: EmbeddedFleet) -> None:
+    in_parallel(delete_server, fleet.nodes)
+    if fleet.nodes_directory.exists():
+        fleet.nodes_directory.rmdir()
+    fleet.fleet_toml.unlink(missing_ok=True)
+    if fleet.store.exists() and not any(fleet.store.iterdir()):
+        fleet.store.rmdir()
+    (fleet.directory / STATE).unlink(missing_ok=True)
+
+
+def _record(fleet: EmbeddedFleet, *, complete: bool) -> None:
+    write_state(fleet.directory, State(fleet.nodes_directory, fleet.nodes, complete))
+
+
+def _primaries_first(nodes: Iterable[EmbeddedNode]) -> list[list[EmbeddedNode]]:
+    ordered = list(nodes)
+    return [[node for node in ordered if not node.backup_of], [node for node in ordered if node.backup_of]]

@@ -1,0 +1,179 @@
+"""What the folder of an embedded fleet holds, and what each file of it says.
+
+    DIR/demo.json    what was made, and where; written before the first server is
+    DIR/fleet.toml   the fleet as the commands see it; lines that the user adds to it are kept
+    DIR/store        the folder for its snapshots
+    DIR/nodes/<id>/  data and log of one server (elsewhere if the server's account can't enter DIR)
+
+Nothing here starts or stops a server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.server import HOST, EmbeddedNode
+from fleet.programs.wheel import can_enter, server_programs
+from fleet.programs.wheel_copy import shared_temporary_directory
+from storage.errors import BusyError, RefusedError, UsageError
+
+STATE = "demo.json"
+DESCRIPTION = "fleet.toml"
+STORE = "store"
+NODES = "nodes"
+DATABASE = "bank"
+STATE_SCHEMA = "cutline/demo-state/1"
+SHARDS_MAX = 32
+BACKUPS_MAX = 8
+
+
+class FolderTakenError(RefusedError):
+    """The folder holds something else, or another fleet than was asked for."""
+
+
+class EmbeddedFleetBusyError(BusyError):
+    """Another process is starting or stopping this embedded fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What demo.json says: the servers, where they are, and whether all of them were made."""
+
+    nodes_directory: Path
+    nodes: tuple[EmbeddedNode, ...]
+    complete: bool
+
+
+def read_state(directory: Path) -> State | None:
+    """The state of `directory`, None if there is no fleet; raises FolderTakenError on a foreign file."""
+    try:
+        document = json.loads((directory / STATE).read_text())
+        nodes_directory = Path(document["nodes_directory"])
+        nodes = tuple(
+            EmbeddedNode(entry["id"], entry["port"], nodes_directory / entry["id"], entry["backup_of"], programs)
+            for entry in document["nodes"]
+            for programs in [Path(entry["programs"]) if entry.get("programs") else None]
+        )
+        if document["schema"] != STATE_SCHEMA:
+            raise ValueError(document["schema"])
+        return State(nodes_directory, nodes, bool(document["complete"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FolderTakenError(
+            f"{directory / STATE} was not written by this version of snapshot demo",
+            hint="choose another folder",
+        ) from error
+
+
+def write_state(directory: Path, state: State) -> None:
+    """Replace demo.json, whole or not at all."""
+    document = {
+        "schema": STATE_SCHEMA,
+        "complete": state.complete,
+        "nodes_directory": str(state.nodes_directory),
+        "nodes": [_entry(node) for node in state.nodes],
+    }
+    _replace(directory / STATE, json.dumps(document, indent=2) + "\n")
+
+
+def _entry(node: EmbeddedNode) -> dict[str, str | int | None]:
+    entry: dict[str, str | int | None] = {"id": node.id, "port": node.port, "backup_of": node.backup_of}
+    return entry | ({"programs": str(node.programs)} if node.programs else {})
+
+
+def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
+    """Write fleet.toml for these nodes."""
+    # A JSON string is a TOML basic string too.
+    quoted = {"name": '"demo"', "store": json.dumps(f"file://{directory / STORE}", ensure_ascii=False)}
+    lines = [f"{key} = {value}" for key, value in quoted.items()]
+    for node in nodes:
+        lines += ["", "[[node]]", f'id = "{node.id}"']
+        lines += [f'backup_of = "{node.backup_of}"'] if node.backup_of else []
+        lines += [f'dsn = "{node.dsn(DATABASE)}"']
+    _replace(directory / DESCRIPTION, "\n".join(lines) + "\n")
+
+
+def move_ports(directory: Path, ports: Mapping[int, int]) -> None:
+    """Put new ports for old into fleet.toml, changing nothing else in it."""
+    path = directory / DESCRIPTION
+
+    def moved(match: re.Match[str]) -> str:
+        port = int(match[1])
+        return f"{HOST}:{ports.get(port, port)}/"
+
+    _replace(path, re.sub(rf"{re.escape(HOST)}:(\d+)/", moved, path.read_text()))
+
+
+def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
+    """The id of every node and of the primary it backs up: s1, s2, …, then s1-b1, …; raises UsageError."""
+    if not (1 <= shards <= SHARDS_MAX and 0 <= backups <= BACKUPS_MAX):
+        raise UsageError(
+            f"an embedded fleet of {shards} shards with {backups} backups each can't be made",
+            hint=f"1 to {SHARDS_MAX} shards, 0 to {BACKUPS_MAX} backups",
+        )
+    primaries = [f"s{shard}" for shard in range(1, shards + 1)]
+    standbys = [(f"{name}-b{number}", name) for name in primaries for number in range(1, backups + 1)]
+    return [*((name, None) for name in primaries), *standbys]
+
+
+def checked_directory(directory: Path) -> Path:
+    """The absolute, resolved path; raises UsageError for one that can't be handed to PostgreSQL."""
+    directory = directory.resolve()
+    # pg_ctl hands the data directory to a shell, in double quotes.
+    if re.search(r'["$`\\\n]', str(directory)):
+        raise UsageError(f"{directory}: the path holds a quote, $ or backslash", hint="choose a plainer path")
+    return directory
+
+
+def refuse_foreign_files(directory: Path) -> None:
+    """Raise FolderTakenError where a new fleet would overwrite what no embedded fleet made."""
+    for name in (DESCRIPTION, NODES):
+        if os.path.lexists(directory / name):
+            raise FolderTakenError(
+                f"{directory / name} exists, and no embedded fleet made it",
+                hint="choose a new or an empty folder",
+            )
+
+
+def place_for_nodes(directory: Path) -> Path:
+    """Make the folder for the servers' data where their account can enter it: in `directory` if possible."""
+    account = server_programs().account
+    if account is None or can_enter(account, directory):
+        place = directory / NODES
+        place.mkdir()
+    else:
+        place = Path(tempfile.mkdtemp(prefix="cutline-nodes-", dir=shared_temporary_directory())).resolve()
+    if account:
+        # Passing through is all that the account needs; a restrictive umask would have taken that too.
+        place.chmod(0o711)
+    return place
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the fleet of `directory` for this process alone; raises EmbeddedFleetBusyError if another has it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise EmbeddedFleetBusyError(
+            f"another process is starting or stopping the fleet in {directory}", hint="wait until it is done"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)

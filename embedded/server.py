@@ -1,0 +1,298 @@
+"""One server of the embedded fleet: make it, start it, stop it, and know for certain that it is ours.
+
+A server is told by its data directory, never by a process number alone: a number in postmaster.pid is
+believed only while that process works in that directory. Every wait is bounded. Nothing here knows of
+shards or of fleet.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from fleet.programs.wheel import ProgramFailedError, Programs
+from storage.errors import RefusedError, SnapshotError, UnreachableError
+
+SUPERUSER = "postgres"
+HOST = "127.0.0.1"
+START_SECONDS_MAX = 60
+FAST_STOP_SECONDS_MAX = 20
+IMMEDIATE_STOP_SECONDS_MAX = 20
+
+# Below the range from which Linux takes ports for outgoing connections.
+PORTS = range(20_000, 32_000)
+
+# What a fleet under Cutline needs, on a machine that also runs the client, Spark and five more servers.
+# A standby must allow at least what its primary allows; it gets these from its base backup.
+DEFAULT_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "wal_level": "logical",
+    "hot_standby_feedback": "on",
+    "max_prepared_transactions": "200",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "shared_buffers": "128MB",
+    "log_checkpoints": "off",
+}
+
+
+class ServerFailedError(UnreachableError):
+    """A server of the embedded fleet did not start."""
+
+
+class ServerNotOursError(RefusedError):
+    """A server runs in the data directory, and this user may not stop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNode:
+    """One server: a primary, or a standby of the node `backup_of`; of the version in `programs`, else the wheel's."""
+
+    id: str
+    port: int
+    folder: Path
+    backup_of: str | None = None
+    programs: Path | None = None
+
+    @property
+    def data_directory(self) -> Path:
+        """The server's data, readable for its account only."""
+        return self.folder / "data"
+
+    @property
+    def log_file(self) -> Path:
+        """Everything that the server said since it was made."""
+        return self.folder / "server.log"
+
+    def dsn(self, database: str = "bank") -> str:
+        """The connection string of `database` on this node."""
+        return f"postgresql://{SUPERUSER}@{HOST}:{self.port}/{database}"
+
+    @property
+    def slot(self) -> str:
+        """The physical slot on the primary that holds back WAL for this standby."""
+        return self.id.replace("-", "_")
+
+
+def create_primary(programs: Programs, node: EmbeddedNode, settings: Mapping[str, str]) -> None:
+    """Make the data directory of a new, empty primary with a system identifier of its own."""
+    _create_folder(programs, node)
+    identity = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}"]
+    programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
+    # Before 16 initdb takes no settings.
+    with (node.data_directory / "postgresql.conf").open("a") as file:
+        file.writelines(f"{name} = '{value}'\n" for name, value in {**DEFAULT_SETTINGS, **settings}.items())
+
+
+def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode) -> None:
+    """Copy the running `primary` into a new standby with a physical slot of its own."""
+    _create_folder(programs, node)
+    with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
+        # A standby that is made again leaves its old slot behind.
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
+            [node.slot],
+        )
+    source = ["--dbname", _conninfo(node, primary), "--pgdata", str(node.data_directory), "--checkpoint=fast"]
+    following = ["--write-recovery-conf", "--create-slot", "--slot", node.slot, "--wal-method=stream"]
+    programs.run("pg_basebackup", *source, *following, "--no-sync", seconds_max=600)
+
+
+def start_server(programs: Programs, node: EmbeddedNode) -> None:
+    """Start the server and wait until it takes connections; raises ServerFailedError with its log's end."""
+    _forget_dead_server(node)
+    options = shlex.join(["-p", str(node.port), "-c", f"cluster_name={node.id}"])
+    where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
+    how = ["--wait", "--timeout", str(START_SECONDS_MAX), "--options", options]
+    try:
+        programs.run("pg_ctl", "start", *where, *how, seconds_max=START_SECONDS_MAX + 30)
+    except ProgramFailedError as error:
+        said = log_tail(node, 12)
+        raise ServerFailedError(
+            f"node {node.id}: its server did not start: {said[-1] if said else error.message}",
+            hint=f"see its log {node.log_file}",
+            details={"node": node.id, "log": said},
+        ) from error
+
+
+def follow(node: EmbeddedNode, primary: EmbeddedNode) -> None:
+    """Point the running standby at its primary's present port; does nothing if it points there already."""
+    wanted = _conninfo(node, primary)
+    with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
+        row = connection.execute("SELECT current_setting('primary_conninfo')").fetchone()
+        if row is None or f"port={primary.port}" not in str(row[0]).replace("'", "").split():
+            connection.execute(sql.SQL("ALTER SYSTEM SET primary_conninfo = {}").format(sql.Literal(wanted)))
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
+    """Stop the server: fast, and if that takes too long, immediately. Say whether one was running.
+
+    Raises ServerNotOursError or, when even the immediate stop does not end it, ServerFailedError.
+    """
+    pid = running_pid(node)
+    if pid is None:
+        return False
+    steps = [(signal.SIGINT, FAST_STOP_SECONDS_MAX), (signal.SIGQUIT, IMMEDIATE_STOP_SECONDS_MAX)]
+    for number, seconds_max in steps[1 if immediate else 0 :]:
+        _send(node, pid, number)
+        if _ended(node, seconds_max):
+            return True
+    raise _does_not_stop(node, pid)
+
+
+def kill_server(node: EmbeddedNode) -> None:
+    """End the server as a power cut would, and wait until its last process is gone.
+
+    Raises ServerNotOursError, or ServerFailedError if that takes too long.
+    """
+    pid = running_pid(node)
+    if pid is None:
+        return
+    _send(node, pid, signal.SIGKILL)
+    deadline = time.monotonic() + IMMEDIATE_STOP_SECONDS_MAX
+    # The next start would refuse while a child of the dead one is attached to its shared memory.
+    while running_pid(node) or _children_left(node.data_directory):
+        if time.monotonic() > deadline:
+            raise _does_not_stop(node, pid)
+        time.sleep(0.02)
+
+
+def running_pid(node: EmbeddedNode) -> int | None:
+    """The process number of this node's server, if it runs.
+
+    postmaster.pid outlives a crash and its number can be another process's by now; the server's working
+    directory is its data directory, so that decides. Raises ServerNotOursError.
+    """
+    try:
+        pid = int((node.data_directory / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return None
+    except PermissionError as error:
+        raise _not_ours(node) from error
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        # Only the server's own account and root can read the file, and both may signal the server: a process
+        # of somebody else has got the number since.
+        return None
+    return pid if _works_in(pid, node.data_directory) else None
+
+
+def delete_server(node: EmbeddedNode) -> None:
+    """Stop the server at once and delete its data and log."""
+    stop_server(node, immediate=True)
+    if node.folder.exists():
+        shutil.rmtree(node.folder)
+
+
+def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
+    """The last lines of the server's log."""
+    try:
+        return node.log_file.read_text(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        return []
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different free ports, at random, so that fleets started side by side do not choose the same."""
+    chosen: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if len(chosen) == count:
+            break
+        if is_free(port):
+            chosen.append(port)
+    return chosen
+
+
+def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
+    node.folder.mkdir(mode=0o700, exist_ok=True)
+    if programs.account:
+        # A folder that this module made a line above, never one of the user's.
+        os.chown(node.folder, programs.account.uid, programs.account.gid)
+
+
+def _conninfo(node: EmbeddedNode, primary: EmbeddedNode) -> str:
+    return f"host={HOST} port={primary.port} user={SUPERUSER} application_name={node.slot}"
+
+
+def _send(node: EmbeddedNode, pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise _not_ours(node) from error
+
+
+def _not_ours(node: EmbeddedNode) -> SnapshotError:
+    return ServerNotOursError(
+        f"node {node.id}: its server belongs to another user",
+        hint="run this as the user who ran: snapshot demo up DIR",
+    )
+
+
+def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
+    return ServerFailedError(
+        f"node {node.id}: its server, process {pid}, does not stop", hint=f"see its log {node.log_file}"
+    )
+
+
+def _ended(node: EmbeddedNode, seconds_max: float) -> bool:
+    deadline = time.monotonic() + seconds_max
+    while running_pid(node) is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _works_in(pid: int, directory: Path) -> bool:
+    if Path("/proc/self/cwd").exists():
+        try:
+            # The link of a process that has ended, reaped or not, can't be read.
+            return Path(f"/proc/{pid}/cwd").readlink() == directory
+        except OSError:
+            return False
+    command = ["ps", "-o", "command=", "-p", str(pid)]
+    return str(directory) in subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _forget_dead_server(node: EmbeddedNode) -> None:
+    """Remove the postmaster.pid of a server that crashed, where it is certain that none works on the data.
+
+    PostgreSQL refuses to start while any process has the number in that file: another's by now, or the dead
+    server itself where nobody has reaped it, as the first process of many a container does not.
+    """
+    certain = Path("/proc/self/cwd").exists()
+    if certain and running_pid(node) is None and not _children_left(node.data_directory):
+        (node.data_directory / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _children_left(directory: Path) -> bool:
+    # Without /proc the glob is empty, and the next start is what finds out.
+    return any(_works_in(int(entry.name), directory) for entry in Path("/proc").glob("[0-9]*"))

@@ -1,0 +1,200 @@
+"""The baseline: what identifies every node, so that a chain is never continued on another one.
+
+Read at the full snapshot, stored in its commit, and compared before every increment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fleet.config import Fleet, Node
+from fleet.hints import NEW_CHAIN
+from fleet.record import Count, Record, fields_of
+from storage.errors import RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+
+LIBC, ICU, BUILTIN = "c", "i", "b"
+STANDBY_DECODING_VERSION = 160000
+SERVER_VERSION_MIN = 150000
+
+IDENTITY_QUERY = """
+SELECT (pg_control_system()).system_identifier::text,
+       -- The control file has a new timeline only after the next checkpoint, which may take minutes.
+       CASE WHEN pg_is_in_recovery()
+            THEN greatest((pg_control_checkpoint()).timeline_id, (pg_control_recovery()).min_recovery_end_timeline,
+                          (SELECT received_tli FROM pg_stat_wal_receiver))
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+       END,
+       d.oid::bigint,
+       d.datname,
+       current_setting('server_version_num')::int,
+       pg_encoding_to_char(d.encoding),
+       d.datcollate,
+       d.datctype,
+       pg_is_in_recovery(),
+       d.datlocprovider::text,
+       -- 17 has another name for this column than 15 and 16, and 15 lacks the rules.
+       coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale'),
+       to_jsonb(d) ->> 'daticurules',
+       extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port')
+  FROM pg_database d WHERE d.datname = current_database()
+"""
+
+# In the order of what tells most: an upgrade has a new system identifier too, and a new server a new database.
+TELLING = {
+    "backup_of": "fleet.toml gives it another part",
+    "database": "fleet.toml's dsn leads to another database",
+    "server_version": "the server was upgraded",
+    "system_identifier": "another server answers for it",
+    "timeline": "a standby was promoted, or the server was restored to a point in time",
+    "database_oid": "the database was dropped and created again, or a restore has put another in its place",
+}
+
+
+class BaselineChangedError(RefusedError):
+    """A node is not the one the full snapshot was taken from."""
+
+
+class FleetTopologyError(RefusedError):
+    """The nodes are not the primaries and standbys that fleet.toml says they are."""
+
+
+class NodeIdentity(Record, frozen=True):
+    """What one node is, as a commit's baseline has it.
+
+    `collate` and `ctype` are libc's locales, `locale` the one of another provider.
+    """
+
+    node: str
+    backup_of: str | None
+    system_identifier: str
+    timeline: Count
+    database_oid: Count
+    database: str
+    server_version: Count
+    encoding: str
+    collate: str
+    ctype: str
+    in_recovery: bool
+    locale_provider: str = LIBC
+    locale: str | None = None
+    icu_rules: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNode:
+    """A node that was asked what it is. `process` tells its running server from every other."""
+
+    identity: NodeIdentity
+    process: str
+
+
+def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
+    """Ask `node` what it is."""
+    row = connection.execute(IDENTITY_QUERY).fetchone()
+    if row is None:
+        raise RuntimeError("pg_database has no row for the current database")
+    *identity, process = row
+    return FoundNode(NodeIdentity(node.id, node.backup_of, *identity), process)
+
+
+def decodes(found: NodeIdentity) -> bool:
+    """Whether a node of this kind and version can decode its WAL; a standby only from 16 on."""
+    return not found.in_recovery or found.server_version >= STANDBY_DECODING_VERSION
+
+
+def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) -> None:
+    """Raise FleetTopologyError unless every one of `nodes` plays the part that fleet.toml gives it."""
+    seen: dict[str, str] = {}
+    for node in nodes:
+        found = nodes_found[node.id]
+        server = f"{found.identity.system_identifier} {found.process}"
+        if server in seen:
+            raise FleetTopologyError(
+                f"nodes {seen[server]} and {node.id} are one server",
+                hint="give every node in fleet.toml a server of its own",
+                details={"nodes": [seen[server], node.id]},
+            )
+        seen[server] = node.id
+        _check_part(node, found.identity, {name: one.identity for name, one in nodes_found.items()})
+
+
+def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
+    problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
+    if node.backup_of is None and found.in_recovery:
+        problem = f"node {node.id} is a standby, and fleet.toml calls it a primary"
+    elif node.backup_of is not None:
+        primary = identities[node.backup_of]
+        if not found.in_recovery:
+            problem = f"node {node.id} is no standby, and fleet.toml calls it a backup of {node.backup_of}"
+            hint = (
+                f"make it a standby of {node.backup_of} again; or take it out of fleet.toml, or name it there as the"
+                f" primary that it is now, and then {NEW_CHAIN}"
+            )
+        elif found.system_identifier != primary.system_identifier:
+            problem = f"node {node.id} is a standby of another primary than {node.backup_of}"
+        elif found.database_oid != primary.database_oid:
+            problem = (
+                f"node {node.id}: its database {found.database} is not that of {node.backup_of} (oid"
+                f" {found.database_oid}, {primary.database_oid} on the primary)"
+            )
+            hint = "wait until the standby has replayed what the primary did, or correct the dsn in fleet.toml"
+    if not problem and found.server_version < SERVER_VERSION_MIN:
+        problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
+        hint = "upgrade the server, or take the node out of fleet.toml"
+    if problem:
+        raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
+
+
+def check_presence(
+    was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
+) -> tuple[Node, ...]:
+    """fleet.toml's nodes of which the full snapshot has copies; contacts nothing.
+
+    A snapshot of primaries alone is not concerned by standbys, and none by those of `too_old`, as (primary, standby),
+    which were left out of it. Raises BaselineChangedError for a node too many, a
+    node too few, or one that has another part in fleet.toml.
+    """
+    parts = {node.id: node for node in fleet.nodes}
+    only_primaries = all(identity.backup_of is None for identity in was.values())
+    concerned = fleet.primaries if only_primaries else fleet.nodes
+    added = {node.id for node in concerned if (node.shard, node.id) not in too_old} - was.keys()
+    for node in sorted(was.keys() | added):
+        if node not in parts:
+            raise _changed(node, "presence", "part of the fleet", "absent from fleet.toml")
+        if node not in was:
+            raise _changed(node, "presence", "absent", "in fleet.toml")
+        if was[node].backup_of != parts[node].backup_of:
+            raise _changed(node, "backup_of", was[node].backup_of, parts[node].backup_of)
+    return tuple(node for node in fleet.nodes if node.id in was)
+
+
+def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
+    """Raise BaselineChangedError naming the first node and property that differ; both have the same nodes."""
+    for node in sorted(was):
+        before, after = fields_of(was[node]), fields_of(now[node])
+        for name in (*TELLING, *(name for name in before if name not in TELLING)):
+            if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
+                raise _changed(node, name, before[name], after[name])
+
+
+def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
+    return was.server_version // 10000 == now.server_version // 10000
+
+
+def _changed(node: str, name: str, was: object, now: object) -> BaselineChangedError:
+    what, why = name.replace("_", " "), f": {TELLING[name]}" if name in TELLING else ""
+    shown = [_version_text(value) if name == "server_version" else value for value in (was, now)]
+    return BaselineChangedError(
+        f"node {node}: its {what} was {shown[0]} at the full snapshot and is {shown[1]}{why}",
+        hint=NEW_CHAIN,
+        details={"node": node, "property": what, "was": str(was), "now": str(now)},
+    )
+
+
+def _version_text(number: object) -> str:
+    return f"{int(str(number)) // 10000}.{int(str(number)) % 10000}"

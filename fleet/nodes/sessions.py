@@ -1,0 +1,127 @@
+"""Sessions on all nodes of a fleet at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+
+from fleet.config import Fleet, Node
+from fleet.nodes.baseline import FoundNode, NodeIdentity, check_baseline, check_topology, decodes, find_node
+from fleet.nodes.connections import answering, connect, unreachable
+from fleet.nodes.watch import Watch, watched
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """One open session per node, and what each node is. `renew` puts a new one in place of one that was lost.
+
+    `too_old` are standbys that can't decode their WAL: they have no session here, and no copy is made of them.
+    """
+
+    fleet: Fleet
+    nodes: tuple[Node, ...]
+    connections: dict[str, psycopg.Connection[Any]]
+    identities: Mapping[str, NodeIdentity]
+    watch: Watch
+    too_old: tuple[Node, ...] = ()
+
+    @property
+    def primaries(self) -> dict[str, psycopg.Connection[Any]]:
+        """The primaries' sessions."""
+        return {node.id: self.connections[node.id] for node in self.nodes if node.backup_of is None}
+
+    def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """What `read` finds in every primary's session, all at once; raise NodeUnreachableError naming the lost one."""
+        return self.ask_named_primaries(lambda _, connection: read(connection))
+
+    def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """The same of a `read` that names the node in its errors."""
+
+        def ask(node: Node) -> Result:
+            with answering(node):
+                return read(node, self.connections[node.id])
+
+        primaries = [node for node in self.nodes if node.backup_of is None]
+        return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
+
+    def renew(self, node: Node) -> psycopg.Connection[Any]:
+        """Open a new session on `node` in place of the one it had, and see that it is still the same node.
+
+        Raises NodeUnreachableError, BaselineChangedError.
+        """
+        self.connections[node.id].close()
+        connection = connect(node)
+        try:
+            check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection).identity})
+        except BaseException:
+            connection.close()
+            raise
+        self.connections[node.id] = connection
+        return connection
+
+
+def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Do `work` on all items at once, a thread each; raise the first error once all have ended."""
+    ordered = list(items)
+    if not ordered:
+        return []
+    with ThreadPoolExecutor(max_workers=len(ordered)) as threads:
+        return [future.result() for future in [threads.submit(work, item) for item in ordered]]
+
+
+@contextmanager
+def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
+    """Connect to `nodes` all at once, see that they are what fleet.toml says, and watch that they answer.
+
+    Raises NodeUnreachableError, also where a node falls silent or ends a session while the block runs, and
+    FleetTopologyError.
+    """
+    chosen = tuple(nodes)
+    with ExitStack() as stack:
+        watch = stack.enter_context(watched(chosen))
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
+        futures = [threads.submit(connect, node) for node in chosen]
+        connections: dict[str, psycopg.Connection[Any]] = {}
+        stack.callback(_close, connections)
+        problem: BaseException | None = None
+        for node, future in zip(chosen, futures, strict=True):
+            try:
+                connections[node.id] = future.result()
+            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
+                problem = problem or error
+        if problem:
+            raise problem
+        found = {node.id: identify(node, connections[node.id]) for node in chosen}
+        check_topology(chosen, found)
+        identities = {name: one.identity for name, one in found.items()}
+        too_old = tuple(node for node in chosen if not decodes(identities[node.id]))
+        for node in too_old:
+            connections.pop(node.id).close()
+            del identities[node.id]
+        chosen = tuple(node for node in chosen if node.id in identities)
+        try:
+            yield Sessions(fleet, chosen, connections, identities, watch, too_old)
+        except psycopg.OperationalError as error:
+            lost = [node for node in chosen if connections[node.id].closed]
+            if not lost:
+                raise
+            raise unreachable(lost[0], error) from error
+
+
+def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def identify(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
+    """What the node is; raise NodeUnreachableError if it can't say."""
+    with answering(node):
+        return find_node(node, connection)

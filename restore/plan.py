@@ -1,0 +1,88 @@
+"""What a restore will do: the chain as the store has it, and a target for every shard. Contacts only the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.config import Fleet
+from fleet.tables.groups import Group, matches
+from restore.report import NodeReport, RestoreReport
+from restore.request import RestoreRequest
+from restore.target import Target, target_of
+from snapshots.operations.open_operations import OpenOperation, read_open_operations, told_where_missing
+from snapshots.operations.operation import new_operation
+from snapshots.records.chain import Chain
+from snapshots.records.commits import read_chain
+from snapshots.records.operation_records import Intent
+from snapshots.records.store_identity import check_of_fleet, read_identity
+from storage.errors import UsageError
+from storage.location import StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """One restore before it begins: what is restored from where, into which targets, as which operation."""
+
+    request: RestoreRequest
+    store: StoreLocation
+    chain: Chain
+    targets: tuple[Target, ...]
+    intent: Intent
+    open_operations: tuple[OpenOperation, ...]
+
+    @property
+    def groups(self) -> dict[str, tuple[Group, ...]]:
+        """The groups of every shard that are restored."""
+        return {target.shard: chosen_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+
+    def report(self) -> RestoreReport:
+        """The report of this restore before anything is done."""
+        return RestoreReport(
+            snapshot=self.request.name,
+            increment=self.chain.last.increment,
+            operation=self.intent.id,
+            nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
+            bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
+            not_in_snapshot=self.chain.left_out,
+            open_operations=self.open_operations,
+        )
+
+
+def chosen_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
+    """The shard's groups that match one of the patterns; all where there are none."""
+    return tuple(group for group in chain.groups(shard) if not patterns or matches(group.name, patterns))
+
+
+def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> RestorePlan:
+    """Read the chain and find every shard's target.
+
+    Raises UsageError where the target lacks a shard or no group matches, and what reading a chain raises.
+    """
+    store = source.store.open()
+    identity = read_identity(store, source)
+    open_operations = read_open_operations(store, request.name)
+    with told_where_missing(open_operations):
+        chain = read_chain(store, request.name, request.increment)
+    check_of_fleet(chain, identity)
+    chain.check_archive()
+    shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
+    intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
+    targets = _targets(target, shards, request.name, intent.id)
+    plan = RestorePlan(request, source.store, chain, targets, intent, open_operations)
+    if request.groups and not any(plan.groups.values()):
+        raise UsageError(
+            f"no group of snapshot {request.name} matches {', '.join(request.groups)}",
+            hint=f"see: snapshot show {request.name}",
+        )
+    return plan
+
+
+def _targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:
+    known = {node.id: node for node in fleet.primaries}
+    if missing := [shard for shard in shards if shard not in known]:
+        raise UsageError(
+            f"{fleet.path} has no primary {', '.join(missing)}, which snapshot {snapshot} has",
+            hint="restore matches nodes by id: give the target's primaries the ids of the snapshot's",
+        )
+    backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in shards}
+    return tuple(target_of(shard, known[shard], backups[shard], operation) for shard in shards)

@@ -1,0 +1,19 @@
+"""What the user asks of `restore`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What to restore: a snapshot at an increment (None: the newest), `groups` by pattern (none: all), and over what.
+
+    `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks.
+    """
+
+    name: str
+    increment: int | None = None
+    groups: tuple[str, ...] = ()
+    replace: bool = False
+    create_roles: bool = False

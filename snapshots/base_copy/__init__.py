@@ -1,0 +1,4 @@
+"""Base copy: the rows of tables as one exported snapshot of a node shows them, stored as Parquet objects.
+
+Imports `snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `wal`, `columns`, `fleet` and `storage`.
+"""

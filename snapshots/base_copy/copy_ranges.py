@@ -1,0 +1,184 @@
+"""Copying a base: what a task of the base copy job does, in an executor.
+
+Each task opens its own session in the node's exported snapshot and copies ranges of pages with COPY. Lines are
+split into key and row by whole columns and stored as Parquet objects of BASE_SCHEMA, the same for every table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import pq as libpq
+
+from columns.arrow_numbers import to_arrow
+from columns.bytes_column import BytesColumn, offsets_of, partition_of
+from columns.lines import keys_of
+from fleet.config import Node
+from fleet.nodes.connections import CopyError
+from fleet.nodes.encodings import RAW
+from fleet.nodes.relation_locks import locked_error
+from fleet.tables.groups import Group, column_list, qualified
+from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.object_writer import ObjectWriter
+from snapshots.records.commit import BASE, StoredObject
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+
+BASE_SCHEMA = pa.schema(
+    [
+        pa.field("group", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("row", pa.binary(), nullable=False),
+    ]
+)
+CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
+OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
+LOCK_NOT_AVAILABLE = b"55P03"
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages `low` up to, not including, `high` of a group's table; without `high` to its end."""
+
+    group: Group
+    low: int = 0
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Page ranges of one node, copied in its exported snapshot into objects below `prefix`."""
+
+    node: Node
+    number: int
+    exported: str
+    ranges: tuple[PageRange, ...]
+    prefix: str
+    store: StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """The objects that a CopyTask stored, or the error that ended it."""
+
+    objects: tuple[StoredObject, ...] = ()
+    problem: ErrorReport | None = None
+
+
+def copy_ranges(task: CopyTask) -> CopyReport:
+    """Copy the task's ranges; never raises a SnapshotError, but reports it."""
+    try:
+        # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
+        with exported_session(task.node, task.exported) as connection:
+            objects = ObjectWriter(
+                task.store.open(), BASE_SCHEMA, BASE, task.node.id,
+                f"{task.prefix}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
+            )  # fmt: skip
+            rows = _Rows(objects)
+            for part in task.ranges:
+                for lines in _copied(connection, task.node, part):
+                    rows.add(part.group, lines)
+                    # A line may be of 1 GB: nothing of it is held while the next one comes.
+                    del lines
+            rows.close()
+            return CopyReport(tuple(objects.objects))
+    except SnapshotError as error:
+        return CopyReport(problem=report_of(error))
+
+
+def copy_query(part: PageRange) -> str:
+    """The COPY that prints the range's rows, key columns first, in the server's encoding."""
+    where = f" WHERE ctid >= '({part.low},0)'::tid" if part.low else ""
+    if part.high is not None:
+        where += f"{' AND' if where else ' WHERE'} ctid < '({part.high},0)'::tid"
+    rows = f"SELECT {column_list(part.group)} FROM ONLY {qualified(part.group)}{where}"
+    return f"COPY ({rows}) TO STDOUT (ENCODING '{RAW}')"
+
+
+def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
+    """The range's lines, in columns of bounded size. libpq hands out one line per call."""
+    raw = connection.pgconn
+    result = raw.exec_(copy_query(part).encode())
+    if result.status != libpq.ExecStatus.COPY_OUT:
+        if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
+            raise locked_error(node, f"copying {part.group.name}", [qualified(part.group)])
+        raise _copy_error(node, part, result.error_message)
+    length = 1
+    while length > 0:
+        data = bytearray()
+        lengths: list[int] = []
+        for _ in range(CHUNK_ROWS):
+            length, line = raw.get_copy_data(0)
+            if length <= 0:
+                break
+            # Appended at once: holding on to libpq's own buffers costs six times as much (measured).
+            data += line
+            del line
+            lengths.append(length)
+            if len(data) > CHUNK_BYTES:
+                break
+        if lengths:
+            yield BytesColumn(np.frombuffer(data, np.uint8), offsets_of(np.array(lengths, np.int64)))
+    ended = raw.get_result()
+    if length < -1 or ended is None or ended.status != libpq.ExecStatus.COMMAND_OK:
+        raise _copy_error(node, part, ended.error_message if ended else raw.error_message)
+    while raw.get_result() is not None:
+        pass
+
+
+def _copy_error(node: Node, part: PageRange, message: bytes) -> CopyError:
+    text = " ".join(message.decode(errors="replace").split())
+    return CopyError(
+        f"node {node.id}: copying {part.group.name} ended: {text}",
+        hint="see the server's log, then repeat the command",
+        details={"node": node.id, "group": part.group.name},
+    )
+
+
+def base_table(group: Group, lines: BytesColumn) -> pa.Table:
+    """BASE_SCHEMA rows of these COPY lines."""
+    keys = keys_of(lines, group.key_width, len(group.columns))
+    partitions = partition_of(lines if group.is_multiset else keys, group.partitions)
+    numbers = np.full(len(lines), group.number, np.int32)
+    return pa.table([to_arrow(numbers), to_arrow(partitions), keys.to_arrow(), lines.to_arrow()], schema=BASE_SCHEMA)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Lines on their way into objects.
+
+    They wait until they fill a row group, whichever tables they are of: one of its own for each of thousands of small
+    tables would cost more than their rows.
+    """
+
+    objects: ObjectWriter
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
+
+    def add(self, group: Group, lines: BytesColumn) -> None:
+        if self.waiting_rows + len(lines) > CHUNK_ROWS or self.waiting_bytes + len(lines.data) > CHUNK_BYTES:
+            self._write_waiting()
+        self.waiting.append(base_table(group, lines))
+        self.waiting_rows += len(lines)
+        self.waiting_bytes += len(lines.data)
+        self.objects.count(group.number, len(lines), len(lines.data))
+        if self.waiting_bytes > CHUNK_BYTES:
+            self._write_waiting()
+        if self.objects.is_full:
+            self.close()
+
+    def _write_waiting(self) -> None:
+        if self.waiting:
+            self.objects.write(pa.concat_tables(self.waiting))
+            self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+
+    def close(self) -> None:
+        self._write_waiting()
+        self.objects.close()

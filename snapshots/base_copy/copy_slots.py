@@ -1,0 +1,81 @@
+"""The slots whose exported snapshots a base copy reads: made on all nodes, checked, and dropped.
+
+A full snapshot keeps its slots for the chain's WAL. An increment drops those it made to copy some tables anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+from fleet.config import Fleet, Node
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.sessions import in_parallel
+from fleet.progress import Progress
+from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.ddl.attempts import ChangedError
+from snapshots.ddl.fingerprint import read_fingerprint
+from snapshots.operations.crash_points import Point
+from wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
+
+
+@contextmanager
+def exported_slots(
+    fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
+) -> Iterator[dict[str, ExportedSlot]]:
+    """Create the slot `name` on all `nodes`, by node id; their exported snapshots can be used while the block runs.
+
+    Raises SlotWaitError where older transactions don't end within `wait_seconds`, SlotLostError, NodeUnreachableError.
+    """
+    progress.step("slots", total=len(nodes), unit="nodes")
+    abandoned = threading.Event()
+
+    def create(node: Node) -> ExportedSlot:
+        slot = create_exported_slot(node, fleet.node(node.shard), name, wait_seconds, progress, abandoned)
+        progress.advance(1)
+        progress.reached(Point.SLOT_MADE, node=node.id)
+        return slot
+
+    with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
+        futures = {node.id: threads.submit(create, node) for node in nodes}
+        problem: BaseException | None = None
+        slots: dict[str, ExportedSlot] = {}
+        for node, future in futures.items():
+            try:
+                slots[node] = future.result()
+                stack.callback(slots[node].connection.close)
+            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
+                problem = problem or error
+                abandoned.set()
+        if problem:
+            raise problem
+        yield slots
+
+
+def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
+    """Raise ChangedError unless every exported snapshot shows the catalogs of these `fingerprints`, by shard.
+
+    Otherwise the rows that are copied would not fit the definitions that the commit lists.
+    """
+
+    def check(node: Node) -> None:
+        with exported_session(node, slots[node.id].snapshot) as connection:
+            found = read_fingerprint(connection)
+        if found != fingerprints[node.shard]:
+            raise ChangedError(f"node {node.id}: its schema was changed while the copy of its tables was begun")
+
+    in_parallel(check, nodes)
+
+
+def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> None:
+    """Drop the slot `name` on all nodes; raise NodeUnreachableError where one is left."""
+    if left := drop_slots(nodes, name):
+        # The next command drops it, once this operation has failed.
+        raise NodeUnreachableError(
+            f"node {left[0]}: slot {name} could not be dropped",
+            hint="see the server's log",
+            details={"node": left[0]},
+        )
+    progress.reached(Point.COPY_SLOTS_DROPPED)

@@ -1,0 +1,21 @@
+"""Where the objects of a base copy go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from snapshots.records.keys import base_prefix
+from storage.location import StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDestination:
+    """The snapshot and the operation that a base copy is made for, and the store that it goes to."""
+
+    snapshot: str
+    operation: str
+    store: StoreLocation
+
+    def prefix(self, node: str) -> str:
+        """The folder of one node's objects."""
+        return base_prefix(self.snapshot, node, self.operation)

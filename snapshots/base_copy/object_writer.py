@@ -1,0 +1,68 @@
+"""The Parquet objects that a task of a base copy stores, filled one after the other and each of bounded size."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from snapshots.records.commit import StoredObject
+from storage.digest import digest
+from storage.store import ObjectStore
+from storage.storing import create_or_find
+from wal.segments.segments import parquet_options
+
+
+@dataclass(slots=True)
+class ObjectWriter:
+    """Objects of `schema`, of one `kind` and node, whose keys begin with `beginning`.
+
+    One `is_full` with so many bytes as it is stored, or with so many before compression. `objects` are those that are
+    stored, with the rows that were counted for each.
+    """
+
+    store: ObjectStore
+    schema: pa.Schema
+    kind: str
+    node: str
+    beginning: str
+    object_bytes: int
+    object_raw_bytes: int
+    objects: list[StoredObject] = field(default_factory=list)
+    _sink: Any = field(default=None, init=False)
+    _writer: Any = field(default=None, init=False)
+    _raw_bytes: int = field(default=0, init=False)
+    _rows: dict[int, int] = field(default_factory=dict, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the object is to be closed."""
+        is_large = self._sink is not None and self._sink.tell() > self.object_bytes
+        return is_large or self._raw_bytes > self.object_raw_bytes
+
+    def count(self, number: int, rows: int, raw_bytes: int) -> None:
+        """Count rows under `number` for the object, and their bytes before compression."""
+        self._rows[number] = self._rows.get(number, 0) + rows
+        self._raw_bytes += raw_bytes
+
+    def write(self, table: pa.Table) -> None:
+        """Put the table into the object, as row groups of its own."""
+        if self._writer is None:
+            self._sink = pa.BufferOutputStream()
+            self._writer = pq.ParquetWriter(self._sink, self.schema, **parquet_options(self.schema))
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Store the object, if anything was written to it; what comes next goes into another."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        body = self._sink.getvalue().to_pybytes()
+        # The random part keeps a task that Spark repeats apart from its first attempt.
+        key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
+        create_or_find(self.store, key, body)
+        self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest(body), self._rows))
+        self._sink, self._writer, self._raw_bytes, self._rows = None, None, 0, {}

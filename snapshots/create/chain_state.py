@@ -1,0 +1,44 @@
+"""What a chain's next cut starts from: the tables, the archive and the last cut as the commits have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.config import GroupRules
+from fleet.lsn import Lsn
+from snapshots.create.make_cut import LastCut
+from snapshots.ddl.table_changes import Catalogs, Followed, Known, known_of
+from snapshots.records.chain import Chain
+from wal.segments.archive import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """A chain before its next cut.
+
+    `chain` is the operation that began it. `known` is what its last commit says of the tables, `seen` what the
+    primaries' catalogs said when they were last read. `base` is where each node's archive begins, `segments` the part
+    of it that commits list, `last_cut` where each primary's state ends.
+    """
+
+    chain: str
+    followed: Followed
+    known: Known
+    seen: Mapping[str, Catalogs]
+    base: Mapping[str, Lsn]
+    segments: Mapping[str, tuple[Segment, ...]]
+    last_cut: Mapping[str, LastCut]
+
+
+def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, Catalogs]) -> ChainState:
+    """The state of a chain that is continued under `rules`."""
+    return ChainState(
+        chain.full.operation,
+        Followed(chain.full.fleet_id, rules),
+        known_of(chain),
+        seen,
+        chain.full.base,
+        {node.node: chain.segments(node.node) for node in chain.nodes},
+        {cut.node: LastCut(cut.position, cut.undecided) for cut in chain.last.cut.nodes},
+    )

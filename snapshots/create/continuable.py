@@ -1,0 +1,157 @@
+"""Whether a chain can go on: everything that would lose changes, or make them impossible to restore, is refused.
+
+In this order, so that the first refusal is the one that tells most and costs least: fleet.toml, what the nodes are,
+whether they decode at all, the slots, the tables, the objects in the store. Nothing here is changed, and nothing
+needs Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from fleet.config import Fleet, GroupRules, Node
+from fleet.hints import NEW_CHAIN
+from fleet.lsn import Lsn
+from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
+from fleet.nodes.connections import answering
+from fleet.nodes.preconditions import check_decoding
+from fleet.nodes.sessions import Sessions, in_parallel
+from snapshots.create.counted import check_counted, counted_states, since_of
+from snapshots.ddl.table_changes import Catalogs, Followed, SchemaPlan, known_of, plan_schema, read_all
+from snapshots.operations.operation import recorded_commits
+from snapshots.records.chain import Chain
+from snapshots.records.commits import commit_gone
+from storage.errors import RefusedError
+from storage.store import ObjectMissingError, ObjectStore
+from wal.segments.archive import archive_prefix, segment_key
+from wal.slots.slots import check_slot, slot_name, slot_state
+
+PLACE_QUERY = """
+SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
+"""
+
+
+class ChainObjectMissingError(RefusedError):
+    """An object that the chain needs is gone from the store."""
+
+
+class GlobalIdRuleChangedError(RefusedError):
+    """fleet.toml's [cut] global_id is not the one that the chain was begun with."""
+
+
+def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
+    """The nodes that the chain has copies of; raise unless fleet.toml describes the fleet that the chain is of."""
+    nodes = check_presence(chain.baseline, fleet, {(one.node, one.name) for one in chain.too_old})
+    if chain.full.global_id_form != fleet.global_id:
+        raise GlobalIdRuleChangedError(
+            f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is {fleet.global_id!r}",
+            hint=f"set it back in fleet.toml, or {NEW_CHAIN}",
+        )
+    return nodes
+
+
+def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
+    """The rules that an increment follows: the full snapshot's, and what fleet.toml has come to exclude or admit since.
+
+    A table that it would include again stays out of the chain: what is stored of it before is no more.
+    """
+    then, now = chain.full.rules, fleet.groups
+    exclude, append_only = (
+        (*one, *other) for one, other in ((then.exclude, now.exclude), (then.append_only, now.append_only))
+    )
+    return structs.replace(then, exclude=tuple(dict.fromkeys(exclude)), append_only=tuple(dict.fromkeys(append_only)))
+
+
+def check_commits(store: ObjectStore, chain: Chain) -> None:
+    """Raise SnapshotMissingError if an increment after the chain's last was committed, and its commit file is gone.
+
+    Going on without it would give its number to another state, while somebody may hold the first for committed.
+    """
+    recorded = recorded_commits(store, chain.last.operation).get(chain.name, {})
+    if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
+        raise commit_gone(chain.name, lost[0])
+
+
+def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> dict[str, Catalogs]:
+    """Raise unless the chain can go on: commits, baseline, settings, slots, archive, tables, publications, objects.
+
+    Returns the primaries' catalogs.
+    """
+    check_described(sessions.fleet, chain)
+    check_commits(store, chain)
+    check_baseline(chain.baseline, sessions.identities)
+    check_decoding(sessions)
+    in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
+    chain.check_archive()
+    catalogs = read_all(sessions, Followed(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
+    check_counted(sessions, counted_states(plan_next(chain, catalogs), known_of(chain)), since_of(chain))
+    check_objects(store, chain)
+    return catalogs
+
+
+def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:
+    """Check that the node's WAL continues where the archive ends."""
+    slot = slot_name(chain.full.operation)
+    with answering(node):
+        state = slot_state(connection, slot)
+        (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
+    segments = chain.segments(node.id)
+    listed = segments[-1].through if segments else chain.full.base[node.id]
+    if place is not None and Lsn.parse(place) < listed:
+        raise BaselineChangedError(
+            f"node {node.id}: its WAL ends at {place}, before {listed}, where the archive ends: the server"
+            " was put back to an earlier state",
+            hint=NEW_CHAIN,
+            details={"node": node.id, "property": "WAL position", "was": str(listed), "now": place},
+        )
+    is_ahead = state is not None and state.confirmed > listed
+    check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)
+
+
+def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
+    """Where the node's archive ends in the store: an attempt that died may have left more than commits list."""
+    prefix = archive_prefix(chain.name, node, chain.full.operation)
+    number = len(chain.segments(node))
+    while store.exists(segment_key(prefix, number + 1)):
+        number += 1
+    if number == len(chain.segments(node)):
+        return listed
+    # Rare, and the only place where a check needs Arrow.
+    from wal.segments.segments import read_metadata
+
+    return read_metadata(store, segment_key(prefix, number), number).segment.through
+
+
+def plan_next(chain: Chain, catalogs: Mapping[str, Catalogs]) -> SchemaPlan:
+    """What the next increment would do with the tables; raise PublicationChangedError if it can't carry them."""
+    return plan_schema(catalogs, known_of(chain), {}, {})
+
+
+def check_objects(store: ObjectStore, chain: Chain) -> None:
+    """Raise ChainObjectMissingError unless every object that the chain lists is there, in its size."""
+    folders = [f"snapshots/{chain.name}/{part}" for part in ("base", "wal", "schema")]
+    sizes = {one.key: one.size for folder in folders for one in store.inventory(folder)}
+    for commit in chain.commits:
+        for key, size in commit.object_sizes.items():
+            # A listing may be of a moment ago: what it does not show as it must be is asked for by its key.
+            if sizes.get(key) != size and (problem := listed_problem(store, key, size)):
+                what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
+                raise ChainObjectMissingError(
+                    f"object {key} of {what} {problem}",
+                    hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (what else is missing:"
+                    f" snapshot check {chain.name})",
+                    details={"object": key, "increment": commit.increment},
+                )
+
+
+def listed_problem(store: ObjectStore, key: str, size: int) -> str | None:
+    """What is wrong with an object of which presence and size alone are looked at; None if nothing."""
+    try:
+        found = store.size(key)
+    except ObjectMissingError:
+        return "is gone from the store"
+    return None if found == size else f"has {found} bytes instead of {size}"

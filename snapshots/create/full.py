@@ -1,0 +1,62 @@
+"""Take a full snapshot: every check before anything is changed; `full_attempt` does the work after that.
+
+Nothing here needs Arrow or Spark, and both are imported only once the checks have passed: a refusal answers at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import UNSET, structs
+
+from fleet.config import Fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Progress
+from fleet.read_only.resume import check_terminal
+from snapshots.create.context import CreateContext, undo_create
+from snapshots.create.full_plan import chosen_nodes, plan_full
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
+from snapshots.operations.exclusive import exclusive
+from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.settling import settle_operations
+from snapshots.operations.slot_guard import guard_nodes
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commit import Commit
+from snapshots.records.commits import free_turn
+from snapshots.records.tombstones import check_not_deleted
+from wal.slots.slots import slot_name
+
+
+def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
+    """Take the full snapshot and return its commit."""
+    began = time.monotonic()
+    progress.step("check nodes")
+    store = fleet.store.open()
+    nodes = chosen_nodes(fleet, only_primary=request.only_primary)
+    with open_sessions(fleet, nodes) as sessions:
+        plan = plan_full(fleet, request, sessions, store)
+        progress.reached(Point.CHECKED)
+        with exclusive(sessions, store, "create", request.name) as lock:
+            progress.reached(Point.LOCKED)
+            settle_operations(store, fleet, progress)
+            progress.reached(Point.SETTLED)
+            check_not_deleted(store, request.name)
+            guard_nodes(store, sessions, progress)
+            progress.reached(Point.GIVEN_UP)
+            check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
+            intent = new_operation("create", request.name, 0, tuple(node.id for node in plan.nodes))
+            slot = slot_name(intent.id)
+            # Settling may have used up a turn.
+            turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
+            operation = Operation(structs.replace(intent, slot=slot, turn=turn, terminal=terminal))
+            context = CreateContext(request, store, operation, lock)
+            spark.begin()
+            progress.reached(Point.SPARK_BEGUN)
+            from snapshots.create.full_attempt import take_full
+
+            with recorded(store, operation, lambda: undo_create(context, slot, progress), progress):
+                commit = take_full(context, plan, spark, progress, began)
+            progress.reached(Point.OUTCOME_STORED)
+    progress.reached(Point.RELEASED)
+    return commit

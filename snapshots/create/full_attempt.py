@@ -1,0 +1,218 @@
+"""The work of a full snapshot: slots, base copies, the first cut, the commit.
+
+In this order, so that nothing is lost whichever line is the last one executed: a slot keeps every change from its
+position on; the base copy has what was there before that; the cut archives what came since, and takes in what DDL
+changed meanwhile. Nothing of the snapshot exists until its commit is stored, and an error drops the slots again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from fleet.config import Node
+from fleet.lsn import Lsn
+from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.progress import Progress
+from fleet.tables.append_only import SNAPSHOT_BEGAN
+from fleet.tables.left_out import read_left_out, standby_copies
+from snapshots.base_copy.copy_plan import TableSource, plan_copy
+from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, exported_slots
+from snapshots.base_copy.copy_tables import copy_tables
+from snapshots.base_copy.destination import CopyDestination
+from snapshots.create.chain_state import ChainState
+from snapshots.create.context import CreateContext
+from snapshots.create.counted import check_counted, counted_states
+from snapshots.create.counting import counts_of
+from snapshots.create.cut_attempt import CutResult, take_cut
+from snapshots.create.full_plan import FullPlan
+from snapshots.create.make_cut import LastCut
+from snapshots.create.prepared import await_prepared
+from snapshots.create.terminal import check_final, end_writes
+from snapshots.ddl.attempts import ChangedError, until_unchanged, void_if
+from snapshots.ddl.dump import read_roles, store_schema
+from snapshots.ddl.table_changes import Known, changed_since, current, publish_new, read_all, unpublished
+from snapshots.operations.crash_points import Point
+from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.operation import commit_operation
+from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
+from snapshots.records.commit import FullSnapshot, StoredObject
+from snapshots.records.keys import ddl_prefix
+from snapshots.records.large_objects import with_stored
+from wal.slots.slots import ExportedSlot, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """What was copied: the plan at that moment, each slot's position by node, and the objects."""
+
+    plan: FullPlan
+    positions: Mapping[str, Lsn]
+    objects: tuple[StoredObject, ...]
+
+
+def take_full(
+    context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
+) -> FullSnapshot:
+    """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
+    progress.reached(Point.INTENT_STORED)
+    sessions, store, operation = context.sessions, context.store, context.operation
+    base = copy_base(context, plan, spark, progress)
+    wait = context.request.wait_seconds
+    await_prepared(sessions, wait, progress)
+    progress.reached(Point.PREPARED_OVER)
+
+    def close() -> Mapping[str, Lsn]:
+        return end_writes(context.lock, store, operation, plan.followed.fleet_id, wait, progress)
+
+    state = _state(base, operation.id)
+    cut = take_cut(context, state, spark, progress, close if context.request.terminal else None)
+    progress.step("commit")
+    uncounted = check_counted(sessions, counted_states(cut.tables, state.known), SNAPSHOT_BEGAN)
+    commit = _commit(context, base, cut, time.monotonic() - began)
+    commit = structs.replace(commit, left_out=(*with_stored(commit.left_out or (), commit), *uncounted))
+    check_final(cut.plan, cut.made, cut.ends, sessions, store)
+    check_exclusive(context.lock, store, operation)
+    commit_operation(store, operation, commit)
+    progress.reached(Point.COMMITTED)
+    return commit
+
+
+def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress) -> BaseCopy:
+    """Make the slots and copy everything.
+
+    DDL that comes before a slot exists invalidates the attempt before anything is copied. So does what a copy meets:
+    a table that was dropped, say.
+    """
+    sessions, slot = context.sessions, slot_name(context.operation.id)
+
+    def changed() -> str:
+        return changed_since(sessions, plan.catalogs, plan.followed)
+
+    def attempt() -> BaseCopy:
+        seen = current(sessions, plan.followed, plan.catalogs)
+        now = _publish(sessions, replace(plan, catalogs=seen), context.request.wait_seconds, progress)
+        try:
+            with (
+                void_if(changed),
+                exported_slots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
+            ):
+                check_exported(now.nodes, slots, now.fingerprints)
+                objects = _copy(context, now, slots, spark, progress)
+        except ChangedError:
+            drop_copy_slots(now.nodes, slot, progress)
+            raise
+        progress.reached(Point.SNAPSHOTS_RELEASED)
+        return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(objects))
+
+    return until_unchanged(attempt, context.request.retries, progress)
+
+
+def _publish(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
+    """Put the tables that were created since `init` into a publication."""
+    if not (names := unpublished(plan.catalogs)):
+        return plan
+    publish_new(sessions, names, plan.followed, wait_seconds, progress)
+    progress.reached(Point.TABLES_PUBLISHED)
+    return replace(plan, catalogs=read_all(sessions, plan.followed))
+
+
+def _copy(
+    context: CreateContext,
+    plan: FullPlan,
+    slots: Mapping[str, ExportedSlot],
+    spark: SparkSource,
+    progress: Progress,
+) -> list[StoredObject]:
+    """Copy all rows in a Spark job, and the DDL of every shard beside it."""
+    sessions, operation = context.sessions, context.operation
+    destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store)
+    primaries = [node for node in plan.nodes if node.backup_of is None]
+
+    def dump(node: Node) -> list[StoredObject]:
+        prefix = ddl_prefix(operation.snapshot, node.id, operation.id)
+        return store_schema(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        schemas = threads.submit(in_parallel, dump, primaries)
+        tables = plan.tables
+        sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
+        copied = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
+        if context.request.large_objects:
+            copied += _copy_large_objects(sessions, slots, destination, spark, progress)
+        copied += [stored for found in schemas.result() for stored in found]
+        progress.reached(Point.SCHEMA_STORED)
+        return copied
+
+
+def _copy_large_objects(
+    sessions: Sessions,
+    slots: Mapping[str, ExportedSlot],
+    destination: CopyDestination,
+    spark: SparkSource,
+    progress: Progress,
+) -> list[StoredObject]:
+    """Copy the large objects of all primaries in a Spark job."""
+    # Imported where it is asked for, as few ask.
+    from snapshots.base_copy.large_objects import LargeObjectSource, copy_large, plan_large
+
+    sources = [
+        LargeObjectSource(sessions.fleet.node(node), slots[node].snapshot, connection)
+        for node, connection in sessions.primaries.items()
+    ]
+    tasks = plan_large(sources, destination)
+    progress.step("copy large objects", total=len(tasks), unit="tasks")
+    reports = run_tasks(spark.session(), copy_large, tasks, progress, sessions.watch)
+    raise_first([report.problem for report in reports])
+    return [stored for report in reports for stored in report.objects]
+
+
+def _state(base: BaseCopy, chain: str) -> ChainState:
+    plan = base.plan
+    groups = {node: tuple(table.group for table in found) for node, found in plan.tables.items()}
+    highest = max((group.number for found in groups.values() for group in found), default=0)
+    return ChainState(
+        chain,
+        plan.followed,
+        Known(groups, plan.states, plan.fingerprints, highest),
+        plan.catalogs,
+        base.positions,
+        {},
+        {node.id: LastCut(base.positions[node.id]) for node in plan.nodes if node.backup_of is None},
+    )
+
+
+def _commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
+    sessions, operation, plan = context.sessions, context.operation, base.plan
+    objects = (*base.objects, *(cut.definition_changes.objects if cut.definition_changes else ()))
+    left_out = read_left_out(sessions.primaries, plan.followed.rules, cut.groups)
+    return FullSnapshot(
+        snapshot=operation.snapshot,
+        increment=0,
+        operation=operation.id,
+        chain=operation.id,
+        created_at=operation.began_at,
+        seconds=round(seconds, 3),
+        comment=context.request.comment,
+        counts=counts_of(sessions.nodes, cut.made, objects),
+        cut=cut.made.record,
+        sequences=dict(cut.sequences),
+        segments=cut.made.segments,
+        left_out=left_out + standby_copies(sessions.too_old, sessions.identities),
+        terminal=context.request.terminal,
+        definition_changes=cut.definition_changes,
+        fleet_id=plan.followed.fleet_id,
+        global_id_form=sessions.fleet.global_id,
+        baseline=tuple(sessions.identities.values()),
+        groups={node: tuple(table.group for table in found) for node, found in plan.tables.items()},
+        base=dict(base.positions),
+        copied=base.objects,
+        roles=sessions.ask_primaries(read_roles),
+        rules=plan.followed.rules,
+        tables={shard: tuple(found.values()) for shard, found in plan.states.items()},
+        fingerprints=plan.fingerprints,
+    )

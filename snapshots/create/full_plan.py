@@ -1,0 +1,95 @@
+"""The checks of a full snapshot, and what it will copy. Nothing here changes a node or the store.
+
+Nothing here needs Arrow or Spark: a refusal answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from fleet.config import Fleet, GroupRules, Node
+from fleet.nodes.preconditions import check_nodes
+from fleet.nodes.sessions import Sessions, open_sessions
+from fleet.progress import Progress
+from fleet.read_only.resume import check_terminal
+from fleet.tables.groups import Table
+from fleet.tables.large_objects import check_readable, count_large_objects
+from fleet.tables.left_out import LeftOut, read_left_out, standby_copies, with_large_objects
+from fleet.tables.table_state import TableState
+from snapshots.create.request import CreateRequest
+from snapshots.ddl.table_changes import Catalogs, Followed, read_all
+from snapshots.operations.slot_guard import foresee
+from snapshots.records.commits import check_name, commit_gone, free_turn, increment_numbers
+from snapshots.records.store_identity import read_identity
+from snapshots.records.tombstones import check_not_deleted
+from storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class FullPlan:
+    """What a full snapshot will copy: the nodes, every shard's tables, and what of their databases it leaves out."""
+
+    nodes: tuple[Node, ...]
+    catalogs: Mapping[str, Catalogs]
+    followed: Followed
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def tables(self) -> dict[str, tuple[Table, ...]]:
+        """Every shard's tables."""
+        return {shard: one.tables for shard, one in self.catalogs.items()}
+
+    @property
+    def states(self) -> dict[str, Mapping[str, TableState]]:
+        """The states of every shard's tables, by name."""
+        return {shard: one.states for shard, one in self.catalogs.items()}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of every shard's catalogs."""
+        return {shard: one.fingerprint for shard, one in self.catalogs.items()}
+
+
+def chosen_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
+    """The nodes that a snapshot copies."""
+    return fleet.primaries if only_primary else fleet.nodes
+
+
+def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
+    """Make every check of a full snapshot; raise the first that fails."""
+    check_name(request.name)
+    identity = read_identity(store, fleet)
+    check_not_deleted(store, request.name)
+    free_turn(store, request.name, 0)
+    if increment_numbers(store, request.name):
+        raise commit_gone(request.name, 0)
+    check_nodes(sessions)
+    followed = Followed(identity.fleet_id, narrowed(fleet.groups, request))
+    catalogs = read_all(sessions, followed)
+    groups = {node: [table.group for table in found.tables] for node, found in catalogs.items()}
+    left_out = read_left_out(sessions.primaries, followed.rules, groups)
+    if request.large_objects:
+        check_readable(sessions.primaries)
+        counts = sessions.ask_primaries(count_large_objects)
+        left_out = with_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
+    left_out += standby_copies(sessions.too_old, sessions.identities)
+    return FullPlan(sessions.nodes, catalogs, followed, left_out)
+
+
+def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:
+    """fleet.toml's rules, narrowed by --group and --exclude-group."""
+    return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
+
+
+def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
+    """Make every check of a full snapshot and return what it would copy."""
+    progress.step("check nodes")
+    store = fleet.store.open()
+    with open_sessions(fleet, chosen_nodes(fleet, only_primary=request.only_primary)) as sessions:
+        plan = plan_full(fleet, request, sessions, store)
+        foresee(store, sessions, None, progress)
+        check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
+        return plan

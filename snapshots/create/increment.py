@@ -1,0 +1,123 @@
+"""Take an increment: every check before anything is changed; `increment_attempt` does the work after that.
+
+Nothing here needs Arrow or Spark, as in `snapshots.create.full`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from msgspec import UNSET, structs
+
+from fleet.config import Fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Progress
+from fleet.read_only.resume import check_terminal
+from fleet.tables.left_out import LeftOut, read_left_out
+from snapshots.create.context import CreateContext, undo_create
+from snapshots.create.continuable import check_continuable, check_described, plan_next, rules_since
+from snapshots.create.counted import check_counted, counted_states, since_of, with_warnings
+from snapshots.create.request import CreateRequest
+from snapshots.ddl.table_changes import known_of, tell
+from snapshots.operations.crash_points import Point
+from snapshots.operations.exclusive import exclusive
+from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.settling import settle_operations
+from snapshots.operations.slot_guard import foresee, guard_nodes
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commit import Commit
+from snapshots.records.commits import check_not_pruned, free_turn, read_chain
+from snapshots.records.large_objects import with_stored
+from snapshots.records.lost_chains import check_not_lost
+from snapshots.records.store_identity import check_of_fleet, read_identity
+from wal.slots.slots import copy_slot_name, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementPlan:
+    """What an increment would hold: bytes of WAL to decode by node, and what of the databases it leaves out."""
+
+    wal_bytes: Mapping[str, int]
+    left_out: tuple[LeftOut, ...]
+
+
+def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
+    """Take the next increment of the snapshot and return its commit."""
+    began = time.monotonic()
+    progress.step("check the chain")
+    store = fleet.store.open()
+    identity = read_identity(store, fleet)
+    chain = read_chain(store, request.name, 0)
+    check_of_fleet(chain, identity)
+    nodes = check_described(fleet, chain)
+    check_not_pruned(store, request.name)
+    with (
+        open_sessions(fleet, nodes) as sessions,
+        exclusive(sessions, store, "create", request.name) as lock,
+    ):
+        progress.reached(Point.LOCKED)
+        settle_operations(store, fleet, progress)
+        progress.reached(Point.SETTLED)
+        # Read under the lock: nobody adds an increment to it now.
+        chain = read_chain(store, request.name)
+        check_not_pruned(store, request.name)
+        guard_nodes(store, sessions, progress)
+        progress.reached(Point.GIVEN_UP)
+        check_not_lost(store, chain)
+        catalogs = check_continuable(store, sessions, chain)
+        check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
+        progress.reached(Point.CHECKED)
+        number = chain.last.increment + 1
+        intent = new_operation("create", request.name, number, tuple(node.id for node in nodes))
+        intent = structs.replace(
+            intent, turn=free_turn(store, request.name, number), terminal=request.terminal or UNSET
+        )
+        operation = Operation(intent)
+        context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
+        spark.begin()
+        progress.reached(Point.SPARK_BEGUN)
+        from snapshots.create.increment_attempt import take_increment
+
+        with recorded(store, operation, lambda: undo_create(context, slot, progress), progress):
+            commit = take_increment(context, chain, catalogs, spark, progress, began)
+        progress.reached(Point.OUTCOME_STORED)
+    progress.reached(Point.RELEASED)
+    return commit
+
+
+def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:
+    """Make every check of an increment and return what it would hold, changing nothing."""
+    progress.step("check the chain")
+    store = fleet.store.open()
+    identity = read_identity(store, fleet)
+    chain = read_chain(store, request.name)
+    check_of_fleet(chain, identity)
+    check_not_pruned(store, request.name)
+    with open_sessions(fleet, check_described(fleet, chain)) as sessions:
+        check_not_lost(store, chain)
+        foresee(store, sessions, chain.full.chain, progress)
+        plan = plan_next(chain, check_continuable(store, sessions, chain))
+        tell(plan, progress)
+        uncounted = check_counted(sessions, counted_states(plan, known_of(chain)), since_of(chain))
+        check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
+        slot = slot_name(chain.full.operation)
+        waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
+        groups = {shard: one.groups for shard, one in plan.shards.items()}
+        left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
+        left_out = with_stored(left_out, chain.full) + chain.too_old
+        return IncrementPlan(waiting, with_warnings(left_out, chain, uncounted))
+
+
+def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:
+    query = """
+        SELECT pg_wal_lsn_diff(
+            CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+            confirmed_flush_lsn)::bigint
+          FROM pg_replication_slots WHERE slot_name = %s
+        """
+    (waiting,) = connection.execute(query, (slot,)).fetchone() or (0,)
+    return max(int(waiting), 0)

@@ -1,0 +1,264 @@
+"""Making a cut: markers on all primaries, every node's archive brought up to them, the cut resolved.
+
+An attempt that turns out inconsistent is repeated, after a pause that grows; what it archived is simply the beginning
+of the next one, for its markers mean nothing to another cut id. A node that was restarted gets a new session, which
+must be granted the fleet's lock again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+
+from columns.arrow_numbers import to_mask, to_numpy
+from fleet.lsn import Lsn
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.lock import FleetLock
+from fleet.nodes.watch import Watch
+from fleet.progress import Progress
+from snapshots.operations.crash_points import Point
+from snapshots.operations.spark_jobs import SparkSource, run_tasks, started
+from snapshots.records.commit import CutRecord
+from storage.errors import SnapshotError, UnreachableError, error_of
+from storage.store import ObjectStore
+from wal.cut.cut_values import Cut, Undecided
+from wal.cut.markers import Marker, marker_from_bytes, write_markers
+from wal.cut.resolve import NodeWindow, resolve
+from wal.decoding.known_definitions import SchemaMovedError
+from wal.drain.drain import drain
+from wal.drain.drain_task import DrainReport, DrainTask, advanced
+from wal.drain.replay import ReplayLagError
+from wal.segments.archive import ArchivedSegment, Segment
+from wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
+from wal.segments.segments import read_events
+
+PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
+# Pauses differ by this part either way, so that what disturbs an attempt at regular times does not meet each one.
+PAUSE_JITTER = 0.25
+
+
+class CutInconsistentError(SnapshotError):
+    """The cut stayed inconsistent after all retries; nothing that can be restored was left behind."""
+
+    exit_code = 9
+
+
+class CutUnreachableError(UnreachableError):
+    """A node could not be reached in the last of all attempts at a cut."""
+
+
+class _AttemptFailedError(Exception):
+    """One attempt is void: its text names the node and what happened to it; `unreachable` if the node is away."""
+
+    def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
+        super().__init__(cause)
+        self.unreachable = unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class LastCut:
+    """Where the cut before left a primary: its position, and the transactions left out."""
+
+    position: Lsn
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlan:
+    """What a cut is made of: a drain task for every node (its `finish` is set here), and the cut before."""
+
+    chain: str
+    operation: str
+    tasks: Mapping[str, DrainTask]
+    last_cut: Mapping[str, LastCut]
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCut:
+    """A consistent cut, and the segments that every node's archive has gained up to its finish."""
+
+    record: CutRecord
+    archived: Mapping[str, tuple[ArchivedSegment, ...]]
+    ignored: int
+
+    @property
+    def segments(self) -> dict[str, tuple[Segment, ...]]:
+        """The segments as a commit lists them."""
+        return {node: tuple(one.segment for one in found) for node, found in self.archived.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Markers:
+    marker: Marker
+    starts: Mapping[str, Lsn]
+    finishes: Mapping[str, Lsn]
+    seconds: float
+
+
+def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> MadeCut:
+    """Make the cut, repeating it up to `plan.retries` times.
+
+    Raises CutInconsistentError after that, CutUnreachableError if the last attempt missed a node, and at once
+    whatever no repetition would mend.
+    """
+    causes: list[str] = []
+    for attempt in range(1, plan.retries + 2):
+        try:
+            marked = _mark(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
+            archived, ignored = _drained(plan, marked, spark, progress, lock.sessions.watch)
+            progress.reached(Point.ARCHIVED)
+            cut = _resolved(plan, marked, archived, store)
+            progress.reached(Point.RESOLVED)
+        except _AttemptFailedError as error:
+            causes.append(str(error))
+            report = f"attempt {attempt} of {plan.retries + 1} at a cut was inconsistent: {error}"
+            if attempt > plan.retries:
+                progress.note(report)
+                raise _given_up(causes, error.unreachable) from error
+            seconds = pause_seconds(attempt)
+            progress.note(f"{report}; made again in {seconds:.1f} s")
+            time.sleep(seconds)
+            continue
+        record = CutRecord(
+            id=marked.marker.cut,
+            attempts=attempt,
+            causes=tuple(causes),
+            seconds=round(marked.seconds, 6),
+            nodes=cut.nodes,
+            global_transactions=cut.global_transactions,
+            included_early=cut.included_early,
+            in_flight=cut.in_flight,
+        )
+        return MadeCut(record, archived, ignored)
+    raise ValueError(f"{plan.retries} retries")
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait after a failed attempt (1 is the first): twice as long each time, within bounds."""
+    seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
+    return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
+
+
+def _given_up(causes: list[str], unreachable: SnapshotError | None) -> SnapshotError:
+    attempts = f"{len(causes)} attempts" if len(causes) > 1 else "one attempt"
+    if unreachable:
+        return CutUnreachableError(
+            f"no cut in {attempts}: {unreachable.message}",
+            hint=unreachable.hint,
+            details={**unreachable.details, "attempts": causes},
+        )
+    return CutInconsistentError(
+        f"no consistent cut in {attempts}; last: {causes[-1]}",
+        hint="see why the node restarts or loses its connections, then repeat; or try more often: --retries N",
+        details={"attempts": causes},
+    )
+
+
+def _mark(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
+    """Write the start marker on all primaries, then the finish marker on all of them."""
+    progress.step("cut")
+    # A node that was silent for long ends it, however often it would be tried.
+    lock.sessions.watch.check()
+    try:
+        lock.renew()
+    except NodeUnreachableError as error:
+        raise _AttemptFailedError(error.message, error) from error
+    primaries = lock.sessions.primaries
+    began = time.monotonic()
+    try:
+        starts = write_markers(primaries, start)
+        progress.reached(Point.STARTS_WRITTEN)
+        finishes = write_markers(primaries, replace(start, kind="finish"))
+        progress.reached(Point.FINISHES_WRITTEN)
+    except (psycopg.OperationalError, NodeUnreachableError) as error:
+        raise _AttemptFailedError(_lost_between(primaries, error)) from error
+    # A restart between the markers would have ended the session that wrote both.
+    return _Markers(start, starts, finishes, time.monotonic() - began)
+
+
+def _lost_between(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
+    lost = [node for node, connection in primaries.items() if connection.closed]
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    where = f"node {', '.join(lost)}" if lost else "a node"
+    return f"{where}: its session was lost between its markers: {reason.removeprefix(f'{where}: ')}"
+
+
+def _drained(
+    plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
+) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
+    """Bring every archive up to the finish marker; a standby's up to its primary's."""
+    session = started(spark, progress)
+    tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
+    progress.step("archive WAL", total=len(tasks), unit="nodes")
+    reports = run_tasks(session, drain, tasks, progress, watch)
+    _raise_problems(reports)
+    return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
+
+
+def _raise_problems(reports: list[DrainReport]) -> None:
+    """Raise what ended a drain: as void attempt only if nothing but nodes that went away did."""
+    met = [(report.node, error_of(report.problem)) for report in reports if report.problem]
+    final = [error for _, error in met if not _passes(error)]
+    # Planning anew mends a table that moved, on whichever nodes that was seen; nothing else that is final.
+    moved = [error for error in final if isinstance(error, SchemaMovedError)]
+    if moved and len(moved) == len(final):
+        moved[0].details["moved"] = [one for error in moved for one in cast(list[object], error.details["moved"])]
+    for error in [error for error in final if error not in moved][:1] or moved[:1]:
+        if len(met) > 1:
+            error.details["others"] = [other.message for _, other in met if other is not error]
+        raise error
+    if met:
+        raise _AttemptFailedError("; ".join(error.message for _, error in met), met[0][1])
+
+
+def _passes(error: SnapshotError) -> bool:
+    """Whether a node went away while its slot was read: its archive goes on where it ends, once the node is back."""
+    # A standby that lags has been waited for long enough.
+    is_lag = isinstance(error, ReplayLagError)
+    return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
+
+
+def _resolved(
+    plan: CutPlan, marked: _Markers, archived: Mapping[str, tuple[ArchivedSegment, ...]], store: ObjectStore
+) -> Cut:
+    windows: dict[str, NodeWindow] = {}
+    for node, task in plan.tasks.items():
+        before = plan.last_cut[task.node.shard]
+        window = [
+            one for one in (*task.known, *(one.segment for one in archived[node])) if one.through > before.position
+        ]
+        tables = [read_events(store, one) for one in window]
+        events = pa.concat_tables(
+            [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
+        )
+        _check_markers(node, task.node.shard, marked, events)
+        if task.node.backup_of is None:
+            windows[node] = NodeWindow(
+                before.position, marked.starts[node], marked.finishes[node], events, before.undecided
+            )
+    return resolve(windows)
+
+
+def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) -> None:
+    """Both markers must come out of every node's WAL, where they were written."""
+    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
+    found: dict[Marker, int] = {}
+    for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
+        try:
+            found[marker_from_bytes(content)] = position
+        except ValueError:
+            continue
+    expected = {
+        marked.marker: marked.starts[shard],
+        replace(marked.marker, kind="finish"): marked.finishes[shard],
+    }
+    for marker, position in expected.items():
+        if found.get(marker) != position:
+            raise _AttemptFailedError(f"node {node}: marker {marker.kind} did not come out of its WAL")

@@ -1,0 +1,129 @@
+"""Prepare the tables for a cut: find what DDL has changed, publish new tables, copy anew what can't be converted.
+
+Nothing of it counts until a commit lists it. A slot that is left is dropped with the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleet.config import Node
+from fleet.lsn import Lsn
+from fleet.nodes.sessions import in_parallel
+from fleet.progress import Progress
+from snapshots.base_copy.copy_plan import TableSource, plan_copy
+from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, exported_slots
+from snapshots.base_copy.copy_tables import copy_tables
+from snapshots.base_copy.destination import CopyDestination
+from snapshots.create.chain_state import ChainState
+from snapshots.create.context import CreateContext
+from snapshots.ddl.attempts import ChangedError, void_if
+from snapshots.ddl.table_changes import SchemaPlan, changed_since, current, plan_schema, publish_new, tell
+from snapshots.operations.crash_points import Point
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commit import StoredObject
+from storage.store import ObjectStore
+from wal.segments.archive import archive_prefix, segment_key
+from wal.segments.definitions import Definition
+from wal.segments.segments import unlisted_segments
+from wal.slots.slots import copy_slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What attempts that failed have archived: definitions by shard, and the last segment's number by node."""
+
+    definitions: Mapping[str, list[Definition]]
+    last_segments: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTables:
+    """The tables as the cut takes them.
+
+    `last_segments` are the numbers of the archives' last segments. `objects` are the base copies of tables that were
+    copied anew; `positions`, by node, are where their changes begin to count.
+    """
+
+    plan: SchemaPlan
+    last_segments: Mapping[str, int]
+    objects: tuple[StoredObject, ...] = ()
+    positions: Mapping[str, Lsn] = field(default_factory=dict)
+
+
+def prepare_tables(
+    context: CreateContext,
+    state: ChainState,
+    moved: Mapping[str, set[int]],
+    spark: SparkSource,
+    progress: Progress,
+) -> PreparedTables:
+    """Plan, publish new tables, and copy anew what can't be converted.
+
+    `moved` are the oids of tables, by shard, that an earlier attempt found changed under an unknown definition.
+    Raises ChangedError where DDL came in between.
+    """
+    sessions = context.sessions
+    archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
+    catalogs = current(sessions, state.followed, state.seen)
+    plan = plan_schema(catalogs, state.known, archived.definitions, moved)
+    if plan.unpublished:
+        publish_new(sessions, plan.unpublished, state.followed, context.request.wait_seconds, progress)
+        progress.reached(Point.TABLES_PUBLISHED)
+        catalogs = current(sessions, state.followed, catalogs)
+        plan = plan_schema(catalogs, state.known, archived.definitions, moved)
+        if plan.unpublished:
+            raise ChangedError("a table was created while others were published")
+    tell(plan, progress)
+    if not plan.copied:
+        return PreparedTables(plan, archived.last_segments)
+    return _copied_anew(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
+
+
+def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
+    """Read the definitions in segments that no commit lists."""
+    nodes = list(nodes)
+
+    def read(node: Node) -> tuple[list[Definition], int]:
+        prefix = archive_prefix(snapshot, node.id, state.chain)
+        last = len(state.segments.get(node.id, ()))
+        if not store.exists(segment_key(prefix, last + 1)):
+            return [], last
+        found = list(unlisted_segments(store, prefix, last))
+        return [version for one in found for version in one.definitions], last + len(found)
+
+    definitions: dict[str, list[Definition]] = {}
+    last_segments: dict[str, int] = {}
+    for node, (versions, last) in zip(nodes, in_parallel(read, nodes), strict=True):
+        definitions.setdefault(node.shard, []).extend(versions)
+        last_segments[node.id] = last
+    return Archived(definitions, last_segments)
+
+
+def _copied_anew(
+    context: CreateContext, state: ChainState, prepared: PreparedTables, spark: SparkSource, progress: Progress
+) -> PreparedTables:
+    """The same with base copies of the tables that can't be converted."""
+    sessions, plan = context.sessions, prepared.plan
+    tables, slot = plan.copied, copy_slot_name(context.operation.id)
+    nodes = tuple(node for node in sessions.nodes if node.shard in tables)
+    destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
+
+    def changed() -> str:
+        return changed_since(sessions, plan.catalogs, state.followed)
+
+    try:
+        with (
+            void_if(changed),
+            exported_slots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
+        ):
+            check_exported(nodes, slots, plan.fingerprints)
+            sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
+            objects = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
+            positions = {node: found.position for node, found in slots.items()}
+    except ChangedError:
+        drop_copy_slots(nodes, slot, progress)
+        raise
+    drop_copy_slots(nodes, slot, progress)
+    return PreparedTables(plan, prepared.last_segments, tuple(objects), positions)

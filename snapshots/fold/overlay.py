@@ -1,0 +1,74 @@
+"""Overlay: the keys of one node that changed since its base, to tell which base rows still hold.
+
+Keys are looked up by hash and then compared, so a collision costs time and never a row. It is sent to the
+executors that read base objects: what the base pass lets through needs no shuffle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Keys in the order of their hashes. `run_max`: how many of them at most share one hash."""
+
+    hashes: npt.NDArray[np.uint64]
+    keys: BytesColumn
+    run_max: int
+
+    def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
+        """For every key its place in this set, -1 where it is not in it; `hashes` are those of the keys."""
+        if hashes is None:
+            hashes = xxhash64(keys)
+        place = np.searchsorted(self.hashes, hashes)
+        found = np.full(len(keys), -1, np.int64)
+        for step in range(self.run_max):
+            here = np.minimum(place + step, len(self.hashes) - 1)
+            rows = np.flatnonzero((self.hashes[here] == hashes) & (found < 0))
+            if len(rows) == 0:
+                break
+            same = keys.take(rows).equals(self.keys.take(here[rows]))
+            found[rows[same]] = here[rows[same]]
+        return found
+
+    def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
+        """Which of `keys` are in this set."""
+        return self.find(keys, hashes) >= 0
+
+
+def key_set(keys: BytesColumn) -> KeySet:
+    """The set of these keys, which are all different."""
+    hashes = xxhash64(keys)
+    order = np.argsort(hashes, kind="stable")
+    return _in_order(hashes[order], keys.take(order))
+
+
+def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
+    """The set of keys that stand in the order of their hashes."""
+    starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
+    lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
+    return KeySet(hashes, keys, int(lengths.max(initial=0)))
+
+
+def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
+    """By node and group the set of changed keys; `changed` has node, group and key, each key once."""
+    found: dict[int, dict[int, KeySet]] = {}
+    node, group = (np.asarray(changed[name].to_numpy()) for name in ("node", "group"))
+    keys = column_of(changed["key"]) if len(changed) else from_list([])
+    hashes = xxhash64(keys)
+    # One order for all: there may be as many groups as keys.
+    order = np.lexsort((hashes, group, node))
+    node, group, hashes, keys = node[order], group[order], hashes[order], keys.take(order)
+    for of_node in runs(node):
+        sets = found.setdefault(int(node[of_node.start]), {})
+        for one in runs(group[of_node]):
+            rows = slice(of_node.start + one.start, of_node.start + one.stop)
+            sets[int(group[rows.start])] = _in_order(hashes[rows], keys.part(rows))
+    return found

@@ -1,0 +1,30 @@
+"""Which changes of one segment a later one of the same segment supersedes, by whole columns.
+
+What is superseded here need not be shuffled: a row that is updated a thousand times in a segment is one change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from columns.bytes_column import BytesColumn, Flags, Ints, xxhash64
+
+
+def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
+    """The rows that are the last, by (lsn, seq), of their group and key.
+
+    Where two keys have one hash all rows are called last: that costs time and never a row.
+    """
+    count = len(groups)
+    if count == 0:
+        return np.ones(0, np.bool_)
+    hashes = xxhash64(keys, groups.astype(np.uint64))
+    order = np.lexsort((seq, lsn, hashes))
+    ends = np.flatnonzero(np.concatenate([hashes[order][1:] != hashes[order][:-1], [True]]))
+    lasts = np.repeat(order[ends], np.diff(np.concatenate([[-1], ends])))
+    same = (groups[order] == groups[lasts]) & keys.take(order).equals(keys.take(lasts))
+    if not same.all():
+        return np.ones(count, np.bool_)
+    is_last = np.zeros(count, np.bool_)
+    is_last[order[ends]] = True
+    return is_last

@@ -1,0 +1,207 @@
+"""Leases: a restore says in the store that it reads a snapshot, so that nobody deletes it meanwhile.
+
+A lease is an operation's intent with the time at which it runs out; each renewal is a new object. Two that meet give
+way to each other, whoever comes second: a restore stores its lease and then looks for a tombstone, a deletion stores
+its tombstone and then looks for leases. A restore whose lease ran out, because it was stopped for long, finds objects
+missing and ends: a lease spares work, it guards no invariant.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from msgspec import structs
+
+from fleet.label import own_label, read_label
+from fleet.progress import Progress
+from snapshots.operations.operation import begin, close, readable_pending, reason_of
+from snapshots.records.commits import increments_pruned
+from snapshots.records.documents import checked
+from snapshots.records.operation_records import (
+    Intent,
+    LeaseRenewal,
+    operation_key,
+    read_renewal,
+    write_operation_record,
+)
+from snapshots.records.tombstones import check_not_deleted, is_only_full
+from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
+from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
+from wal.segments.damage import ObjectDamagedError
+
+# Long enough for a store that is away for some minutes, and for clocks that differ by as much.
+LEASE_SECONDS = 900.0
+RENEW_SECONDS = 180.0
+END_SECONDS_MAX = 5.0
+LEASE_FILE = re.compile(r"lease-(\d+)\.json")
+
+
+class SnapshotInUseError(BusyError):
+    """A restore is reading the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A restore that has no outcome yet: which operation reads which snapshot, from where, until when at most."""
+
+    operation: Intent
+    label: str
+    until: datetime
+
+    def is_running(self, now: datetime) -> bool:
+        """Whether the restore may still be reading."""
+        return now < self.until
+
+    def details(self) -> dict[str, object]:
+        """Whose it is, field by field."""
+        found = read_label(self.label)
+        return {
+            "snapshot": self.operation.snapshot,
+            "operation": self.operation.id,
+            "user": found.user if found else None,
+            "host": found.host if found else None,
+            "process": found.process if found else None,
+            "since": self.operation.began_at,
+            "until": time_of(self.until),
+        }
+
+
+@contextmanager
+def leased(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[None]:
+    """Record the operation, and keep its snapshot from being deleted while the block reads it.
+
+    A store that takes no writes is read without a lease, and `progress` is told. Raises SnapshotDeletedError, also
+    where the snapshot goes while it is read, and SnapshotMissingError if the increment was pruned.
+    """
+    intent = structs.replace(intent, expires_at=_expiry(), by=own_label(intent.kind, intent.snapshot))
+    try:
+        begin(store, intent)
+        is_held = True
+    except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
+        is_held = False
+        progress.note(
+            f"nothing keeps snapshot {intent.snapshot} from being deleted while it is read: its lease could not be"
+            f" stored ({error.message})"
+        )
+    try:
+        _check_there(store, intent)
+        with _renewing(store, intent, progress, is_held=is_held):
+            yield
+    except BaseException as error:
+        if is_held:
+            with suppress(SnapshotError):
+                close(store, intent, "failed", reason_of(error))
+        # What a restore meets when objects go while it reads them.
+        if isinstance(error, ObjectMissingError | ObjectDamagedError):
+            _check_there(store, intent)
+        raise
+    if is_held:
+        try:
+            close(store, intent, "done")
+        except (UnreachableError, IndeterminateError) as error:
+            progress.note(f"the end of operation {intent.operation} could not be stored: {error.message}")
+
+
+def _check_there(store: ObjectStore, intent: Intent) -> None:
+    check_not_deleted(store, intent.snapshot)
+    if intent.increment and is_only_full(store, intent.snapshot):
+        raise increments_pruned(intent.snapshot)
+
+
+@contextmanager
+def _renewing(store: ObjectStore, intent: Intent, progress: Progress, *, is_held: bool) -> Iterator[None]:
+    """Renew the lease from a thread while the block runs."""
+    done = threading.Event()
+
+    def renew() -> None:
+        number = 1
+        while not done.wait(RENEW_SECONDS):
+            try:
+                write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
+            except ObjectExistsError:
+                # A put whose answer was lost has arrived.
+                pass
+            except SnapshotError as error:
+                progress.note(f"the lease on snapshot {intent.snapshot} could not be renewed: {error.message}")
+                continue
+            number += 1
+
+    thread = threading.Thread(target=renew, name=f"lease of {intent.operation}", daemon=True)
+    if is_held:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if is_held:
+            # A store that does not answer is not waited for.
+            thread.join(END_SECONDS_MAX)
+
+
+def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
+    """The leases without an outcome, oldest first, of one snapshot or of all; some of them may have run out.
+
+    Raises ManifestError where one can't be read.
+    """
+    return [
+        _lease(store, operation)
+        for operation in readable_pending(store)
+        if operation.kind == "restore" and snapshot in (None, operation.snapshot)
+    ]
+
+
+def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
+    """Raise SnapshotInUseError if a restore reads the snapshot; close those whose lease ran out, their process died.
+
+    There is no way past a lease: ending the restore ends it at once, and the time at which it runs out is near.
+    """
+    now = datetime.now(UTC)
+    for lease in open_leases(store, snapshot):
+        if lease.is_running(now):
+            raise in_use(lease)
+        close(store, lease.operation, "failed", "its lease ran out")
+
+
+def in_use(lease: Lease) -> SnapshotInUseError:
+    """The refusal to take away what a restore reads."""
+    details = lease.details()
+    host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
+    return SnapshotInUseError(
+        f"snapshot {lease.operation.snapshot} is being restored: operation {lease.operation.id} by {host}, since"
+        f" {lease.operation.began_at}; its lease runs until {details['until']}",
+        hint="repeat when it is done; if its process is gone, once its lease has run out",
+        details=details,
+    )
+
+
+def _lease(store: ObjectStore, intent: Intent) -> Lease:
+    """The lease with its newest renewal; a listing finds where to begin, the rest is asked for by key."""
+    until = _first_expiry(intent)
+    listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
+    number = max((int(found[1]) for found in listed if found), default=1)
+    while renewal := read_renewal(store, intent.operation, number):
+        until = max(until, datetime.fromisoformat(renewal.expires_at))
+        number += 1
+    return Lease(intent, intent.by if isinstance(intent.by, str) else "", until)
+
+
+def _first_expiry(intent: Intent) -> datetime:
+    if isinstance(intent.expires_at, str):
+        with checked(operation_key(intent.operation, "intent")):
+            return datetime.fromisoformat(intent.expires_at)
+    # A restore of before there were leases.
+    return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
+
+
+def _expiry() -> str:
+    return time_of(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))
+
+
+def time_of(moment: datetime) -> str:
+    """A time as documents have it."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,106 @@
+"""Running plain tasks as a Spark job: one function over a list, its progress seen from outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from fleet.nodes.watch import Watch
+from fleet.progress import Progress
+from snapshots.operations.crash_points import Point
+from storage.errors import ErrorReport, error_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = TypeVar("Task")
+Report = TypeVar("Report")
+POLL_SECONDS = 0.3
+
+
+class SparkSource(Protocol):
+    """A Spark session that may not have been started yet."""
+
+    def begin(self) -> None:
+        """Start it in the background, if nobody has."""
+        ...
+
+    def session(self) -> SparkSession:
+        """Start it if nobody has, wait for it and return it."""
+        ...
+
+
+def started(spark: SparkSource, progress: Progress) -> SparkSession:
+    """The running session, waiting for it as a step of its own."""
+    progress.step("start Spark")
+    session = spark.session()
+    progress.reached(Point.SPARK_READY)
+    return session
+
+
+def run_tasks(
+    spark: SparkSession,
+    work: Callable[[Task], Report],
+    tasks: Sequence[Task],
+    progress: Progress,
+    watch: Watch | None = None,
+) -> list[Report]:
+    """Run `work` on every task, each a Spark task of its own; the reports in the tasks' order.
+
+    When one of the nodes that `watch` asks falls silent, the job is cancelled: a task may wait for that node.
+    Reports are small (descriptions of objects), so collecting them is bounded by the number of tasks.
+    """
+    if not tasks:
+        return []
+    with job_progress(spark, progress, watch) as seen:
+        reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+    # What ended after the last look at the job.
+    progress.advance(len(tasks) - sum(seen.values()))
+    return reports
+
+
+@contextmanager
+def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = None) -> Iterator[dict[int, int]]:
+    """Tell `progress` of the tasks that end in the jobs of this block; yields their number by stage.
+
+    The jobs are cancelled when the block ends by an error, and when `watch` finds a node silent.
+    """
+    done = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+    seen: dict[int, int] = {}
+
+    def count() -> None:
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info and info.numCompletedTasks > seen.get(stage, 0):
+                progress.advance(info.numCompletedTasks - seen.get(stage, 0))
+                seen[stage] = info.numCompletedTasks
+
+    def poll() -> None:
+        while not done.wait(POLL_SECONDS):
+            count()
+
+    thread = threading.Thread(target=poll, name="job progress", daemon=True)
+    thread.start()
+    try:
+        with watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext():
+            yield seen
+    except BaseException:
+        # What the tasks hold on the nodes (sessions, slots) must be free before anybody cleans up there.
+        spark.sparkContext.cancelAllJobs()
+        raise
+    finally:
+        done.set()
+        thread.join()
+
+
+def raise_first(problems: Sequence[ErrorReport | None]) -> None:
+    """Raise the first error that a task reported, as what it was; its details have the others' messages."""
+    met = [problem for problem in problems if problem]
+    if met:
+        error = error_of(met[0])
+        if len(met) > 1:
+            error.details["others"] = [problem["message"] for problem in met[1:]]
+        raise error

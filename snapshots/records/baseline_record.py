@@ -1,0 +1,25 @@
+"""A record of the largest fleet that a store has served; snapshots/operations/majority.py says what it is for."""
+
+from __future__ import annotations
+
+from fleet.record import Record
+
+
+class RecordedPrimary(Record, frozen=True):
+    """One primary of a baseline."""
+
+    node: str
+    system_identifier: str
+
+
+class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):
+    """A baseline; `forgotten` are the nodes that an operator declared to be no part of the fleet any more."""
+
+    id: str
+    primaries: tuple[RecordedPrimary, ...]
+    forgotten: tuple[str, ...]
+
+
+def baseline_key(number: int) -> str:
+    """The key of the record `number`, from 1."""
+    return f"baselines/{number:016d}.json"

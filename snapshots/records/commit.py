@@ -1,0 +1,187 @@
+"""Commits: what a full snapshot or an increment says of itself.
+
+A commit lists every object of its snapshot or increment with size and digest. It is written once, as the last step;
+nothing in the store exists for Cutline unless a commit lists it (docs/architecture.md, invariant 1). The types here say
+what a commit file holds; `commit_rules` says what they can't.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import field
+
+from fleet.config import GroupRules
+from fleet.lsn import Lsn
+from fleet.nodes.baseline import NodeIdentity
+from fleet.record import Count, Integer, Record, Time
+from fleet.tables.groups import Group
+from fleet.tables.left_out import LeftOut
+from fleet.tables.table_state import TableState
+from wal.cut.cut_values import NodeCut
+from wal.segments.archive import Segment
+
+FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
+BASE, DDL = "base", ("pre-data", "post-data", "refresh", "event-triggers")
+# Of these objects `rows` counts, under this number, the large objects that begin in it.
+LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
+
+
+class StoredObject(Record, frozen=True):
+    """An object of a base copy or of a shard's DDL; `rows` counts rows by group number."""
+
+    key: str
+    kind: str
+    node: str
+    size: Count
+    digest: str
+    rows: dict[int, Count] = field(default_factory=dict)
+
+
+class Sequence(Record, frozen=True):
+    """Where a sequence stands: at or beyond every value that was handed out before the cut.
+
+    Without `is_called` the next value is `last_value` itself.
+    """
+
+    schema: str
+    name: str
+    last_value: Integer
+    is_called: bool
+    increment: Integer
+    cycles: bool
+
+
+class CutRecord(Record, frozen=True, kw_only=True):
+    """A resolved cut (`wal.cut.cut_values`), and how it was made: `causes` says why each earlier attempt failed.
+
+    `seconds` from the first start marker to the last finish marker.
+    """
+
+    id: str
+    attempts: Count
+    causes: tuple[str, ...] = ()
+    seconds: float
+    nodes: tuple[NodeCut, ...]
+    global_transactions: Count
+    included_early: Count
+    in_flight: Count
+
+    def of(self, shard: str) -> NodeCut:
+        """The cut of one primary; KeyError if there is none."""
+        for one in self.nodes:
+            if one.node == shard:
+                return one
+        raise KeyError(shard)
+
+
+class Previous(Record, frozen=True):
+    """The commit before an increment: its operation and the digest of its file."""
+
+    operation: str
+    digest: str
+
+
+class DefinitionChanges(Record, frozen=True):
+    """What changed of definitions and DDL since the commit before, or since a full snapshot's base copy.
+
+    By shard, `begun` by node. `groups` are the definitions that began, `gone` the numbers of those that ended.
+    `successions` gives for a new number the one that it continues; the others of `groups` were copied anew. `begun` is
+    from which position changes under a new number count. `tables` and `roles` are only those that changed, `roles` and
+    `fingerprints` of the shards whose catalogs did; `objects` are base copies and DDL.
+    """
+
+    groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
+    gone: dict[str, tuple[Count, ...]] = field(default_factory=dict)
+    successions: dict[str, dict[int, Count]] = field(default_factory=dict)
+    begun: dict[str, dict[int, Lsn]] = field(default_factory=dict)
+    tables: dict[str, tuple[TableState, ...]] = field(default_factory=dict)
+    objects: tuple[StoredObject, ...] = ()
+    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+
+class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
+    """What commits of both kinds say.
+
+    `segments` are those after the commit before. `definition_changes` is None where no definition and no DDL changed;
+    `previous` on a full snapshot, and on early increments; `left_out` (what of the primaries' databases is not in it)
+    on early commits. `terminal`: the fleet was left read-only. `digest` is the one in the file, "" before that is
+    written.
+    """
+
+    snapshot: str
+    increment: Count
+    operation: str
+    chain: str
+    created_at: Time
+    seconds: float
+    comment: str
+    counts: dict[str, Count]
+    cut: CutRecord
+    sequences: dict[str, tuple[Sequence, ...]]
+    segments: dict[str, tuple[Segment, ...]]
+    previous: Previous | None = None
+    left_out: tuple[LeftOut, ...] | None = None
+    terminal: bool = False
+    definition_changes: DefinitionChanges | None = field(name="schema_changes", default=None)
+    digest: str = ""
+
+    @property
+    def objects(self) -> tuple[StoredObject, ...]:
+        """The base copies and the DDL that this commit adds."""
+        return self.definition_changes.objects if self.definition_changes else ()
+
+    @property
+    def object_sizes(self) -> dict[str, int]:
+        """Every object that this commit adds, by key, with its size in bytes."""
+        sizes = {segment.key: segment.size for found in self.segments.values() for segment in found}
+        return sizes | {stored.key: stored.size for stored in self.objects}
+
+
+class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
+    """The commit of a full snapshot. Groups, roles, tables and fingerprints by shard; `base` positions by node.
+
+    `rules` chose the groups. `fingerprints` tell the states of the catalogs that the DDL is of.
+    """
+
+    fleet_id: str = field(name="fleet")
+    global_id_form: str = field(name="global_id")
+    baseline: tuple[NodeIdentity, ...]
+    groups: dict[str, tuple[Group, ...]]
+    base: dict[str, Lsn]
+    copied: tuple[StoredObject, ...] = field(name="objects")
+    roles: dict[str, tuple[str, ...]]
+    rules: GroupRules
+    tables: dict[str, tuple[TableState, ...]]
+    fingerprints: dict[str, str]
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """By node the primary that it backs up, None for a primary."""
+        return {identity.node: identity.backup_of for identity in self.baseline}
+
+    @property
+    def primaries(self) -> tuple[str, ...]:
+        """The nodes that are primaries, one for every shard."""
+        return tuple(identity.node for identity in self.baseline if identity.backup_of is None)
+
+    @property
+    def objects(self) -> tuple[StoredObject, ...]:
+        """The base copies and the DDL that this commit adds, also of tables that DDL changed before its cut."""
+        return (*self.copied, *(self.definition_changes.objects if self.definition_changes else ()))
+
+
+class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
+    """The commit of an increment."""
+
+
+class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
+    """What stands in the place of a commit that was decided not to come: operation `voids` can't commit any more."""
+
+    snapshot: str
+    increment: Count
+    voids: str
+
+
+Commit: TypeAlias = FullSnapshot | Increment

@@ -1,0 +1,117 @@
+"""The documents of an operation: its intent, its outcome, and the renewals of a restore's lease.
+
+An operation is one run of a command that changes something. Its intent is stored before anything is changed, its
+outcome at the end. All three kinds have one format; the key says which it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from fleet.record import Count, Record, Time, check_time
+from snapshots.records.commits import NAME
+from snapshots.records.documents import check_about, checked, read_document, sealed
+from storage.store import ObjectMissingError, ObjectStore
+from storage.storing import create_or_find
+
+FORMAT = "cutline/operation/1"
+DONE: Literal["done"] = "done"
+FAILED: Literal["failed"] = "failed"
+
+
+class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
+    """What an operation is about to do.
+
+    `turn` is that of the commit it is to write. `slot` is the one that a full create makes; older versions' too.
+    `terminal`: it may leave the fleet read-only. `expires_at` and `by` are of restores: how long the lease holds at
+    first, and the label of the command (fleet.label).
+    """
+
+    operation: str
+    kind: str
+    snapshot: str
+    increment: Count
+    turn: Count = 1
+    began_at: Time
+    nodes: tuple[str, ...]
+    slot: str | None
+    terminal: bool | UnsetType = UNSET
+    expires_at: Time | UnsetType = UNSET
+    by: str | UnsetType = UNSET
+
+    @property
+    def id(self) -> str:
+        """The operation's id."""
+        return self.operation
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it may have made the fleet read-only."""
+        return self.terminal is True
+
+
+class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
+    """How an operation ended. Early outcomes do not repeat what the operation was."""
+
+    operation: str
+    kind: str | UnsetType = UNSET
+    snapshot: str | UnsetType = UNSET
+    increment: Count | UnsetType = UNSET
+    state: Literal["done", "failed"]
+    reason: str
+    ended_at: Time
+
+
+class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
+    """A later time at which a restore's lease runs out."""
+
+    operation: str
+    expires_at: Time
+
+
+def operation_key(operation_id: str, name: str) -> str:
+    """The key of one of an operation's documents."""
+    return f"operations/{operation_id}/{name}.json"
+
+
+def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | LeaseRenewal) -> None:
+    """Store one of an operation's documents; raise ObjectExistsError where it has other bytes already."""
+    create_or_find(store, operation_key(record.operation, name), sealed(record))
+
+
+def read_intent(store: ObjectStore, operation_id: str) -> Intent:
+    """Read an intent; raise ObjectMissingError, ManifestError."""
+    key = operation_key(operation_id, "intent")
+    intent: Intent = read_document(store, key, Intent)
+    check_about(key, intent.operation, operation_id)
+    with checked(key):
+        check_time(intent.began_at)
+        if intent.kind == "create" and not NAME.fullmatch(intent.snapshot):
+            raise ValueError(f"snapshot {intent.snapshot!r}")
+    return intent
+
+
+def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
+    """Read an outcome, None where there is none; raise ManifestError."""
+    key = operation_key(operation_id, "outcome")
+    try:
+        outcome: Outcome = read_document(store, key, Outcome)
+    except ObjectMissingError:
+        return None
+    check_about(key, outcome.operation, operation_id)
+    return outcome
+
+
+def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:
+    """Read a renewal of a lease, from 1 on; None where there is none. Raises ManifestError."""
+    key = operation_key(operation_id, f"lease-{number}")
+    try:
+        renewal: LeaseRenewal = read_document(store, key, LeaseRenewal)
+    except ObjectMissingError:
+        return None
+    check_about(key, renewal.operation, operation_id)
+    with checked(key):
+        check_time(renewal.expires_at)
+    return renewal

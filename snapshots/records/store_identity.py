@@ -1,0 +1,84 @@
+"""fleet.json: whose store this is. Written once, by `init`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from fleet.config import Fleet
+from fleet.record import Record
+from snapshots.records.chain import Chain
+from snapshots.records.commits import commit_key
+from snapshots.records.documents import read_document, sealed
+from storage.errors import RefusedError
+from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from storage.storing import create_or_find
+
+FLEET_KEY = "fleet.json"
+
+
+class StoreNotInitialisedError(RefusedError):
+    """The store has no fleet.json yet."""
+
+
+class StoreOfAnotherFleetError(RefusedError):
+    """The store belongs to a fleet of another name."""
+
+
+class ForeignSnapshotError(RefusedError):
+    """The store holds a snapshot of another fleet."""
+
+
+class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/1"):
+    """The fleet that a store belongs to; `fleet_id` also names the fleet's publications."""
+
+    fleet_id: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = field(name="fleet")
+    name: str
+    format: Literal[1] = 1
+
+
+def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
+    """Whose store it is; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
+    try:
+        identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
+    except ObjectMissingError as error:
+        raise StoreNotInitialisedError(
+            f"store {store.url} has no fleet yet", hint="run: snapshot init", details={"store": store.url}
+        ) from error
+    if identity.name != fleet.name:
+        raise StoreOfAnotherFleetError(
+            f"store {store.url} belongs to fleet {identity.name!r}, and fleet.toml describes {fleet.name!r}",
+            hint="give every fleet a store of its own, or correct name or store in fleet.toml",
+            details={"store": store.url},
+        )
+    return identity
+
+
+def check_of_fleet(chain: Chain, identity: StoreIdentity) -> None:
+    """Raise ForeignSnapshotError if the snapshot is of another fleet than the store; its increments name it."""
+    if chain.full.fleet_id != identity.fleet_id:
+        raise foreign_snapshot(chain.name, chain.full.fleet_id, identity.fleet_id)
+
+
+def foreign_snapshot(name: str, fleet_id: str, stores: str) -> ForeignSnapshotError:
+    """The error for a snapshot of another fleet."""
+    key = commit_key(name, 0)
+    return ForeignSnapshotError(
+        f"object {key} is of fleet {fleet_id}, and {FLEET_KEY} says that the store is of fleet {stores}",
+        hint="somebody copied objects from another store by hand: each fleet's belong into a store of its own",
+        details={"snapshot": name, "object": key, "fleet": fleet_id},
+    )
+
+
+def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bool]:
+    """Write fleet.json if there is none; also tell whether it was written now."""
+    identity = StoreIdentity(secrets.token_hex(4), fleet.name)
+    try:
+        if not store.exists(FLEET_KEY):
+            create_or_find(store, FLEET_KEY, sealed(identity))
+            return identity, True
+    except ObjectExistsError:
+        pass
+    return read_identity(store, fleet), False

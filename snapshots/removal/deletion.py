@@ -1,0 +1,291 @@
+"""`delete`: one snapshot with all its increments, for good. Its name is never used again.
+
+The plan is made first and tells what would be lost; what is taken away and in which order is
+snapshots/removal/removal.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import psycopg
+from msgspec import structs
+
+from fleet.config import Fleet
+from fleet.label import own_label
+from fleet.nodes.connections import answering
+from fleet.nodes.lock import FleetLock
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Progress
+from fleet.tables.publications import drop_publications
+from snapshots.operations.exclusive import exclusive
+from snapshots.operations.leases import Lease, check_not_in_use, open_leases
+from snapshots.operations.operation import new_operation, now_text
+from snapshots.operations.settling import settle_operations
+from snapshots.records.commits import SnapshotMissingError, check_name, find_place, listed_numbers, snapshot_names
+from snapshots.records.documents import ManifestError
+from snapshots.records.operation_records import read_intent
+from snapshots.records.store_identity import read_identity
+from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
+from snapshots.removal.removal import DELETE, OnNodes, Removal, Removed, objects_of, open_removals, take_away
+from snapshots.removal.survey import Standing, first_restorable, standing_of
+from storage.errors import RefusedError
+from storage.store import ObjectMissingError, ObjectStore
+from wal.slots.slots import drop_slots, slot_name
+
+SLOTS_QUERY = r"""
+SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\_%' AND database = current_database()
+"""
+
+
+class LastSnapshotError(RefusedError):
+    """Without the snapshot nothing in the store could be restored."""
+
+
+class SnapshotUnreadableError(RefusedError):
+    """Which restore points would be lost can't be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionPlan:
+    """What deleting a snapshot takes away. `standing` is None where an earlier deletion was begun: `mark` is its mark.
+
+    `others` are the snapshots that stay; `unknown` the nodes of the chain that fleet.toml does not name any more.
+    """
+
+    mark: Mark
+    standing: Standing | None
+    others: tuple[str, ...]
+    unknown: tuple[str, ...]
+    leases: tuple[Lease, ...] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier deletion has put its mark already."""
+        return self.standing is None
+
+    @property
+    def drops_publications(self) -> bool:
+        """Whether it is the last snapshot, so that nothing of Cutline stays on the nodes."""
+        return not self.others
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a deletion did; `removed` is None where nothing was left to do."""
+
+    mark: Mark
+    removed: Removed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleting:
+    """One `delete` or `prune` under way, holding the fleet's lock."""
+
+    fleet: Fleet
+    store: ObjectStore
+    on_nodes: OnNodes
+    progress: Progress
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNodes:
+    """OnNodes by the sessions that hold the fleet's lock."""
+
+    lock: FleetLock
+    fleet_id: str
+
+    def check_held(self) -> None:
+        """See OnNodes."""
+        self.lock.check_held()
+
+    def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
+        """See OnNodes."""
+        known = {node.id: node for node in self.lock.sessions.fleet.nodes}
+        wanted = list(nodes)
+        left = drop_slots([known[node] for node in wanted if node in known], slot)
+        return left, [node for node in wanted if node not in known]
+
+    def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+        """See OnNodes."""
+        sessions = self.lock.sessions
+        dropped: list[str] = []
+        left: list[str] = []
+        for node, connection in sessions.primaries.items():
+            with answering(sessions.fleet.node(node)):
+                if any(is_ours(slot) for (slot,) in connection.execute(SLOTS_QUERY)):
+                    continue
+                try:
+                    dropped += [f"{name} on {node}" for name in drop_publications(connection, self.fleet_id)]
+                except psycopg.errors.InsufficientPrivilege as error:
+                    left.append(f"publications on {node}: {str(error).strip()}")
+        return dropped, left
+
+
+def foresee_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
+    """What `delete` would do, contacting only the store; raises what it would."""
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    return plan_deletion(store, fleet, check_name(name), force=force)
+
+
+def delete_snapshot(
+    fleet: Fleet, name: str, progress: Progress, announce: Callable[[DeletionPlan], None], *, force: bool
+) -> Deletion:
+    """Delete the snapshot, or finish what an earlier deletion has left; `announce` is told the plan before.
+
+    Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, SnapshotInUseError.
+    """
+    store = fleet.store.open()
+    identity = read_identity(store, fleet)
+    if is_finished(store, check_name(name)):
+        return Deletion(_begun(store, fleet, name), None)
+    with holding(fleet, store, identity.fleet_id, (DELETE, name), progress) as on_nodes:
+        return delete_held(Deleting(fleet, store, on_nodes, progress, force), name, announce)
+
+
+@contextmanager
+def holding(
+    fleet: Fleet, store: ObjectStore, fleet_id: str, command: tuple[str, str], progress: Progress
+) -> Iterator[FleetNodes]:
+    """Hold the fleet for a command and its snapshot, with operations that died before settled."""
+    progress.step("check nodes")
+    with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
+        settle_operations(store, fleet, progress)
+        yield FleetNodes(lock, fleet_id)
+
+
+def delete_held(deleting: Deleting, name: str, announce: Callable[[DeletionPlan], None]) -> Deletion:
+    """The same by whoever holds the fleet's lock."""
+    store = deleting.store
+    plan = plan_deletion(store, deleting.fleet, name, force=deleting.force)
+    check_not_in_use(store, name)
+    announce(plan)
+    operation = new_operation(DELETE, name, 0, plan.mark.nodes)
+    removal = removal_of(plan.mark, operation.id)
+    return Deletion(plan.mark, take_away(store, operation, removal, deleting.on_nodes, deleting.progress))
+
+
+def removal_of(mark: Mark, operation: str) -> Removal:
+    """The removal of a whole snapshot by an operation."""
+    return Removal(DELETE, structs.replace(mark, operation=operation), objects_of)
+
+
+def is_finished(store: ObjectStore, name: str) -> bool:
+    """Whether the snapshot was deleted and nothing is left to do."""
+    return (
+        is_deleted(store, name)
+        and not open_removals(store, name)
+        and not any(store.exists(key) for key in store.list(f"snapshots/{name}"))
+    )
+
+
+def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
+    """What deleting the snapshot takes away; raise unless it may be deleted."""
+    others = tuple(one for one in snapshot_names(store) if one != name)
+    leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(datetime.now(UTC)))
+    if is_deleted(store, name):
+        mark = _begun(store, fleet, name)
+        return DeletionPlan(mark, None, others, _unknown(fleet, mark), leases)
+    standing = _standing(store, name)
+    if not force:
+        _check_may_go(store, standing, others)
+    mark = mark_of(store, fleet, standing)
+    return DeletionPlan(mark, standing, others, _unknown(fleet, mark), leases)
+
+
+def _standing(store: ObjectStore, name: str) -> Standing:
+    """How the snapshot stands; raise SnapshotMissingError if there is none."""
+    try:
+        is_there = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
+    except ManifestError:
+        is_there = True
+    if is_there:
+        return standing_of(store, name)
+    raise SnapshotMissingError(
+        f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
+    )
+
+
+def _check_may_go(store: ObjectStore, standing: Standing, others: tuple[str, ...]) -> None:
+    name = standing.name
+    if standing.unreadable:
+        raise SnapshotUnreadableError(
+            f"which restore points of snapshot {name} would be lost can't be told: {standing.unreadable}",
+            hint=f"put the object back from a copy of the store; or delete it all the same: snapshot delete {name}"
+            " --force",
+            details={"snapshot": name, "problem": standing.unreadable},
+        )
+    if standing.restorable and first_restorable(store, reversed(others)) is None:
+        raise LastSnapshotError(
+            f"snapshot {name} is the last one that can be restored",
+            hint=f"take another one first: snapshot create NAME   or delete it all the same: snapshot delete {name}"
+            " --force",
+            details={"snapshot": name, "others": list(others)},
+        )
+
+
+def mark_of(store: ObjectStore, fleet: Fleet, standing: Standing) -> Mark:
+    """The mark of the snapshot's deletion, its operation still to be named."""
+    where = slots_of(store, fleet, standing)
+    return Mark(
+        DELETED, standing.name, "", now_text(), own_label(DELETE, standing.name), where.chain, where.slots,
+        where.nodes, standing.points, len(standing.objects), standing.size_bytes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSlots:
+    """A snapshot's slots, the nodes that may have them, and its chain ("" where no commit can be read)."""
+
+    slots: tuple[str, ...]
+    nodes: tuple[str, ...]
+    chain: str
+
+
+def slots_of(store: ObjectStore, fleet: Fleet, standing: Standing) -> ChainSlots:
+    """Where the snapshot may have slots."""
+    if standing.chain is not None:
+        chain = standing.chain.full.chain
+        return ChainSlots((slot_name(chain),), tuple(identity.node for identity in standing.chain.nodes), chain)
+    # Every attempt at that name, from the operations' own records.
+    slots: set[str] = set()
+    nodes = {node.id for node in fleet.nodes}
+    for operation_id in store.list_children("operations"):
+        try:
+            operation = read_intent(store, operation_id)
+        except (ObjectMissingError, ManifestError):
+            continue
+        if (operation.kind, operation.snapshot, operation.increment) == ("create", standing.name, 0):
+            slots.add(slot_name(operation_id))
+            nodes |= set(operation.nodes)
+    return ChainSlots(tuple(sorted(slots)), tuple(sorted(nodes)), "")
+
+
+def _begun(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
+    """The mark of a deletion that was begun; where it can't be read, what operations tell of the snapshot.
+
+    What is left of the snapshot is counted anew.
+    """
+    left = objects_of(store, name)
+    try:
+        mark = read_mark(store, tombstone_key(name))
+    except ManifestError:
+        return mark_of(store, fleet, Standing(name, None, "", "", 0, tuple(left)))
+    return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
+
+
+def _unknown(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
+    known = {node.id for node in fleet.nodes}
+    return tuple(node for node in mark.nodes if node not in known)
+
+
+def unfinished_deletions(store: ObjectStore) -> list[str]:
+    """The snapshots that are deleted and of which something may be left, in the store or on the nodes."""
+    deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
+    begun = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
+    return sorted(deleted & begun)

@@ -1,0 +1,100 @@
+"""The records of operations (`operations/<id>/…`) that nobody needs any more, and what probes have left (`probes/…`).
+
+Never those of an operation without an outcome; of a commit that exists, or whose file is gone and may be put back,
+which check finds by its record; of an operation that has left objects, which its record tells to be garbage. All others
+go when their outcome is RECORD_SECONDS old, the intent first and the outcome last: who dies between the two leaves an
+operation that is over, and the next gc goes on. The other order would leave one that seems to be open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from snapshots.records.documents import ManifestError
+from snapshots.records.operation_records import DONE, read_outcome
+from snapshots.records.tombstones import is_deleted, is_only_full
+from snapshots.removal.garbage import Verdict, Why
+from storage.ids import OPERATION_ID
+from storage.probe import PROBES
+from storage.store import Listed, ObjectStore
+
+RECORD_SECONDS = 30 * 86400.0
+# A probe takes seconds, and no lock.
+PROBE_SECONDS = 3600.0
+PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/[a-z0-9-]+")
+OUTCOME, INTENT = "outcome.json", "intent.json"
+ASKING_THREADS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFolder:
+    """A folder of `operations`: its objects in the order in which they may go. No verdict: none of this program's."""
+
+    folder: str
+    objects: tuple[Listed, ...]
+    verdict: Verdict | None
+
+
+def judge_probe(listed: Listed, now: datetime) -> Verdict | None:
+    """Judge what a probe has left, by its age alone; None where it is none of this program's."""
+    if not PROBE.fullmatch(listed.key):
+        return None
+    is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
+    return Verdict(Why.LEFT_OVER if is_over else Why.YOUNG)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordJudge:
+    """Judges what `operations` holds. `owners` are the operations that have left objects."""
+
+    store: ObjectStore
+    owners: Set[str]
+    now: datetime
+    _gone: dict[tuple[str, bool], bool] = field(default_factory=dict)
+
+    def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
+        """Every folder of `operations` that is listed."""
+        folders = [
+            (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
+        ]
+        with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
+            return list(threads.map(lambda one: self._record(*one), folders))
+
+    def _record(self, folder: str, found: tuple[Listed, ...]) -> RecordFolder:
+        objects = tuple(sorted(found, key=_turn))
+        if OPERATION_ID.fullmatch(folder):
+            return RecordFolder(folder, objects, self._verdict(folder, objects[-1]))
+        return RecordFolder(folder, objects, None)
+
+    def _verdict(self, operation: str, last: Listed) -> Verdict:
+        is_closed = last.key.endswith(f"/{OUTCOME}")
+        if operation in self.owners or not is_closed or last.created_at > self.now - timedelta(seconds=RECORD_SECONDS):
+            return Verdict(Why.NEEDED)
+        try:
+            outcome = read_outcome(self.store, operation)
+        except ManifestError:
+            outcome = None
+        if outcome is None or not isinstance(outcome.snapshot, str):
+            return Verdict(Why.UNCLEAR, f"the outcome of operation {operation} can't be read")
+        has_committed = outcome.kind == "create" and outcome.state == DONE
+        if has_committed and not self._is_gone(outcome.snapshot, is_full=outcome.increment == 0):
+            return Verdict(Why.NEEDED)
+        return Verdict(Why.OLD_RECORD)
+
+    def _is_gone(self, snapshot: str, *, is_full: bool) -> bool:
+        """Whether what was committed was taken away for good."""
+        asked = (snapshot, is_full)
+        if asked not in self._gone:
+            gone = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
+            self._gone[asked] = gone
+        return self._gone[asked]
+
+
+def _turn(one: Listed) -> tuple[int, str]:
+    name = one.key.split("/", 2)[-1]
+    return {INTENT: 0, OUTCOME: 2}.get(name, 1), name

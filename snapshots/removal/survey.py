@@ -1,0 +1,121 @@
+"""What the store has of a snapshot: what can be restored of it, what it takes, and what is wrong with it.
+
+Told from commits and listings alone; only `check` reads what the commits list. Nothing here raises because a snapshot
+is damaged: retention has to look at those too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from snapshots.records.chain import Chain
+from snapshots.records.commits import listed_numbers, read_chain
+from snapshots.records.documents import ManifestError
+from snapshots.records.tombstones import RestorePoint, is_only_full
+from storage.errors import RefusedError
+from storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
+from wal.segments.archive import ArchiveError
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A snapshot as commits and listings show it.
+
+    `chain` is as much of it as can be read from its beginning on, None if not even the full snapshot can; `unreadable`
+    says why not more can be. `restorable` counts its restore points, from the full snapshot on, that lack nothing;
+    `lack` says what the next one does. Both texts are "" where there is nothing to say. `objects` is all that is below
+    its folder, listed by a commit or not.
+    """
+
+    name: str
+    chain: Chain | None
+    unreadable: str
+    lack: str
+    restorable: int
+    objects: tuple[Listed, ...]
+    is_only_full: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is missing."""
+        return not self.problem
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, "" if nothing is."""
+        return self.unreadable or self.lack
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the store."""
+        return sum(one.size for one in self.objects)
+
+    @property
+    def points(self) -> tuple[RestorePoint, ...]:
+        """Its restore points that can be read."""
+        commits = self.chain.commits if self.chain else ()
+        return tuple(RestorePoint(one.increment, one.created_at) for one in commits)
+
+    @property
+    def moments(self) -> tuple[datetime, ...]:
+        """When its restore points were taken."""
+        return tuple(datetime.fromisoformat(point.created_at) for point in self.points)
+
+
+def survey(store: ObjectStore, names: Iterable[str]) -> list[Standing]:
+    """How the snapshots `names` stand, in their order."""
+    return [standing_of(store, name) for name in names]
+
+
+def standing_of(store: ObjectStore, name: str) -> Standing:
+    """How one snapshot stands."""
+    objects = store.inventory(f"snapshots/{name}")
+    only_full = is_only_full(store, name)
+    chain, unreadable = _readable(store, name)
+    if chain is None:
+        return Standing(name, None, unreadable, "", 0, tuple(objects), only_full)
+    restorable, lack = _restorable(chain, objects)
+    return Standing(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
+
+
+def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
+    """The first of the snapshots `names` of which something can be restored; None if there is none."""
+    return next((name for name in names if standing_of(store, name).restorable), None)
+
+
+def _readable(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
+    """As much of the chain as can be read, and why not more can be."""
+    try:
+        return read_chain(store, name), ""
+    except (ManifestError, RefusedError, ObjectMissingError) as error:
+        problem = error.message
+
+    def is_broken(number: int) -> bool:
+        try:
+            read_chain(store, name, number)
+        except (ManifestError, RefusedError, ObjectMissingError):
+            return True
+        return False
+
+    numbers = range(max(listed_numbers(store, name), default=0) + 1)
+    readable = bisect_left(numbers, x=True, key=is_broken)
+    return (read_chain(store, name, readable - 1) if readable else None), problem
+
+
+def _restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
+    """How many of the chain's points lack nothing, and what the first other one lacks."""
+    sizes = {one.key: one.size for one in objects}
+    for number, commit in enumerate(chain.commits):
+        for key, size in commit.object_sizes.items():
+            if key not in sizes:
+                return number, f"object {key} is gone from the store"
+            if sizes[key] != size:
+                return number, f"object {key} has {sizes[key]} bytes instead of {size}"
+        try:
+            chain.up_to(number).check_archive()
+        except ArchiveError as error:
+            return number, error.message
+    return len(chain.commits), ""

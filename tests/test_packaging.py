@@ -1,0 +1,75 @@
+"""What Cutline is built from: declared, locked with hashes, and its licences listed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.test_tidy import MODULES, PACKAGES
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCKED = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+# py4j comes with pyspark, whose way to the JVM it is.
+PART_OF = {"py4j": "pyspark"}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(one).name) for one in requirements}
+
+
+def imported_by_the_product() -> Iterator[str]:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield str(node.module).partition(".")[0]
+
+
+def test_whatever_is_imported_is_declared() -> None:
+    foreign = {name for name in imported_by_the_product() if name not in {*sys.stdlib_module_names, *PACKAGES}}
+    distributions = packages_distributions()
+    declared = names(PROJECT["dependencies"])
+    undeclared = {
+        name
+        for name in foreign
+        if not {canonicalize_name(one) for one in distributions[PART_OF.get(name, name)]} & declared
+    }
+    assert undeclared == set()
+
+
+def test_whatever_is_declared_is_locked() -> None:
+    extras = PROJECT["optional-dependencies"]
+    declared = names([*PROJECT["dependencies"], *extras["test"], *extras["dev"]])
+    locked = {canonicalize_name(name) for name in LOCKED}
+    assert declared <= locked, "run: make lock"
+    for one in [*PROJECT["dependencies"], *extras["test"], *extras["dev"]]:
+        wanted = Requirement(one)
+        version = next(v for name, v in LOCKED.items() if canonicalize_name(name) == canonicalize_name(wanted.name))
+        assert wanted.specifier.contains(version), f"{one}: {version} is locked; run: make lock"
+
+
+def test_every_locked_file_has_a_hash_and_no_place_of_its_own() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    assert text.count("==") == len(LOCKED) >= 50
+    for block in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
+        assert "--hash=sha256:" in block, block.splitlines()[0]
+    assert "--index-url" not in text
+    assert "--find-links" not in text
+
+
+def test_the_licence_of_every_locked_dependency_is_listed() -> None:
+    rows = re.findall(r"^\| (\S+) +\| (\S+) +\| (.+?) +\|$", (ROOT / "THIRD_PARTY.md").read_text(), re.MULTILINE)
+    listed = {canonicalize_name(name): version for name, version, _ in rows if name != "Name"}
+    locked = {canonicalize_name(name): version for name, version in LOCKED.items()}
+    assert listed == locked, "run: make lock"
+    assert all(licence not in ("", "UNKNOWN") for _, _, licence in rows)

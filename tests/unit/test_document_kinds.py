@@ -1,0 +1,48 @@
+"""The kinds of documents: each has a key of its own, and docs/format/ has its JSON Schema as the code has it now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snapshots.records.baseline_record import baseline_key
+from snapshots.records.commits import commit_key
+from snapshots.records.kinds import KINDS, json_schemas, kind_of
+from snapshots.records.lost_chains import lost_key
+from snapshots.records.operation_records import operation_key
+from snapshots.records.store_identity import FLEET_KEY
+from snapshots.records.tombstones import only_full_key, tombstone_key
+
+FORMATS = Path(__file__).parent.parent.parent / "docs" / "format"
+KEYS = {
+    "fleet": (FLEET_KEY,),
+    "baseline": (baseline_key(1),),
+    "snapshot": (commit_key("daily", 0), commit_key("daily", 0, turn=2)),
+    "increment": (commit_key("daily", 7), commit_key("daily", 7, turn=3)),
+    "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
+    "deleted": (tombstone_key("daily"), only_full_key("daily")),
+    "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),
+    "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
+    "lease": (operation_key("20261120T000000Z-0000000001", "lease-1"),),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_tells_the_kind_of_its_document(name: str) -> None:
+    for key in KEYS[name]:
+        kind = kind_of(key)
+        assert kind is not None
+        assert kind.name == name
+
+
+def test_every_kind_has_a_key_and_no_other_key_has_a_kind() -> None:
+    assert {kind.name for kind in KINDS} == KEYS.keys()
+    assert kind_of("snapshots/daily/base/a/op/part-000000.parquet") is None
+    assert kind_of("operations/x/progress.json") is None
+
+
+def test_the_schemas_in_the_docs_are_the_current_ones() -> None:
+    written = {path.stem: json.loads(path.read_text()) for path in FORMATS.glob("*.json")}
+    assert written == json.loads(json.dumps(json_schemas())), "run: make schemas"

@@ -1,0 +1,208 @@
+"""The consistent cut: which transactions of which node belong to a state of the whole fleet.
+
+Pure functions over positions: nothing here opens a connection, so the rule can be tested on millions of
+interleavings. A cut position c of a node is the end of a record: a transaction is before the cut exactly when
+its record begins before c. Every event is looked at a bounded number of times, however often positions are
+raised. Source: docs/consistency.md; Ignite IEP-89, "Consistent cut".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from columns.arrow_numbers import to_arrow
+from columns.bytes_column import Flags, Ints
+from fleet.lsn import Lsn
+from storage.errors import RefusedError
+from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
+from wal.cut.cut_values import Cut, NodeCut, Undecided
+
+__all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
+
+
+class GlobalIdReusedError(RefusedError):
+    """A global id names two transactions, one of which was under way when the cut began."""
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """What is prepared (and not undone) and committed, ordered by global id, then node, then position.
+
+    `row` is the row of `prepared`, or of `committed` where `is_commit`. `first` is where the rows of a global id
+    begin: those of number g are first[g] to first[g + 1].
+    """
+
+    row: Ints
+    is_commit: Flags
+    node: Ints
+    gid: Ints
+    place: Ints
+    first: Ints
+
+
+def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
+    """Find the least positions, from the start markers on, at which no global transaction is torn.
+
+    Raises GlobalIdReusedError where a global id does not tell which transaction is meant.
+    """
+    if not windows:
+        return Cut((), 0, 0, 0)
+    events = fleet_events(windows)
+    history = _history(events)
+    _check_unique(events, history)
+    position, is_global = _raised(events, history)
+    return _described(windows, events, history, position, is_global)
+
+
+def _history(events: FleetEvents) -> _History:
+    # What was rolled back is no part of the transaction: its gid was used again to retry it.
+    live = np.flatnonzero(~events.undone)
+    prepared, committed = events.prepared.where(live), events.committed
+    row = np.concatenate([live, np.arange(len(committed))])
+    is_commit = np.arange(len(row)) >= len(live)
+    gid = np.concatenate([prepared.gid, committed.gid])
+    place = np.concatenate([prepared.place, committed.place])
+    # A one-phase commit is both at one place: first prepared, then committed, as the rows stand here.
+    order = np.lexsort((place, gid))
+    first = np.zeros(len(events.names) + 1, np.int64)
+    np.cumsum(np.bincount(gid, minlength=len(events.names)), out=first[1:])
+    node = np.concatenate([prepared.node, committed.node])
+    return _History(row[order], is_commit[order], node[order], gid[order], place[order], first)
+
+
+def _check_unique(events: FleetEvents, history: _History) -> None:
+    """Refuse a gid that is prepared anew after a commit, unless all its uses were over before the cut.
+
+    Branches of one transaction (XA, Citus) share a global id too, but all of them are prepared before the
+    first is committed.
+    """
+    gid, node, is_commit = history.gid, history.node, history.is_commit
+    anew = is_commit[:-1] & ~is_commit[1:] & (gid[:-1] == gid[1:]) & (node[:-1] == node[1:])
+    if not anew.any():
+        return
+    starts = (events.starts + events.offset)[node]
+    # The last row of a gid on a node, and every row after its start.
+    is_last = np.concatenate([(gid[:-1] != gid[1:]) | (node[:-1] != node[1:]), [True]])
+    under_way = (is_last & ~is_commit) | (history.place >= starts)
+    unclear = np.intersect1d(gid[:-1][anew], gid[under_way])
+    if len(unclear):
+        name = events.names[int(unclear[0])].as_py()
+        raise GlobalIdReusedError(
+            f"global id {name!r} names several transactions since the last cut, and one was under way",
+            hint="give every distributed transaction a gid of its own, or tell them apart by [cut] global_id",
+            details={"global_id": name, "count": len(unclear)},
+        )
+
+
+def _raised(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
+    """The least fixed point: every node's position, and which global ids are committed before one.
+
+    A round looks only at the commits that the round before it reached, and at what is prepared of their
+    global ids.
+    """
+    prepared, offset = events.prepared, events.offset
+    order = np.argsort(events.committed.place, kind="stable")
+    commit_place, commit_gid = events.committed.place[order], events.committed.gid[order]
+    position = events.starts.copy()
+    nodes = np.arange(len(position))
+    begin = np.searchsorted(events.committed.node[order], nodes)
+    reached = np.searchsorted(commit_place, position + offset)
+    is_global = np.zeros(len(events.names), np.bool_)
+    node_mark, gid_mark = np.zeros(len(position), np.int64), np.zeros(len(is_global), np.int64)
+    while True:
+        gids = commit_gid[_ranges(begin, reached[nodes])]
+        gids = _distinct(gids[~is_global[gids]], gid_mark)
+        if len(gids) == 0:
+            return position, is_global
+        is_global[gids] = True
+        found = _ranges(history.first[gids], history.first[gids + 1])
+        rows = history.row[found[~history.is_commit[found]]]
+        touched = prepared.node[rows]
+        before = position[touched]
+        np.maximum.at(position, touched, prepared.end[rows])
+        nodes = _distinct(touched[position[touched] > before], node_mark)
+        begin = reached[nodes]
+        reached[nodes] = np.searchsorted(commit_place, position[nodes] + offset[nodes])
+
+
+def _ranges(begin: Ints, end: Ints) -> Ints:
+    """The numbers of all ranges, one after the other."""
+    lengths = end - begin
+    ends = np.cumsum(lengths)
+    numbers: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(end - ends, lengths)
+    return numbers
+
+
+def _distinct(values: Ints, mark: Ints) -> Ints:
+    """Every value once, in linear time; `mark` has a place for each value there may be."""
+    count = np.arange(len(values))
+    mark[values] = count
+    kept: Ints = values[mark[values] == count]
+    return kept
+
+
+def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
+    """Which global ids are prepared before a node's position and not committed before it."""
+    gid, node = history.gid, history.node
+    is_open = np.zeros(len(events.names), np.bool_)
+    if len(gid) == 0:
+        return is_open
+    begins = np.flatnonzero(np.concatenate([[True], (gid[1:] != gid[:-1]) | (node[1:] != node[:-1])]))
+    before = history.place < (position + events.offset)[node]
+    is_prepared = np.logical_or.reduceat(before & ~history.is_commit, begins)
+    is_committed = np.logical_or.reduceat(before & history.is_commit, begins)
+    is_open[gid[begins[is_prepared & ~is_committed]]] = True
+    return is_open
+
+
+def _by_node(events: FleetEvents, rows: Ints, size: int) -> list[int]:
+    """Where the rows of each node begin among `rows`, which are in the order of nodes."""
+    begins: list[int] = np.searchsorted(events.prepared.node[rows], np.arange(size + 1)).tolist()
+    return begins
+
+
+def _lsns(positions: Ints) -> list[Lsn]:
+    return list(map(Lsn, positions.tolist()))
+
+
+def _described(
+    windows: Mapping[str, NodeWindow], events: FleetEvents, history: _History, position: Ints, is_global: Flags
+) -> Cut:
+    prepared, size = events.prepared, len(windows)
+    before = prepared.lsn < position[prepared.node]
+    is_included = np.zeros(len(is_global), np.bool_)
+    included = before & is_global[prepared.gid] & ~events.undone
+    is_included[prepared.gid[included]] = True
+    is_open = _open(events, history, position)
+    left_out = np.flatnonzero(before & ~included)
+    left_out = left_out[np.argsort(prepared.place[left_out])]
+    undone = events.undone[left_out]
+    undecided, rolled_back = left_out[~undone], left_out[undone]
+    undecided_first, rolled_back_first = (_by_node(events, rows, size) for rows in (undecided, rolled_back))
+    names = events.names.take(to_arrow(prepared.gid[undecided])).to_pylist()
+    entries = list(map(Undecided, names, _lsns(prepared.lsn[undecided]), _lsns(prepared.end[undecided])))
+    undone_lsn = _lsns(prepared.lsn[rolled_back])
+    local = events.local_commits
+    local_transactions = np.bincount(local.node[local.lsn < position[local.node]], minlength=size).tolist()
+    positions = _lsns(position)
+    nodes = tuple(
+        NodeCut(
+            node=node,
+            start=window.start,
+            finish=window.finish,
+            position=positions[number],
+            undecided=tuple(entries[undecided_first[number] : undecided_first[number + 1]]),
+            rolled_back=tuple(undone_lsn[rolled_back_first[number] : rolled_back_first[number + 1]]),
+            local_transactions=local_transactions[number],
+        )
+        for number, (node, window) in enumerate(windows.items())
+    )
+    return Cut(
+        nodes=nodes,
+        global_transactions=int(np.count_nonzero(is_included)),
+        included_early=int(np.count_nonzero(is_open & is_included)),
+        in_flight=int(np.count_nonzero(is_open)),
+    )

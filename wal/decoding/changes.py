@@ -1,0 +1,152 @@
+"""The row changes of one table in a batch of messages: keys, lines and what happened to them.
+
+Columns in, columns out. A change of a key is two changes: the old key's row is gone, the new one's is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from columns.bytes_column import BytesColumn, Ints, gather, partition_of
+from columns.lines import Values, key_lines, keys_of, lines_of
+from fleet.tables.groups import Group
+from wal.decoding import pgoutput
+from wal.decoding.pgoutput import Messages, read_tuples, refuse
+from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, UPSERT
+
+NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
+# What a change of a row that was there names it by; a key, but where the identity is the whole row.
+OLD_TUPLES = {"full": OLD_ROW}
+# Rows are taken in blocks of about so many values: each costs some 100 bytes of places and lengths for a moment.
+VALUES_PER_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeColumns:
+    """Changes of one op; `numbers` are their messages, `second` is 1 for the second change of a message."""
+
+    numbers: Ints
+    second: Ints
+    op: int
+    keys: BytesColumn
+    rows: BytesColumn
+
+    def partitions(self, group: Group) -> npt.NDArray[np.int32]:
+        """The partition of every change: by its key, or by its line where the group has no key."""
+        return partition_of(self.rows if group.is_multiset else self.keys, group.partitions)
+
+
+def changes_of_relation(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
+    """Every change that these messages make to `group`'s rows. Raises DecodingError."""
+    rows = max(VALUES_PER_BLOCK // max(len(group.columns), 1), 1)
+    for first in range(0, len(numbers), rows):
+        yield from _changes_of(messages, numbers[first : first + rows], group)
+
+
+def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
+    width = len(group.columns)
+    kinds = messages.kinds[numbers]
+    letters = messages.u8(messages.starts[numbers] + 5)
+    is_new, is_old = letters == NEW_TUPLE, letters == OLD_TUPLES.get(group.identity, OLD_KEY)
+    if group.identity == "append_only":
+        refuse(
+            numbers,
+            kinds != pgoutput.INSERTED,
+            f"a decoded change of {group.name} is no insert, and it has no identity",
+        )
+    if group.is_multiset:
+        is_new &= kinds == pgoutput.INSERTED
+    is_right = (is_new & (kinds != pgoutput.DELETED)) | (is_old & (kinds != pgoutput.INSERTED))
+    refuse(numbers, ~is_right, f"a decoded change of {group.name} has not the rows that its identity asks for")
+    if (some := numbers[is_new]).size:
+        columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
+        yield from _written(messages, some, columns, group, 0)
+    if (some := numbers[is_old & (kinds == pgoutput.UPDATED)]).size:
+        yield from _updated(messages, some, group)
+    if (some := numbers[is_old & (kinds == pgoutput.DELETED)]).size:
+        columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
+        yield _gone(messages, some, columns, group)
+
+
+def _updated(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
+    width = len(group.columns)
+    old, place = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
+    refuse(numbers, messages.u8(place) != NEW_TUPLE, f"a decoded update of {group.name} has no new row")
+    new, _ = read_tuples(messages, numbers, place + 1, width, is_last=True)
+    if group.is_multiset:
+        yield _gone(messages, numbers, old, group)
+        yield from _written(messages, numbers, [n.filled(o) for n, o in zip(new, old, strict=True)], group, 1)
+        return
+    keys = {column.position for column in group.columns[: group.key_width]}
+    new = [n.filled(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
+    _check_there(numbers, _key_columns(new, group), group)
+    gone = _gone(messages, numbers, old, group)
+    now = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
+    # A key is sent too where it is only TOASTed; what did not change is no removal.
+    moved = np.flatnonzero(~gone.keys.equals(gather(now.data, now.offsets[:-1], now.lengths - 1)))
+    if len(moved):
+        is_partial = np.any([column.kinds[moved] == ord("u") for column in new], axis=0)
+        yield ChangeColumns(
+            numbers[moved],
+            np.zeros(len(moved), np.int64),
+            DELETE,
+            _taken(gone.keys, moved),
+            _taken(now, moved, keep=is_partial),
+        )
+    yield from _written(messages, numbers, new, group, 1)
+
+
+def _written(
+    messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
+) -> Iterator[ChangeColumns]:
+    """New rows: complete ones, and apart from them those with unchanged values."""
+    width = len(columns)
+    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
+    is_partial = np.zeros(len(numbers), np.bool_)
+    for column in columns:
+        is_partial |= column.kinds == ord("u")
+    for chosen, op in ((~is_partial, INSERT if group.is_multiset else UPSERT), (is_partial, PARTIAL)):
+        if not chosen.any():
+            continue
+        rows = np.flatnonzero(chosen)
+        stored = [columns[column.position].take(rows) for column in group.columns]
+        lines = lines_of(messages.source, messages.data_bytes, stored, len(rows))
+        keys = keys_of(lines, group.key_width, width)
+        yield ChangeColumns(numbers[rows], np.full(len(rows), second, np.int64), op, keys, lines)
+
+
+def _gone(messages: Messages, numbers: Ints, columns: list[Values], group: Group) -> ChangeColumns:
+    count = len(numbers)
+    nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+    keys, rows = nothing, nothing
+    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
+    if group.is_multiset:
+        stored = [columns[column.position] for column in group.columns]
+        rows = lines_of(messages.source, messages.data_bytes, stored, count)
+    else:
+        keys = key_lines(messages.source, messages.data_bytes, _key_columns(columns, group), count)
+    return ChangeColumns(numbers, np.zeros(count, np.int64), DELETE, keys, rows)
+
+
+def _check_there(numbers: Ints, columns: list[Values], group: Group) -> None:
+    """What tells rows apart is never left out as unchanged."""
+    for column in columns:
+        refuse(
+            numbers, column.kinds == ord("u"), f"a decoded row of {group.name} lacks a value that tells it from others"
+        )
+
+
+def _key_columns(columns: list[Values], group: Group) -> list[Values]:
+    return [columns[column.position] for column in group.columns[: group.key_width]]
+
+
+def _taken(column: BytesColumn, rows: Ints, keep: Any = None) -> BytesColumn:
+    lengths = column.lengths[rows]
+    if keep is not None:
+        lengths = np.where(keep, lengths, 0)
+    return gather(column.data, column.offsets[:-1][rows], lengths)

@@ -1,0 +1,91 @@
+"""Transaction events and markers out of a batch of messages, as SEGMENT_SCHEMA rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from columns.arrow_numbers import to_arrow, to_numpy
+from columns.bytes_column import BytesColumn, Ints, from_list
+from wal.cut.global_ids import global_ids
+from wal.cut.markers import MARKER_PREFIX
+from wal.decoding import pgoutput
+from wal.decoding.pgoutput import Messages
+from wal.decoding.transactions import Transactions
+from wal.segments.segment_schema import (
+    COMMIT,
+    COMMIT_PREPARED,
+    EVERY_PARTITION,
+    MARKER,
+    NO_GROUP,
+    PREPARE,
+    ROLLBACK_PREPARED,
+    SEGMENT_SCHEMA,
+)
+
+
+def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
+    """The events of a batch in the order of their ends; `form` is the rule for global ids."""
+    parts = [
+        _commits(messages, transactions),
+        _prepares(messages, transactions, form),
+        _settled(messages, pgoutput.COMMIT_OF_PREPARED, COMMIT_PREPARED, form),
+        _settled(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
+        *_markers(messages),
+    ]
+    events = pa.concat_tables(parts)
+    return events.take(to_arrow(np.argsort(to_numpy(events["end_lsn"]), kind="stable")))
+
+
+def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == pgoutput.COMMIT_LOCAL)
+    at = messages.starts[numbers]
+    of_commit = transactions.of_message[numbers]
+    names = transactions.tag.take(to_arrow(of_commit))
+    return _event_table(COMMIT, messages.u64(at + 2), messages.u64(at + 10), transactions.xid[of_commit], names)
+
+
+def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
+    at = messages.starts[numbers]
+    names = global_ids(messages.names(numbers, 30), form)
+    # The position that its changes have, which is where the PREPARE record begins.
+    lsn = transactions.lsn[transactions.of_message[numbers]]
+    return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
+
+
+def _settled(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
+    numbers = np.flatnonzero(messages.kinds == kind)
+    at = messages.starts[numbers]
+    is_commit = kind == pgoutput.COMMIT_OF_PREPARED
+    names = global_ids(messages.names(numbers, 30 if is_commit else 38), form)
+    end = messages.u64(at + 10)
+    # A rollback's message names no beginnings; where its PREPARE ended tells which transaction it undid.
+    lsn = messages.u64(at + 2)
+    return _event_table(op, lsn, end, messages.u32(at + (26 if is_commit else 34)), names)
+
+
+def _markers(messages: Messages) -> list[pa.Table]:
+    tables: list[pa.Table] = []
+    # Messages of ours are two per cut.
+    for number, start in zip(*messages.prefixed(MARKER_PREFIX), strict=True):
+        end = messages.u64(messages.starts[[number]] + 2)
+        content = from_list([messages.source[start : messages.ends[number]].tobytes()]).to_arrow()
+        tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
+    return tables
+
+
+def _event_table(op: int, lsn: Ints, end_lsn: Ints, xid: Ints, names: Any, rows: Any = None) -> pa.Table:
+    count = len(lsn)
+    nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
+    return pa.table(
+        [
+            to_arrow(lsn), to_arrow(end_lsn), to_arrow(np.zeros(count, np.int64)), to_arrow(xid), names,
+            to_arrow(np.full(count, op, np.int8)), to_arrow(np.full(count, NO_GROUP, np.int32)),
+            to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
+            nothing, nothing if rows is None else rows,
+        ],
+        schema=SEGMENT_SCHEMA,
+    )  # fmt: skip

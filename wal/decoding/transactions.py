@@ -1,0 +1,141 @@
+"""To which transaction every message of a batch belongs, and which one the batch leaves open.
+
+A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
+
+A transaction that is committed in one phase may be tagged with a global id: by a transactional logical message
+with the prefix `snapshot.gid` whose content is a gid. The last tag counts. What PostgreSQL would not take as a gid
+is no tag, and a prepared transaction has its own gid and no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from columns.arrow_numbers import to_arrow, to_mask
+from columns.bytes_column import BytesColumn, Flags, Ints, from_list, gather
+from fleet.lsn import Lsn
+from fleet.nodes.encodings import Texts
+from wal.cut.global_ids import global_ids
+from wal.decoding import pgoutput
+from wal.decoding.pgoutput import Messages, converted, is_text
+
+TAG_PREFIX = b"snapshot.gid"
+# PostgreSQL's own bound for gids (GIDSIZE, its terminating zero left out).
+GID_BYTES_MAX = 199
+ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far.
+
+    `global_id` is that of a prepared transaction, `tag` what one that will be committed in one phase is tagged with.
+    `head` is its beginning as it was sent, without its kind.
+    """
+
+    lsn: Lsn
+    xid: int
+    global_id: str | None
+    sent: int
+    tag: str | None = None
+    head: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """To which transaction every message of a batch belongs; number 0 is the one left open before.
+
+    `global_id` and `tag` are as in Open, by number.
+    """
+
+    of_message: Ints
+    ordinal: Ints
+    lsn: Ints
+    xid: Ints
+    global_id: pa.Array[Any]
+    tag: pa.Array[Any]
+    left_open: Open | None
+
+    @classmethod
+    def of(cls, messages: Messages, before: Open | None, form: str) -> Transactions:
+        """The transactions of a batch that follows one which left `before` open."""
+        kinds = messages.kinds
+        begins = np.flatnonzero((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
+        is_prepared = kinds[begins] == pgoutput.BEGIN_PREPARE
+        at = messages.starts[begins]
+        count = len(begins)
+        lsn, xid = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+        lsn[1:] = messages.u64(at + 1)
+        xid[1:] = messages.u32(at + np.where(is_prepared, 25, 17))
+        prepared = np.flatnonzero(is_prepared)
+        names = messages.names(begins[prepared], 29)
+        index = np.full(count + 1, -1, np.int64)
+        index[1:][prepared] = np.arange(len(prepared)) + 1
+        known = pa.concat_arrays([_one_text(before.global_id if before else None), global_ids(names, form)])
+        if before:
+            lsn[0], xid[0] = before.lsn, before.xid
+            index[0] = -1 if before.global_id is None else 0
+        of_message = np.cumsum((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
+        # Only rows are counted: descriptions of tables are sent anew whenever the WAL is read again.
+        is_row = np.isin(kinds, ROW_KINDS)
+        rows = np.cumsum(is_row)
+        first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
+        ordinal = rows - is_row - first[of_message]
+        identities = known.take(to_arrow(index, absent=index < 0))
+        tags = _tags(messages, of_message, index >= 0, before, form)
+        sent = int(rows[-1] - first[of_message[-1]])
+        left = None
+        if _is_left_open(kinds, of_message, was_open=before is not None):
+            last = int(of_message[-1])
+            head = messages.bytes_at(int(begins[last - 1]))[1:] if last else before.head if before else b""
+            left = Open(Lsn(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py(), head)
+        return cls(of_message, ordinal, lsn, xid, identities, tags, left)
+
+
+def _tags(messages: Messages, of_message: Ints, is_prepared: Flags, before: Open | None, form: str) -> pa.Array[Any]:
+    """The last tag of every transaction that was not prepared."""
+    numbers, starts = messages.prefixed(TAG_PREFIX)
+    # One that is not transactional comes whenever it is decoded, and belongs to no transaction.
+    is_tag = messages.u8(messages.starts[numbers] + 1) == 1
+    is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
+    is_tag &= ~is_prepared[of_message[numbers]]
+    numbers, starts = numbers[is_tag], starts[is_tag]
+    texts, are_texts = _texts(gather(messages.source, starts, messages.ends[numbers] - starts), messages.convert)
+    index = np.full(len(is_prepared), -1, np.int64)
+    if before and before.tag is not None:
+        index[0] = 0
+    # Of several values for one number numpy keeps the last.
+    index[of_message[numbers[are_texts]]] = np.arange(len(texts)) + 1
+    known = pa.concat_arrays([_one_text(before.tag if before else None), global_ids(texts, form)])
+    return known.take(to_arrow(index, absent=index < 0))
+
+
+def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
+    """Those of the contents that are texts, and which these are."""
+    binary = contents.to_arrow()
+    if convert is not None:
+        return converted(binary, convert), np.ones(len(contents), np.bool_)
+    try:
+        return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
+    except pa.ArrowInvalid:
+        # Somebody writes bytes as tags: only then one by one.
+        are_texts = np.array([is_text(content) for content in binary.to_pylist()], np.bool_)
+        return binary.filter(to_mask(are_texts)).cast(pa.string()), are_texts
+
+
+def _one_text(text: str | None) -> pa.Array[Any]:
+    if text is None:
+        return pa.nulls(1, pa.string())
+    return from_list([text.encode()]).to_arrow().cast(pa.string())
+
+
+def _is_left_open(kinds: Any, of_message: Ints, *, was_open: bool) -> bool:
+    """Whether the last message belongs to a transaction whose end has not come."""
+    last = int(of_message[-1])
+    ends = np.flatnonzero((kinds == pgoutput.COMMIT_LOCAL) | (kinds == pgoutput.PREPARED))
+    ended = len(ends) > 0 and int(of_message[ends[-1]]) == last
+    return (last > 0 or was_open) and not ended

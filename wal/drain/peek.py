@@ -1,0 +1,82 @@
+"""Reading a slot without moving it: a chunk of its decoded messages, as Arrow from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
+import pyarrow as pa
+
+from fleet.config import Node
+from fleet.lsn import Lsn
+from fleet.nodes.connections import conninfo
+from fleet.nodes.encodings import RAW
+from storage.errors import BusyError, SnapshotError, UnreachableError
+
+OBJECT_IN_USE = "55006"
+# For every version: those before 17 don't know it, and a session that sets it while it begins would be refused.
+UNBOUNDED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
+
+
+class SlotInUseError(BusyError):
+    """Another process reads the slot."""
+
+
+def peek(
+    node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int
+) -> Iterator[pa.Array[Any]]:
+    """Yield the slot's messages (pgoutput, protocol 3) up to position `finish` in binary arrays of bounded size.
+
+    Values and names are in the server's encoding.
+    Ends earlier at the end of the transaction in which `messages_max` is reached. Raises SlotInUseError, and
+    UnreachableError where the server ends the reading.
+    """
+    names = ",".join(f'"{name}"' for name in publications)
+    query = (
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', '{finish}', {messages_max},"
+        f" 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
+    )
+    try:
+        # Not by the driver's dbapi module: that imports pandas.
+        with (
+            adbc_driver_postgresql.connect(conninfo(node.dsn, client_encoding=RAW)) as database,
+            adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as unbounded,
+            adbc.AdbcStatement(connection) as statement,
+        ):
+            unbounded.set_sql_query(UNBOUNDED)
+            unbounded.execute_update()
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            # Holding on to none of them: one may be of 100 MB.
+            yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        # What the server says while rows are under way comes by the stream, as Arrow's own errors.
+        raise _ended(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+
+
+def _messages_of(batch: Any) -> pa.Array[Any]:
+    return batch.column(0)
+
+
+def slot_in_use(node: Node, slot: str) -> SlotInUseError:
+    """The error for a slot that another process reads."""
+    return SlotInUseError(
+        f"node {node.id}: another process reads slot {slot}",
+        hint="wait until it is done; pg_replication_slots.active_pid names its session",
+        details={"node": node.id, "slot": slot},
+    )
+
+
+def _ended(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
+    # By its code where there is one: the server may speak another language.
+    if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
+        return slot_in_use(node, slot)
+    lines = [line for line in message.splitlines() if line.strip()]
+    return UnreachableError(
+        f"node {node.id}: reading slot {slot} ended: {lines[0] if lines else 'without a reason'}",
+        hint="see the server's log; repeating the command goes on where the archive ends",
+        details={"node": node.id, "slot": slot},
+    )

@@ -1,0 +1,108 @@
+"""The archive of one node in one chain: its segments, numbered without a hole, as commits describe them.
+
+Pure values: nothing here reads an object. Segment n + 1 begins where segment n ends: that is checked whenever
+an archive is read, never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleet.hints import NEW_CHAIN
+from fleet.lsn import ORIGIN, Lsn
+from fleet.record import Count, Integer, Record
+from storage.errors import SnapshotError
+from wal.segments.definitions import Definition
+
+
+class ArchiveError(SnapshotError):
+    """The archive of a node is not what its commits and its own metadata say."""
+
+    exit_code = 3
+
+
+class OpenTransaction(Record, frozen=True):
+    """Where in a transaction too large for one segment the segment ends: after its change `seq`."""
+
+    lsn: Lsn
+    seq: Integer
+
+
+class SegmentRange(Record, frozen=True):
+    """Which WAL of `node` a segment holds: what ends after `after` and up to `through`.
+
+    With `open`, also the beginning of the transaction that comes next.
+    """
+
+    node: str
+    operation: str
+    after: Lsn
+    through: Lsn
+    open: OpenTransaction | None = None
+
+
+class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored segment, as commits list it. Counts are of what it holds, whatever a cut makes of it.
+
+    `node` to `open` are its range. The object's end from `events_at` on is all that reading the events takes, and has
+    a digest of its own; older commits have neither.
+    """
+
+    key: str
+    number: Count
+    size: Count
+    digest: str
+    events_at: Count | None = None
+    events_digest: str = ""
+    changes: Count
+    events: Count
+    partials: Count
+    truncates: Count
+    node: str
+    operation: str
+    after: Lsn
+    through: Lsn
+    open: OpenTransaction | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSegment:
+    """A segment as it was archived, with what commits do not list.
+
+    `definitions` are those that no commit listed when it was written. `first_changes` are the positions of the first
+    changes under them, by group number.
+    """
+
+    segment: Segment
+    definitions: tuple[Definition, ...] = ()
+    first_changes: Mapping[int, Lsn] = field(default_factory=dict)
+
+
+def archive_prefix(snapshot: str, node: str, chain: str) -> str:
+    """The folder of one node's archive in one chain."""
+    return f"snapshots/{snapshot}/wal/{node}/{chain}"
+
+
+def segment_key(prefix: str, number: int) -> str:
+    """The key of the archive's segment `number`, from 1."""
+    return f"{prefix}/{number:020d}.parquet"
+
+
+def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN) -> None:
+    """Raise ArchiveError unless the segments are numbered from 1 without a hole, from `base` on, and reach `finish`."""
+    through = base
+    for expected, segment in enumerate(segments, start=1):
+        if segment.number != expected or segment.after != through or segment.node != node:
+            raise ArchiveError(
+                f"node {node}: the archive has a hole at {through}, before {segment.key}",
+                hint=NEW_CHAIN,
+                details={"node": node, "object": segment.key},
+            )
+        through = segment.through
+    if through < finish:
+        raise ArchiveError(
+            f"node {node}: the archive ends at {through}, before the cut does, at {finish}",
+            hint=NEW_CHAIN,
+            details={"node": node},
+        )

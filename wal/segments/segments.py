@@ -1,0 +1,281 @@
+"""Segments as Parquet objects: written once, under the number after the last, and read.
+
+A segment is created once, under the number after the last; its own metadata says which operation wrote it and
+from where to where in the node's WAL it reaches. Segment n + 1 begins where segment n ends: that is checked
+whenever an archive is read, never assumed.
+
+Its metadata also says which definitions of tables it was written under that no commit lists yet: who finds it at the
+end of an archive, left by an attempt that failed, can tell what its numbers stand for.
+
+A segment that a commit lists is read as the commit describes it. One that no commit lists yet proves itself by a seal:
+the digest of the whole file, with zeros in the seal's own place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from columns.arrow_numbers import to_numpy
+from columns.bytes_column import Ints
+from fleet.hints import NEW_CHAIN
+from fleet.lsn import Lsn
+from fleet.record import Count, Record, fields_of, from_json
+from storage.digest import digest
+from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from storage.storing import create_or_find
+from storage.tail_file import TailFile
+from wal.segments.archive import ArchivedSegment, ArchiveError, OpenTransaction, Segment, SegmentRange, segment_key
+from wal.segments.damage import ObjectDamagedError, read_listed
+from wal.segments.definitions import Definition
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+
+METADATA_KEY = b"cutline"
+FORMAT = "cutline/segment/3"
+NO_SEAL = "0" * 64
+# Whoever reads changes holds a row group of them at a time.
+ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
+# A segment up to this size is read by one request even where only its events are wanted.
+READ_WHOLE_BYTES_MAX = 4 << 20
+
+
+class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
+    """A segment's own metadata (docs/storage.md). `seal` is the digest of the file with zeros in its place."""
+
+    key: str
+    node: str
+    operation: str
+    after: Lsn
+    through: Lsn
+    open: OpenTransaction | None
+    definitions: tuple[Definition, ...]
+    first_changes: dict[int, Lsn]
+    changes: Count
+    events: Count
+    partials: Count
+    truncates: Count
+    seal: str = NO_SEAL
+
+
+def create_segment(
+    store: ObjectStore,
+    prefix: str,
+    number: int,
+    held: SegmentRange,
+    tables: tuple[pa.Table, pa.Table],
+    definitions: tuple[Definition, ...] = (),
+) -> ArchivedSegment:
+    """Create segment `number` of these changes and events; raise ObjectExistsError if there is one.
+
+    `definitions` are those that no commit lists yet.
+    """
+    changes, events = tables
+    key = segment_key(prefix, number)
+    metadata = SegmentMetadata(
+        key=key,
+        node=held.node,
+        operation=held.operation,
+        after=held.after,
+        through=held.through,
+        open=held.open,
+        definitions=definitions,
+        first_changes=_first_changes(changes, definitions),
+        changes=len(changes),
+        events=len(events),
+        partials=_count(changes, "u"),
+        truncates=_count(changes, "T"),
+    )
+    body = segment_bytes(metadata, changes, events)
+    create_or_find(store, key, body)
+    return _archived(metadata, number, body)
+
+
+def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
+    """The Parquet file of a segment: row groups of changes, then row groups of events; sealed."""
+    # Unlike Arrow's own sink this one gives its bytes away without copying them.
+    sink = BytesIO()
+    with pq.ParquetWriter(sink, SEGMENT_SCHEMA, **parquet_options(SEGMENT_SCHEMA)) as writer:
+        # The schema's own metadata would be left out with the Arrow schema.
+        writer.add_key_value_metadata({METADATA_KEY: json.dumps(fields_of(metadata)).encode()})
+        for table in (changes, events):
+            if len(table):
+                average = max(table.nbytes // len(table), 1)
+                rows = min(max(ROW_GROUP_BYTES // average, 1), ROWS_PER_ROW_GROUP)
+                writer.write_table(table.cast(SEGMENT_SCHEMA), row_group_size=rows)
+    with sink.getbuffer() as body:
+        place = _seal_place(body, NO_SEAL)
+        body[place : place + len(NO_SEAL)] = hashlib.sha256(body).hexdigest().encode()
+    return sink.getvalue()
+
+
+def _seal_place(body: memoryview, seal: str) -> int:
+    """Where in the file its seal is; raise ValueError if it is nowhere. Rows may hold such a text, and come before."""
+    footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
+    return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
+
+
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How every object of ours is encoded: rising numbers as differences, repeated ones as runs, zstd."""
+    rising = {"lsn", "end_lsn", "seq", "xid"}
+    repeated = {"group", "partition", "op", "global_id"}
+    names = set(schema.names)
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": sorted(names & repeated),
+        "column_encoding": dict.fromkeys(sorted(names & rising), "DELTA_BINARY_PACKED"),
+        "write_statistics": False,
+        "store_schema": False,
+    }
+
+
+def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
+    """Read a stored segment that no commit describes yet; raise ArchiveError unless it is whole and belongs there.
+
+    Raises ObjectMissingError.
+    """
+    body = store.read(key)
+    try:
+        metadata = from_json(pq.read_metadata(pa.BufferReader(body)).metadata[METADATA_KEY], SegmentMetadata)
+        _check_seal(key, metadata, body)
+        return _archived(metadata, number, body)
+    except (pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError) as error:
+        if len(body) != store.size(key):
+            raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(body)} bytes") from error
+        raise ArchiveError(
+            f"object {key} is not a segment of this version, or not as it was written",
+            hint="a newer version of Cutline may have written it; else put it back from a copy of the store, or"
+            f" {NEW_CHAIN}",
+            details={"object": key},
+        ) from error
+
+
+def unlisted_segments(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
+    """The segments at the end of an archive, after the last that a commit lists, with what they begin.
+
+    Each is looked for by its key, so that a listing of a moment ago hides none. Raises ArchiveError.
+    """
+    number = after_number + 1
+    while True:
+        try:
+            segment = read_metadata(store, segment_key(prefix, number), number)
+        except ObjectMissingError:
+            return
+        yield segment
+        number += 1
+
+
+def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
+    view = memoryview(body)
+    place = _seal_place(view, metadata.seal)
+    found = hashlib.sha256(view[:place])
+    found.update(NO_SEAL.encode())
+    found.update(view[place + len(NO_SEAL) :])
+    if found.hexdigest() != metadata.seal or metadata.key != key:
+        raise ValueError(metadata.seal)
+
+
+def _archived(metadata: SegmentMetadata, number: int, body: bytes) -> ArchivedSegment:
+    file = pq.read_metadata(pa.BufferReader(body))
+    groups = _event_row_groups(file, metadata.changes)
+    # The footer alone, which is followed by its length and four bytes, where there are no events.
+    events_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
+    for column in range(file.num_columns if groups else 0):
+        chunk = file.row_group(groups[0]).column(column)
+        begins = (chunk.dictionary_page_offset, chunk.data_page_offset)
+        events_at = min(events_at, *(offset for offset in begins if offset))
+    segment = Segment(
+        key=metadata.key,
+        number=number,
+        size=len(body),
+        digest=digest(body),
+        events_at=events_at,
+        events_digest=hashlib.sha256(memoryview(body)[events_at:]).hexdigest(),
+        changes=metadata.changes,
+        events=metadata.events,
+        partials=metadata.partials,
+        truncates=metadata.truncates,
+        node=metadata.node,
+        operation=metadata.operation,
+        after=metadata.after,
+        through=metadata.through,
+        open=metadata.open,
+    )
+    return ArchivedSegment(segment, metadata.definitions, metadata.first_changes)
+
+
+def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
+    """Read a segment's events alone, all bytes that are used proven; raise ObjectDamagedError.
+
+    Of a large segment only the end is read.
+    """
+    key, node, whole = segment.key, segment.node, (segment.size, segment.digest)
+    source: Any
+    if segment.events_at is None or segment.size <= READ_WHOLE_BYTES_MAX:
+        source = pa.BufferReader(read_listed(store, node, key, whole))
+    else:
+        tail = read_listed(store, node, key, (segment.size, segment.events_digest), segment.events_at)
+        source = pa.PythonFile(TailFile(tail, segment.size), mode="r")
+    try:
+        with pq.ParquetFile(source) as file:
+            groups = _event_row_groups(file.metadata, segment.changes)
+            events = file.read_row_groups(groups) if groups else pa.Table.from_batches([], SEGMENT_SCHEMA)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(segment, error) from error
+    if len(events) != segment.events:
+        detail = f"it has {len(events)} events instead of {segment.events}"
+        raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
+    return events
+
+
+def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
+    """The groups that transactions changed whose commit (prepared: PREPARE) lies at or after the position.
+
+    Raises ObjectDamagedError.
+    """
+    lsn, group = read_places(store, segment)
+    return set(group[lsn >= after].tolist())
+
+
+def read_places(store: ObjectStore, segment: Segment) -> tuple[Ints, Ints]:
+    """Position and group of every change in the segment; raise ObjectDamagedError."""
+    source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
+    try:
+        with pq.ParquetFile(source) as file:
+            found = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(segment, error) from error
+    return to_numpy(found["lsn"]), to_numpy(found["group"])
+
+
+def _unreadable(segment: Segment, error: Exception) -> ObjectDamagedError:
+    detail = f"it can't be read as Parquet: {error}"
+    return ObjectDamagedError(key=segment.key, kind="unreadable", node=segment.node, detail=detail)
+
+
+def _event_row_groups(metadata: Any, changes: int) -> list[int]:
+    rows = 0
+    for number in range(metadata.num_row_groups):
+        if rows == changes:
+            return list(range(number, metadata.num_row_groups))
+        rows += metadata.row_group(number).num_rows
+    return []
+
+
+def _first_changes(changes: pa.Table, definitions: Iterable[Definition]) -> dict[int, Lsn]:
+    """Where the first change under each of the definitions is, by group number, if there is one."""
+    groups, lsns = to_numpy(changes["group"]), to_numpy(changes["lsn"])
+    found = ((version.group.number, lsns[groups == version.group.number]) for version in definitions)
+    return {number: Lsn(places.min()) for number, places in found if len(places)}
+
+
+def _count(changes: pa.Table, op: str) -> int:
+    return int(np.count_nonzero(to_numpy(changes["op"]) == ord(op)))

@@ -1,0 +1,112 @@
+"""How much WAL nodes keep for Cutline's slots: asked of nodes that may be down, in a bounded time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from fleet.config import Node
+from fleet.nodes.connections import connect, unreachable
+from storage.errors import SnapshotError
+
+ASKING_SECONDS_MAX = 2.0
+# A slot that the server itself has invalidated has no restart_lsn, and keeps nothing.
+RETAINED_QUERY = r"""
+SELECT slot_name,
+       pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+                       restart_lsn)::bigint
+  FROM pg_replication_slots
+ WHERE slot_name LIKE 'cutline\_%' AND database = current_database() AND restart_lsn IS NOT NULL
+ ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What a node keeps for one slot, and the most that it may keep for a chain."""
+
+    node: str
+    slot: str
+    size_bytes: int
+    limit_bytes: int
+
+    @property
+    def is_past_half(self) -> bool:
+        """Whether it is time to warn."""
+        return 2 * self.size_bytes > self.limit_bytes
+
+    @property
+    def is_past_limit(self) -> bool:
+        """Whether the node keeps more than it may."""
+        return self.size_bytes > self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the nodes keep; `not_asked` are the nodes that did not answer, and why."""
+
+    retained: tuple[Retained, ...]
+    not_asked: Mapping[str, str]
+
+    def of_slot(self, slot: str) -> tuple[Retained, ...]:
+        """What the nodes keep for one chain."""
+        return tuple(one for one in self.retained if one.slot == slot)
+
+
+def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retained]:
+    """What the node keeps for every slot of Cutline's in its database; raise NodeUnreachableError."""
+    try:
+        rows = connection.execute(RETAINED_QUERY).fetchall()
+    except psycopg.OperationalError as error:
+        raise unreachable(node, error) from error
+    return [Retained(node.id, slot, size_bytes, node.retained_wal_bytes_max) for slot, size_bytes in rows]
+
+
+@dataclass(slots=True)
+class Asking:
+    """All `nodes` being asked at once, in the background, from the moment that this is made."""
+
+    nodes: tuple[Node, ...]
+    seconds_max: float = ASKING_SECONDS_MAX
+    _found: dict[str, list[Retained]] = field(default_factory=dict)
+    _problems: dict[str, str] = field(default_factory=dict)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.seconds_max
+        for node in self.nodes:
+            # A daemon: a node that accepts the connection and says nothing must not hold up the command's end.
+            thread = threading.Thread(target=self._ask, args=(node,), name=f"retained WAL of {node.id}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _ask(self, node: Node) -> None:
+        try:
+            with connect(node, connect_timeout=str(int(self.seconds_max) or 1)) as connection:
+                self._found[node.id] = read_retained(node, connection)
+        except SnapshotError as error:
+            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
+        except psycopg.Error as error:
+            self._problems[node.id] = unreachable(node, error).message.removeprefix(f"node {node.id}: ")
+
+    def answers(self) -> Answers:
+        """Wait for the answers that come in time."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        found, problems = dict(self._found), dict(self._problems)
+        late = f"no answer within {self.seconds_max:.0f} s"
+        return Answers(
+            tuple(one for node in self.nodes for one in found.get(node.id, ())),
+            {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in found},
+        )
+
+
+def ask(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> Answers:
+    """Ask the nodes and wait for those that answer in time."""
+    return Asking(tuple(nodes), seconds_max).answers()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+from msgspec import structs
 
 from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from fleet.config import Fleet
@@ -56,7 +57,7 @@ class Ground:
         """Run one case; raise FoundError where what comes back is not what was there, or does not come back."""
         store = self.directory / "store"
         shutil.rmtree(store, ignore_errors=True)
-        rules = replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
+        rules = structs.replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
         source = in_database(replace(self.fleet, store=StoreLocation(f"file://{store}"), groups=rules), SOURCE)
         with self.figures.timed("databases"):
             self.clear()

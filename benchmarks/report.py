@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import SCHEMA, Comparison, Results, Verdict
+from benchmarks.results import SCHEMA, BenchmarkVerdict, Comparison, Results
 
 MEBIBYTE = 2**20
 
@@ -81,7 +81,7 @@ def _comparisons(results: Results) -> Table:
     return table
 
 
-def _value(verdict: Verdict) -> str:
+def _value(verdict: BenchmarkVerdict) -> str:
     if verdict.value is None:
         return "not measured"
     return f"{verdict.value:.2f} s" if verdict.comparison.peer is None else f"{verdict.value:.4g} times"
@@ -93,5 +93,5 @@ def _aim(comparison: Comparison) -> str:
     return f"≤ {comparison.aim:g} {'s' if comparison.peer is None else 'times'}"
 
 
-def _mark(verdict: Verdict) -> str:
+def _mark(verdict: BenchmarkVerdict) -> str:
     return {None: "", True: "[green]met[/green]", False: "[red]missed[/red]"}[verdict.holds]

@@ -49,7 +49,7 @@ COMPARISONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BenchmarkFailure:
     """A step that gave no figure."""
 
     task: str
@@ -57,7 +57,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BenchmarkVerdict:
     """A comparison's outcome; `value` is None where a side was not measured."""
 
     comparison: Comparison
@@ -75,7 +75,7 @@ class Results:
     """Everything that one run found."""
 
     measurements: dict[str, Measurement] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[BenchmarkFailure] = field(default_factory=list)
 
     def measure(
         self, task: str, work: Callable[[], Result], size: Callable[[Result], int] | None = None
@@ -93,7 +93,7 @@ class Results:
         try:
             return work()
         except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail
-            self.failures.append(Failure(task, f"{type(error).__name__}: {error}"))
+            self.failures.append(BenchmarkFailure(task, f"{type(error).__name__}: {error}"))
             return None
 
     def add(self, task: str, seconds: float, size_bytes: int | None = None) -> None:
@@ -108,9 +108,9 @@ class Results:
         found = self.measurements.get(task)
         return found.median(unit) if found else None
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[BenchmarkVerdict]:
         """Every comparison with its value."""
-        return [Verdict(comparison, self._value(comparison)) for comparison in COMPARISONS]
+        return [BenchmarkVerdict(comparison, self._value(comparison)) for comparison in COMPARISONS]
 
     def _value(self, comparison: Comparison) -> float | None:
         ours = self.median(comparison.task, comparison.unit)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import psycopg
 
-from fleet.tables.groups import quoted
+from fleet.tables.groups import quote_identifier
 
 TABLES_PER_SCHEMA = 1000
 TABLES_AT_ONCE = 200
@@ -38,14 +38,14 @@ SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n
 
 def table_name(number: int) -> str:
     """The quoted name of table `number`."""
-    return f"{quoted(f's{number // TABLES_PER_SCHEMA:03d}')}.{quoted(f't{number:06d}')}"
+    return f"{quote_identifier(f's{number // TABLES_PER_SCHEMA:03d}')}.{quote_identifier(f't{number:06d}')}"
 
 
 def make_tables(dsn: str, count: int) -> None:
     """Make `count` small tables, each with a key."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for number in range(-(-count // TABLES_PER_SCHEMA)):
-            connection.execute(f"CREATE SCHEMA {quoted(f's{number:03d}')}")
+            connection.execute(f"CREATE SCHEMA {quote_identifier(f's{number:03d}')}")
         for numbers in _in_portions(range(count)):
             made = [_made(number) for number in numbers]
             connection.execute(";\n".join(statement for one in made for statement in one))

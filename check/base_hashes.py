@@ -19,7 +19,7 @@ from columns.bytes_column import from_arrow, runs, xxhash64
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import rows_that_hold
 from snapshots.fold.changed_keys import Keys
-from snapshots.fold.schema_at_cut import in_present_terms
+from snapshots.fold.schema_at_cut import to_schema_at_cut
 from snapshots.fold.sources import BaseSource, read_tables
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
@@ -57,7 +57,7 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     try:
         for table in read_tables(task.store.open(), task.base.source, BASE_SCHEMA):
             _count_rows(table, rows)
-            parts += [one for batch in table.to_batches() for one in _hashed(task, batch, changed)]
+            parts += [one for batch in table.to_batches() for one in _hash_batch(task, batch, changed)]
         _check_rows(task, rows)
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
@@ -81,14 +81,14 @@ def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
     return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=detail)
 
 
-def _hashed(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
+def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
     """The hashes of a stored batch, once its rows are seen to be where they belong."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
     _check_partitions(task, batch, key_hashes)
     if task.base.present is None:
         yield _hash(task, batch, changed, key_hashes)
         return
-    for table in in_present_terms(pa.Table.from_batches([batch]), task.base.present):
+    for table in to_schema_at_cut(pa.Table.from_batches([batch]), task.base.present):
         for one in table.to_batches():
             yield _hash(task, one, changed, xxhash64(from_arrow(one.column("key"))))
 

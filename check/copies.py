@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.lsn import Lsn
-from snapshots.fold.schema_at_cut import present_terms
+from snapshots.fold.schema_at_cut import mapping_to_cut
 from snapshots.records.chain import Chain
 
 
@@ -30,7 +30,7 @@ class Copies:
 
     def copied_anew(self, node: str) -> dict[int, Lsn]:
         """From where all copies have the same changes of those of the node's groups that were copied anew."""
-        present = present_terms(self.chain, node, self.alike(node))
+        present = mapping_to_cut(self.chain, node, self.alike(node))
         return {number: position for number, position in present.since.items() if number in present.kept}
 
     def alike(self, node: str) -> list[str]:

@@ -15,7 +15,7 @@ from check.findings import Findings, conflict_of
 from fleet.progress import Progress
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.commit import LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
-from snapshots.records.large_objects import stored_large_objects
+from snapshots.records.large_objects import list_large_objects
 from storage.errors import ErrorReport, SnapshotError, UnreachableError, error_of, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError, read_listed
@@ -39,7 +39,7 @@ def check_large_objects(
 
     Raises the error of a task whose store did not answer.
     """
-    tasks = [LargeCheckTask(stored, store) for stored in stored_large_objects(full)]
+    tasks = [LargeCheckTask(stored, store) for stored in list_large_objects(full)]
     if not tasks:
         return
     progress.step("read large objects", total=len(tasks), unit="objects")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.record import plain
+from fleet.record import to_builtins
 from fleet.tables.left_out import LeftOut
 from snapshots.operations.open_operations import OpenOperation
 
@@ -91,7 +91,7 @@ class SnapshotReport:
             "compared": {name: getattr(self.compared, name) for name in names},
             "append_only": self.append_only,
             "large_objects": self.large_objects,
-            "warned": plain(self.warned),
+            "warned": to_builtins(self.warned),
             "skipped": [{"what": one.what, "why": one.why} for one in self.skipped],
             "conflicts": [one.to_json() for one in self.conflicts],
         }

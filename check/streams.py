@@ -23,7 +23,7 @@ from check.report import Conflict
 from columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from fleet.lsn import Lsn
 from fleet.progress import Progress
-from snapshots.fold.schema_at_cut import Present, in_present_terms
+from snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
 from snapshots.fold.sources import CHANGE_OPS, Source, read_tables, segment_sources
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.chain import Chain
@@ -51,7 +51,7 @@ class StreamTask:
     since: Lsn
     position: Lsn
     excluded: frozenset[Lsn]
-    present: Present | None
+    present: SchemaMapping | None
     store: StoreLocation
 
 
@@ -76,14 +76,14 @@ def hash_stream(task: StreamTask) -> StreamReport:
             counts += _counts(op)
             found = table.filter(pa.array(op == MARKER))
             markers += zip(found["row"].to_pylist(), map(Lsn, found["lsn"].to_pylist()), strict=True)
-            parts += [_hashed(task, one) for one in in_present_terms(table, task.present)]
+            parts += [_hash_table(task, one) for one in to_schema_at_cut(table, task.present)]
         _check_counts(task, tuple(counts.tolist()))
     except SnapshotError as error:
         return StreamReport(None, problem=report_of(error))
     return StreamReport(combine_all(parts, 2), task.segment.changes, tuple(markers))
 
 
-def _hashed(task: StreamTask, table: pa.Table) -> Sums:
+def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
     lasts = (lsn >= task.since) & (lsn < task.position) & (op != ROLLBACK_PREPARED)

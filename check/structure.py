@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from check.report import Conflict, Skipped, SnapshotReport
-from fleet.tables.left_out import warned_of
-from snapshots.ddl.dump import listed_schema
+from fleet.tables.left_out import count_warnings
+from snapshots.ddl.dump import find_schema_object
 from snapshots.records.chain import Chain
 from snapshots.records.commits import (
     SnapshotMissingError,
     commit_key,
     increment_numbers,
-    increments_pruned,
+    increments_pruned_error,
     read_chain,
     snapshot_names,
 )
@@ -47,20 +47,22 @@ def check_structure(
     except SnapshotError as error:
         check_not_deleted(store, name)
         if increment and is_only_full(store, name):
-            raise increments_pruned(name) from error
+            raise increments_pruned_error(name) from error
         if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
             raise
         report = SnapshotReport(name, increment or 0)
         report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
         return None, report
-    report = SnapshotReport(name, chain.last.increment, append_only=chain.append_only, warned=warned_of(chain.left_out))
+    report = SnapshotReport(
+        name, chain.last.increment, append_only=chain.append_only, warned=count_warnings(chain.left_out)
+    )
     if increment is None and not is_only_full(store, name):
-        report.conflicts += _lost(chain, recorded)
+        report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
         foreign = foreign_snapshot(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
-    checks += [("commit", partial(listed_schema, chain, one.node)) for one in chain.nodes if not one.backup_of]
+    checks += [("commit", partial(find_schema_object, chain, one.node)) for one in chain.nodes if not one.backup_of]
     for kind, check in checks:
         try:
             check()
@@ -71,7 +73,7 @@ def check_structure(
     return chain, report
 
 
-def _lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
+def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
     # Ids sort by time: operations before the full snapshot's were of another chain of that name.
     numbers = {number for operation, number in recorded.items() if operation > chain.full.operation}
     return [

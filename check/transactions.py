@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from check.hashing import hash_aggregates
 from check.report import Conflict
-from snapshots.fold.fold import TASKS_PER_CORE, dealt
+from snapshots.fold.fold import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
@@ -57,7 +57,7 @@ def compare_pairs(
     if len(nodes) < 2 or not segments:
         return PairReport(0, [], [])
     parts = read_parts(spark, segments, store).groupBy("global_id", "node").agg(F.max("included").alias("included"))
-    pairs = shared_pairs(parts).persist()
+    pairs = pair_up(parts).persist()
     hashed = F.xxhash64("global_id")
     sides = pairs.groupBy("node", "other").agg(
         F.count(F.lit(1)).alias("shared"),
@@ -76,12 +76,12 @@ def compare_pairs(
         if any(row[f"left_{name}"] != row[f"right_{name}"] for name in ("count", "xor", "low", "high")):
             chosen = (F.col("node") == row["node"]) & (F.col("other") == row["other"])
             torn = pairs.where(chosen & (F.col("here") != F.col("there"))).orderBy("global_id")
-            conflicts += [_torn(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
+            conflicts += [_torn_rows(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
     pairs.unpersist()
     return PairReport(shared, conflicts, problems)
 
 
-def shared_pairs(parts: DataFrame) -> DataFrame:
+def pair_up(parts: DataFrame) -> DataFrame:
     """PART_ROWS, one per node and transaction, to node, other, global_id, here, there."""
     left = parts.selectExpr("global_id", "node", "included AS here")
     right = parts.selectExpr("global_id", "node AS other", "included AS there")
@@ -91,7 +91,7 @@ def shared_pairs(parts: DataFrame) -> DataFrame:
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
     """PART_ROWS of the segments; of one that can't be read its report as `global_id`, on both of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    segments = dealt(segments, tasks)
+    segments = balance_by_size(segments, tasks)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         opened = store.open()
@@ -121,7 +121,7 @@ def _parts(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from table.to_batches()
 
 
-def _torn(nodes: tuple[str, ...], row: Any) -> Conflict:
+def _torn_rows(nodes: tuple[str, ...], row: Any) -> Conflict:
     here, there = nodes[row["node"]], nodes[row["other"]]
     has, lacks = (here, there) if row["here"] else (there, here)
     return Conflict(

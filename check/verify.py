@@ -13,8 +13,8 @@ from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
 from snapshots.ddl.dump import SECTIONS, read_schema
-from snapshots.operations.open_operations import read_open_operations, told_where_missing
-from snapshots.operations.operation import recorded_commits
+from snapshots.operations.open_operations import naming_open_operations, read_open_operations
+from snapshots.operations.operation import read_recorded_commits
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from snapshots.records.documents import ManifestError
@@ -42,13 +42,13 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     fleet_id = read_identity(store, fleet).fleet_id
     open_operations = read_open_operations(store, request.name)
     unread: list[ManifestError] = []
-    recorded = recorded_commits(store, unread=unread)
+    recorded = read_recorded_commits(store, unread=unread)
     names = [request.name] if request.name else names_to_check(store, recorded)
     reports: list[SnapshotReport] = []
     for name in names:
         progress.step(f"check {name}")
         try:
-            with told_where_missing(open_operations):
+            with naming_open_operations(open_operations):
                 chain, report = check_structure(store, fleet_id, name, request.increment, recorded.get(name, {}))
         except SnapshotDeletedError:
             if request.name:
@@ -57,7 +57,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             continue
         if chain is not None:
             findings = Findings(report)
-            with _told_if_gone(store, chain, report):
+            with _noting_deletion(store, chain, report):
                 _check_chain(chain, fleet.store, findings, request, spark, progress)
         # Whose they are can't be told from them.
         report.conflicts += [Conflict("operation", one.message, object=str(one.details["object"])) for one in unread]
@@ -85,7 +85,7 @@ def _check_chain(
 
 
 @contextmanager
-def _told_if_gone(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
+def _noting_deletion(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
     """Say of a snapshot that is deleted or pruned while the block reads it just that, and of no damage."""
     problem: SnapshotError | None = None
     try:

@@ -193,16 +193,16 @@ def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
     end = starts + lengths
     while (more := position + 8 <= end).any():
         rows = _rows(more)
-        state[rows] = _rotated(state[rows] ^ _round(np.uint64(0), words[position[rows]]), 27) * _P1 + _P4
+        state[rows] = _rotate(state[rows] ^ _round(np.uint64(0), words[position[rows]]), 27) * _P1 + _P4
         position[rows] += 8
     if (more := position + 4 <= end).any():
         rows = _rows(more)
         mixed = state[rows] ^ (halves[position[rows]].astype(np.uint64) * _P1)
-        state[rows] = _rotated(mixed, 23) * _P2 + _P3
+        state[rows] = _rotate(mixed, 23) * _P2 + _P3
         position[rows] += 4
     while (more := position < end).any():
         rows = _rows(more)
-        state[rows] = _rotated(state[rows] ^ (data[position[rows]].astype(np.uint64) * _P5), 11) * _P1
+        state[rows] = _rotate(state[rows] ^ (data[position[rows]].astype(np.uint64) * _P5), 11) * _P1
         position[rows] += 1
     state ^= state >> np.uint64(33)
     state *= _P2
@@ -225,7 +225,7 @@ def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
         place = starts[:active] + stripe * STRIPE_BYTES
         for number, lane in enumerate(lanes):
             lane[:active] = _round(lane[:active], words[place + 8 * number])
-    merged: Hashes = _rotated(lanes[0], 1) + _rotated(lanes[1], 7) + _rotated(lanes[2], 12) + _rotated(lanes[3], 18)
+    merged: Hashes = _rotate(lanes[0], 1) + _rotate(lanes[1], 7) + _rotate(lanes[2], 12) + _rotate(lanes[3], 18)
     for lane in lanes:
         merged = (merged ^ _round(np.uint64(0), lane)) * _P1 + _P4
     state = np.empty_like(merged)
@@ -248,5 +248,5 @@ def _round(state: Any, word: Any) -> Any:
     return mixed
 
 
-def _rotated(value: Any, bits: int) -> Any:
+def _rotate(value: Any, bits: int) -> Any:
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))

@@ -67,14 +67,14 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
 
     `source` is `with_constants(data)`, `data_bytes` the length of `data`.
     """
-    lines = _joined(source, data_bytes, columns, rows)
+    lines = _join(source, data_bytes, columns, rows)
     marks = sum(int(np.count_nonzero(column.kinds != ord("t"))) for column in columns)
     expected = rows * max(len(columns), 1) + marks
     if _count_special(lines.data) == expected:
         return lines
     # A row may be of 1 GB: nothing of it is held longer than it is used.
     del lines
-    values = gather(source, _interleaved([c.starts for c in columns]), _interleaved([_texts(c) for c in columns]))
+    values = gather(source, _interleave([c.starts for c in columns]), _interleave([_texts(c) for c in columns]))
     escaped = escape(values)
     del values
     width = len(columns)
@@ -82,7 +82,7 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
         Values(column.kinds, escaped.offsets[number:-1:width], escaped.lengths[number::width])
         for number, column in enumerate(columns)
     ]
-    return _joined(with_constants(escaped.data), len(escaped.data), again, rows)
+    return _join(with_constants(escaped.data), len(escaped.data), again, rows)
 
 
 def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
@@ -142,7 +142,7 @@ def _texts(column: Values) -> Ints:
     return np.where(column.kinds == ord("t"), column.lengths, 0)
 
 
-def _joined(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
+def _join(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     starts: list[Ints] = []
     lengths: list[Ints] = []
     one = np.ones(rows, np.int64)
@@ -158,15 +158,15 @@ def _joined(source: Bytes, data_bytes: int, columns: list[Values], rows: int) ->
     if not columns:
         starts, lengths = [one * (data_bytes + _NEWLINE)], [one]
     width = len(starts)
-    pieces = gather(source, _interleaved(starts), _interleaved(lengths))
+    pieces = gather(source, _interleave(starts), _interleave(lengths))
     return BytesColumn(pieces.data, np.ascontiguousarray(pieces.offsets[::width]))
 
 
-def _interleaved(columns: list[Ints]) -> Ints:
+def _interleave(columns: list[Ints]) -> Ints:
     return np.stack(columns, axis=1).reshape(-1)
 
 
-def concatenated(columns: list[BytesColumn]) -> BytesColumn:
+def concatenate(columns: list[BytesColumn]) -> BytesColumn:
     """The values of all columns, one after the other."""
     if len(columns) == 1:
         return columns[0]

@@ -67,7 +67,7 @@ class Transfer:
         return sorted([(self.from_account, -self.amount), (self.to_account, self.amount)])
 
 
-def chosen_transfer(chance: random.Random, shards: int, cross_shard_ratio: float) -> Transfer:
+def choose_transfer(chance: random.Random, shards: int, cross_shard_ratio: float) -> Transfer:
     """A transfer between two different accounts; `chance` decides all of it but id and time."""
     first = second = chance.randrange(shards)
     if shards > 1 and chance.random() < cross_shard_ratio:

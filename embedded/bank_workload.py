@@ -18,7 +18,7 @@ from typing import Any, Self
 import psycopg
 
 from embedded.bank import check_bank
-from embedded.bank_client import BankClient, chosen_transfer, open_session, settle_leftovers
+from embedded.bank_client import BankClient, choose_transfer, open_session, settle_leftovers
 from embedded.bank_latency import LatencyLog
 from storage.errors import BusyError, UnreachableError
 
@@ -117,7 +117,7 @@ class BankWorkload:
                     self._threads.append(_ClientThread(self, client, number))
                 self._opened = opened.pop_all()
         except psycopg.Error as error:
-            raise _stopped(error) from error
+            raise _stopped_error(error) from error
         self._going.set()
         try:
             for thread in self._threads:
@@ -158,7 +158,7 @@ class BankWorkload:
         self._opened.close()
         errors, self._errors = self._errors, []
         if errors and not abandon:
-            raise _stopped(errors[0]) if isinstance(errors[0], psycopg.Error) else errors[0]
+            raise _stopped_error(errors[0]) if isinstance(errors[0], psycopg.Error) else errors[0]
 
     def _ended(self, seconds_max: float) -> bool:
         deadline = time.monotonic() + seconds_max
@@ -198,7 +198,7 @@ class _ClientThread(threading.Thread):
 
     def _move(self) -> None:
         workload = self._workload
-        transfer = chosen_transfer(self._chance, len(workload.dsns), workload.cross_shard_ratio)
+        transfer = choose_transfer(self._chance, len(workload.dsns), workload.cross_shard_ratio)
         start = time.monotonic()
         self.client.move(transfer, second_first=self._chance.random() < 0.5)
         workload.latencies.add(start, time.monotonic() - start)
@@ -213,7 +213,7 @@ def _lock(session: psycopg.Connection[Any]) -> None:
         raise BankBusyError("another workload moves money on this fleet", hint="wait until it has ended")
 
 
-def _stopped(error: psycopg.Error) -> BankStoppedError:
+def _stopped_error(error: psycopg.Error) -> BankStoppedError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return BankStoppedError(
         f"the bank stopped: {lines[0] if lines else type(error).__name__}",

@@ -20,7 +20,7 @@ from embedded.folder import (
     STORE,
     FolderTakenError,
     State,
-    checked_directory,
+    check_directory,
     describe,
     locked,
     move_ports,
@@ -145,7 +145,7 @@ def start_fleet(
     ServerFailedError.
     """
     shape = shape_of(shards, backups)
-    directory = checked_directory(directory)
+    directory = check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         if not is_fleet(directory):
@@ -156,7 +156,7 @@ def start_fleet(
                 f"{directory} holds a fleet of another shape: {', '.join(node.id for node in fleet.nodes)}",
                 hint=f"ask for the same shape, or first: snapshot demo down {directory} --delete",
             )
-        return _resumed(fleet)
+        return _resume(fleet)
 
 
 def is_fleet(directory: Path) -> bool:
@@ -232,7 +232,7 @@ def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[s
         start_server(programs, backup)
 
 
-def _resumed(fleet: EmbeddedFleet) -> EmbeddedFleet:
+def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
     down = [node for node in fleet.nodes if running_pid(node) is None]
     if not down:
         return fleet

@@ -125,7 +125,7 @@ def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
     return [*((name, None) for name in primaries), *standbys]
 
 
-def checked_directory(directory: Path) -> Path:
+def check_directory(directory: Path) -> Path:
     """The absolute, resolved path; raises UsageError for one that can't be handed to PostgreSQL."""
     directory = directory.resolve()
     # pg_ctl hands the data directory to a shell, in double quotes.

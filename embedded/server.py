@@ -149,7 +149,7 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
     steps = [(signal.SIGINT, FAST_STOP_SECONDS_MAX), (signal.SIGQUIT, IMMEDIATE_STOP_SECONDS_MAX)]
     for number, seconds_max in steps[1 if immediate else 0 :]:
         _send(node, pid, number)
-        if _ended(node, seconds_max):
+        if _await_end(node, seconds_max):
             return True
     raise _does_not_stop(node, pid)
 
@@ -262,7 +262,7 @@ def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
     )
 
 
-def _ended(node: EmbeddedNode, seconds_max: float) -> bool:
+def _await_end(node: EmbeddedNode, seconds_max: float) -> bool:
     deadline = time.monotonic() + seconds_max
     while running_pid(node) is not None:
         if time.monotonic() > deadline:

@@ -158,7 +158,7 @@ def load_fleet(path: Path) -> Fleet:
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f"{path}: {error}", hint="correct the file and repeat") from error
     try:
-        return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decoded))
+        return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode))
     except (msgspec.DecodeError, ValueError) as error:
         # msgspec writes a place as JSONPath does: `$.node[0].dsn`.
         problem = str(error).replace("`$.", "`")
@@ -224,7 +224,7 @@ def _check_global_id(rule: str) -> None:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
 
 
-def _decoded(kind: type[Any], value: Any) -> Any:
+def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Size:
         return Size.from_document(value)
     if kind is Duration:

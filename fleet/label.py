@@ -32,12 +32,12 @@ class Label:
     def text(self) -> str:
         """The application_name, at most LABEL_BYTES_MAX long."""
         number = f":{self.process}"
-        user = _shortened(_plain(self.user), OWNER_BYTES_MAX // 2)
-        host = _shortened(_plain(self.host), OWNER_BYTES_MAX - len(user) - len("@") - len(number))
+        user = _shorten(_plain(self.user), OWNER_BYTES_MAX // 2)
+        host = _shorten(_plain(self.host), OWNER_BYTES_MAX - len(user) - len("@") - len(number))
         owner = f"{user}@{host}{number}"
         command = f"cutline {self.command}"
         room = LABEL_BYTES_MAX - len(command) - len(owner) - 2
-        return " ".join(word for word in (command, _shortened(_plain(self.subject), room), owner) if word)
+        return " ".join(word for word in (command, _shorten(_plain(self.subject), room), owner) if word)
 
 
 def own_label(command: str, subject: str = "") -> str:
@@ -62,5 +62,5 @@ def _plain(text: str) -> str:
     return re.sub(r"[^!-9;-?A-~]", "_", text)
 
 
-def _shortened(text: str, length_max: int) -> str:
+def _shorten(text: str, length_max: int) -> str:
     return text if len(text) <= length_max else f"{text[: length_max - 1]}~"

@@ -28,25 +28,25 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A value of a stored document: immutable, compared by its fields."""
 
 
-def plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """The value as JSON's own types; records become objects with their fields in order."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_encoded)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode)
 
 
 def fields_of(record: Record) -> dict[str, Any]:
     """The record as a JSON object."""
-    found: dict[str, Any] = plain(record)
+    found: dict[str, Any] = to_builtins(record)
     return found
 
 
-def from_plain(value: Any, kind: type[T]) -> T:
+def from_builtins(value: Any, kind: type[T]) -> T:
     """A value of `kind` from JSON's own types; raise msgspec.ValidationError naming the place that is wrong."""
-    return msgspec.convert(value, kind, dec_hook=_decoded, str_keys=True)
+    return msgspec.convert(value, kind, dec_hook=_decode, str_keys=True)
 
 
 def from_json(body: bytes | str, kind: Any) -> Any:
     """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the place that is wrong."""
-    return msgspec.json.decode(body, type=kind, dec_hook=_decoded)
+    return msgspec.json.decode(body, type=kind, dec_hook=_decode)
 
 
 def check_time(text: str) -> None:
@@ -59,13 +59,13 @@ def json_schema(kinds: list[Any]) -> tuple[tuple[dict[str, Any], ...], Mapping[s
     return msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template="#/$defs/{name}")
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, Lsn):
         return str(value)
     raise NotImplementedError(type(value).__name__)
 
 
-def _decoded(kind: type[Any], value: Any) -> Any:
+def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Lsn:
         if not isinstance(value, str):
             raise ValueError(f"a {type(value).__name__} is no WAL position")

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from fleet.config import Node
 from fleet.nodes.connections import connect
 from fleet.tables.groups import Group
-from restore.ddl import refresh_views, run_section, set_sequences, shown, views_of, without_foreign_keys
+from restore.ddl import refresh_views, run_section, set_sequences, show_name, views_of, without_foreign_keys
 from restore.ledger import LEDGER_SCHEMA, check_counts, create_ledger
 from restore.load_target import LoadTarget
 from restore.partitions import roots_of
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, listed_schema, read_schema
+from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, find_schema_object, read_schema
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Sequence
@@ -26,7 +26,7 @@ from wal.segments.damage import read_listed
 def read_scripts(store: ObjectStore, chain: Chain, shard: str) -> dict[str, str]:
     """Read a shard's DDL, by section."""
     found: dict[str, str] = {}
-    for stored in listed_schema(chain, shard):
+    for stored in find_schema_object(chain, shard):
         body = read_listed(store, shard, stored.key, (stored.size, stored.digest))
         found[stored.kind] = read_schema(body, stored)
     return found
@@ -36,7 +36,7 @@ def without_dependents(scripts: Mapping[str, str]) -> tuple[dict[str, str], list
     """The scripts for some of the tables: no foreign keys, no rows of materialized views. Names what is left out."""
     post_data, keys = without_foreign_keys(scripts[POST_DATA])
     # Filled from a part of the tables they would be wrong, and nobody could tell.
-    views = [f"rows of materialized view {shown(name)}" for name in views_of(scripts[REFRESH])]
+    views = [f"rows of materialized view {show_name(name)}" for name in views_of(scripts[REFRESH])]
     return {**scripts, POST_DATA: post_data, REFRESH: ""}, [*(f"foreign key {name}" for name in keys), *views]
 
 

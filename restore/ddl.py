@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
-from restore.statements import batches, each
+from restore.statements import batches, split_statements
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
@@ -52,8 +52,8 @@ def run_section(node: Node, section: str, script: str) -> None:
             if result.error_message:
                 message = result.error_message.decode(errors="replace")
                 if connection.broken:
-                    raise unreachable(node, psycopg.OperationalError(message))
-                raise _refused(node, section, message, _found(connection, statements))
+                    raise unreachable_error(node, psycopg.OperationalError(message))
+                raise _refused_error(node, section, message, _found(connection, statements))
 
 
 def _found(connection: psycopg.Connection[Any], statements: str) -> str:
@@ -62,23 +62,23 @@ def _found(connection: psycopg.Connection[Any], statements: str) -> str:
     They were one transaction, and nothing of it is left: they are run once more, one by one.
     """
     connection.pgconn.exec_(b"BEGIN")
-    refused = (one for one in each(statements) if connection.pgconn.exec_(raw_bytes(one)).error_message)
+    refused = (one for one in split_statements(statements) if connection.pgconn.exec_(raw_bytes(one)).error_message)
     found = next(refused, "")
     connection.pgconn.exec_(b"ROLLBACK")
     return found
 
 
-def _refused(node: Node, section: str, message: str, statement: str) -> SchemaLoadError:
+def _refused_error(node: Node, section: str, message: str, statement: str) -> SchemaLoadError:
     return SchemaLoadError(
         f"node {node.id}: the {section} DDL was refused: {' '.join(message.split())}"
-        + (f": {shortened(shown(statement))}" if statement else ""),
+        + (f": {shorten_statement(show_name(statement))}" if statement else ""),
         hint="make on the target what it names (an extension, a tablespace, a role), or restore to a server that has it"
         " (lz4), then repeat",
-        details={"node": node.id, "section": section, "statement": shown(statement)},
+        details={"node": node.id, "section": section, "statement": show_name(statement)},
     )
 
 
-def shortened(statement: str) -> str:
+def shorten_statement(statement: str) -> str:
     """The beginning of a statement, on one line."""
     text = " ".join(statement.split())
     return text if len(text) <= STATEMENT_SHOWN_MAX else f"{text[:STATEMENT_SHOWN_MAX]}…"
@@ -86,7 +86,7 @@ def shortened(statement: str) -> str:
 
 def without_foreign_keys(script: str) -> tuple[str, list[str]]:
     """The post-data script without its foreign keys, and their names: a part of the tables may not satisfy them."""
-    names = [shown(f"{match['name']} of {match['table']}") for match in FOREIGN_KEY.finditer(script)]
+    names = [show_name(f"{match['name']} of {match['table']}") for match in FOREIGN_KEY.finditer(script)]
     return FOREIGN_KEY.sub("", script), names
 
 
@@ -111,13 +111,13 @@ def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
                 connection.execute(raw_bytes(f"REFRESH MATERIALIZED VIEW {view}"))
             except psycopg.Error as error:
                 if connection.broken:
-                    raise unreachable(node, error) from error
+                    raise unreachable_error(node, error) from error
                 reason = error.diag.message_primary or " ".join(str(error).split())
-                problems.append(f"node {node.id}: materialized view {shown(view)} is not populated: {reason}")
+                problems.append(f"node {node.id}: materialized view {show_name(view)} is not populated: {reason}")
     return problems
 
 
-def shown(name: str) -> str:
+def show_name(name: str) -> str:
     """Raw text as a person may read it."""
     return raw_bytes(name).decode(errors="backslashreplace")
 

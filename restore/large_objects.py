@@ -26,7 +26,7 @@ from restore.load_target import LoadTarget
 from snapshots.base_copy.large_objects import PARTS_TOGETHER
 from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
-from snapshots.records.large_objects import count_by_node, stored_large_objects
+from snapshots.records.large_objects import count_by_node, list_large_objects
 from storage.errors import SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError, read_listed
@@ -55,7 +55,7 @@ def load_large_objects(
 
     Raises LoadError where a target has another number of them afterwards, and the first error that a task met.
     """
-    tasks = [LargeLoadTask(found, targets[found[0].node].node, store) for found in _by_task(stored_large_objects(full))]
+    tasks = [LargeLoadTask(found, targets[found[0].node].node, store) for found in _by_task(list_large_objects(full))]
     progress.step("load large objects", total=len(tasks), unit="tasks")
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])
     counts = count_by_node(full)

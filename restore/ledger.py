@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.tables.groups import Group, qualified
+from fleet.tables.groups import Group, qualify
 from storage.errors import RefusedError
 
 LEDGER_SCHEMA = "cutline_restore"
@@ -41,7 +41,7 @@ def check_counts(
     names: dict[str, str] = {}
     for group in groups:
         root = roots.get(group.number)
-        table = root or f"ONLY {qualified(group)}"
+        table = root or f"ONLY {qualify(group)}"
         names[table] = root or group.name
         expected[table] = expected.get(table, 0) + loaded.get(group.number, 0)
     tables = list(expected)

@@ -19,15 +19,15 @@ from psycopg import sql
 
 from columns.bytes_column import column_of, runs
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable
+from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
-from fleet.tables.groups import Group, column_list, qualified
+from fleet.tables.groups import Group, column_list, qualify
 from restore.ledger import LEDGER, LoadError
 from restore.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import rows_that_hold
 from snapshots.fold.changed_keys import Keys
-from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_present
+from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
 from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
 
@@ -55,7 +55,7 @@ class LoadReport:
 def load_base(task: BaseLoadTask) -> LoadReport:
     """Load the rows of the object that still hold."""
     try:
-        tables = read_present(task.store.open(), task.base, BASE_SCHEMA)
+        tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
             loader = Loader(connection, task.target, task.base.source.key)
@@ -73,7 +73,7 @@ def load_base(task: BaseLoadTask) -> LoadReport:
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
     """The error for a node that did not take rows, with the server's reason."""
     if isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
-        return unreachable(node, error)
+        return unreachable_error(node, error)
     where = error.diag.table_name or error.diag.context or ""
     return LoadError(
         f"node {node.id}: {error.diag.message_primary or error} {where}".rstrip(),
@@ -113,7 +113,7 @@ class Loader:
     def _copy(self, group: Group, lines: pa.Array) -> None:
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
-        table = self._target.roots.get(group.number) or qualified(group)
+        table = self._target.roots.get(group.number) or qualify(group)
         # Without columns there is no list: a table may have none, or only generated ones.
         columns = f" ({column_list(group)})" if group.columns else ""
         statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}')"
@@ -151,7 +151,7 @@ def load_images(
                 node = np.asarray(batch.column("node").to_numpy())
                 for number in np.unique(node):
                     if int(number) not in loaders:
-                        loaders[int(number)] = _opened(stack, targets[int(number)], task)
+                        loaders[int(number)] = _open_loaders(stack, targets[int(number)], task)
                     chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
                     loaders[int(number)].add(chosen)
             for loader in loaders.values():
@@ -178,7 +178,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
         )
 
 
-def _opened(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
+def _open_loaders(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
     connection = stack.enter_context(connect(target.node))
     stack.enter_context(connection.transaction())
     return Loader(connection, target, task)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.config import Fleet
-from fleet.tables.groups import Group, matches
+from fleet.tables.groups import Group, is_matching
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
-from snapshots.operations.open_operations import OpenOperation, read_open_operations, told_where_missing
+from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commits import read_chain
@@ -33,7 +33,7 @@ class RestorePlan:
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups of every shard that are restored."""
-        return {target.shard: chosen_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+        return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
 
     def report(self) -> RestoreReport:
         """The report of this restore before anything is done."""
@@ -48,9 +48,9 @@ class RestorePlan:
         )
 
 
-def chosen_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
+def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
     """The shard's groups that match one of the patterns; all where there are none."""
-    return tuple(group for group in chain.groups(shard) if not patterns or matches(group.name, patterns))
+    return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
 
 
 def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> RestorePlan:
@@ -61,7 +61,7 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     store = source.store.open()
     identity = read_identity(store, source)
     open_operations = read_open_operations(store, request.name)
-    with told_where_missing(open_operations):
+    with naming_open_operations(open_operations):
         chain = read_chain(store, request.name, request.increment)
     check_of_fleet(chain, identity)
     chain.check_archive()

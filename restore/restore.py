@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import Watch, watched
+from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.build import check_rows, create_tables, finish_database, read_scripts, without_dependents
 from restore.load_target import LoadTarget
@@ -30,11 +30,11 @@ from restore.target import (
     columns_of_xml,
     create_database,
     drop_loading,
-    locked_targets,
+    lock_targets,
     release_slots,
     swap_databases,
 )
-from snapshots.operations.leases import leased
+from snapshots.operations.leases import hold_lease
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.large_objects import count_by_node
 from storage.errors import SnapshotError
@@ -43,7 +43,7 @@ from storage.errors import SnapshotError
 def check_restore(plan: RestorePlan, progress: Progress) -> dict[str, list[str]]:
     """Make every check of a restore, changing nothing; return the roles that each shard's target lacks."""
     progress.step("check targets")
-    with locked_targets(plan.targets) as connections:
+    with lock_targets(plan.targets) as connections:
         return check_targets(plan, connections)
 
 
@@ -77,11 +77,11 @@ def restore_fleet(plan: RestorePlan, spark: SparkSource, progress: Progress) -> 
     report = plan.report()
     progress.step("check targets")
     with (
-        watched(target.maintenance for target in plan.targets) as watch,
-        locked_targets(plan.targets) as connections,
+        watch_nodes(target.maintenance for target in plan.targets) as watch,
+        lock_targets(plan.targets) as connections,
     ):
         missing = check_targets(plan, connections)
-        with leased(plan.store.open(), plan.intent, progress):
+        with hold_lease(plan.store.open(), plan.intent, progress):
             scripts, report.left_out = read_all_scripts(plan)
             spark.begin()
             try:

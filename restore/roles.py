@@ -39,7 +39,7 @@ def missing_roles(
     node = target.node.id
     details: dict[str, object] = {"node": node, "roles": missing}
     if missing and not may_create:
-        statements = "".join(f"\n  CREATE ROLE {_quoted(role)};" for role in missing)
+        statements = "".join(f"\n  CREATE ROLE {_quote(role)};" for role in missing)
         where = "" if all(map(str.isascii, missing)) else f" (in a database of encoding {encoding})"
         raise TargetUnfitError(
             f"node {node} lacks roles that the snapshot's objects belong to or are granted to: {', '.join(missing)}",
@@ -49,7 +49,7 @@ def missing_roles(
     if missing and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
         raise TargetUnfitError(
             f"node {node}: role {connection.info.user} may not create roles: {', '.join(missing)}",
-            hint=f"ALTER ROLE {_quoted(connection.info.user)} CREATEROLE;",
+            hint=f"ALTER ROLE {_quote(connection.info.user)} CREATEROLE;",
             details=details,
         )
     return missing
@@ -65,10 +65,10 @@ def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
     if not roles:
         return []
     with connect(target.loaded) as connection:
-        return _created(target, connection, roles)
+        return _create_role(target, connection, roles)
 
 
-def _created(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
+def _create_role(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
     created: list[str] = []
     for role in roles:
         try:
@@ -86,5 +86,5 @@ def _created(target: Target, connection: psycopg.Connection[Any], roles: Iterabl
     return created
 
 
-def _quoted(role: str) -> str:
+def _quote(role: str) -> str:
     return '"{}"'.format(role.replace('"', '""'))

@@ -46,7 +46,7 @@ def batches(script: str) -> Iterator[str]:
         yield script[begin:]
 
 
-def each(script: str) -> Iterator[str]:
+def split_statements(script: str) -> Iterator[str]:
     """The statements one by one, without the comments before them; none where that can't be told."""
     if BACKSLASHES.search(script):
         return

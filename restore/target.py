@@ -88,7 +88,7 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 
 
 @contextmanager
-def locked_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile.
 
     Raises FleetBusyError saying who restores.
@@ -272,13 +272,13 @@ def release_slots(
             try:
                 with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
                     for slot in [name for (name,) in connection.execute(SLOTS_QUERY, row)]:
-                        (dropped if _dropped(connection, slot) else left).append(f"{node.id}: {slot}")
+                        (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
             except (psycopg.Error, SnapshotError):
                 left.append(f"{node.id}: every slot of database {target.aside}")
     return dropped, left
 
 
-def _dropped(connection: psycopg.Connection[Any], slot: str) -> bool:
+def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
     try:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
     except psycopg.errors.ObjectInUse:

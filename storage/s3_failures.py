@@ -100,7 +100,7 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
         self.source = source
 
 
-class Failure(Enum):
+class S3Failure(Enum):
     """What the answer to a request, or the lack of one, says about what the request was to do."""
 
     TAKEN = auto()
@@ -112,22 +112,22 @@ class Failure(Enum):
     UNKNOWN = auto()
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> S3Failure:
     """Say what a failure means. Nothing but a definite answer counts as one."""
     code, status = code_and_status(error)
     if status == STATUS_TAKEN:
-        return Failure.TAKEN
+        return S3Failure.TAKEN
     if status == STATUS_MISSING:
-        return Failure.MISSING
+        return S3Failure.MISSING
     if status == STATUS_NOT_IMPLEMENTED:
-        return Failure.NOT_IMPLEMENTED
+        return S3Failure.NOT_IMPLEMENTED
     if code in NOT_NOW or status in (STATUS_CONFLICT, STATUS_TOO_MANY):
-        return Failure.NOT_NOW
+        return S3Failure.NOT_NOW
     if isinstance(error, NO_CONNECTION):
-        return Failure.NOT_SENT
+        return S3Failure.NOT_SENT
     if 300 <= status < STATUS_SERVER or isinstance(error, (CredentialsExpired, *NOTHING_SENT)):
-        return Failure.REFUSED
-    return Failure.UNKNOWN
+        return S3Failure.REFUSED
+    return S3Failure.UNKNOWN
 
 
 def is_passing(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from storage.errors import SnapshotError
-from storage.s3_failures import Failure, code_and_status, failure_of
+from storage.s3_failures import S3Failure, code_and_status, failure_of
 from storage.s3_put import PUT_ID, Creation
 from storage.s3_session import CLEAN_UP_SECONDS_MAX, PatientS3, wait_for
 from storage.store import Leftovers, Unfinished
@@ -137,7 +137,7 @@ async def end(filesystem: PatientS3, upload: Upload) -> None:
         try:
             await filesystem.request("abort_multipart_upload", **upload.place)
         except Exception as error:
-            if failure_of(error) is not Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
+            if failure_of(error) is not S3Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
                 raise
             return
 
@@ -168,7 +168,7 @@ async def _size_and_last(filesystem: PatientS3, upload: Upload) -> tuple[int, da
         try:
             answer = await filesystem.request("list_parts", **upload.place, **page)
         except Exception as error:
-            if failure_of(error) is Failure.MISSING:
+            if failure_of(error) is S3Failure.MISSING:
                 return size, last
             raise
         for part in answer.get("Parts", []):

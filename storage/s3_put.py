@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.errors import SnapshotError
-from storage.s3_failures import Failure, failure_of, fault_of, reason_of
+from storage.s3_failures import S3Failure, failure_of, fault_of, reason_of
 from storage.s3_session import PatientS3
 from storage.store import AnswerLostError, ObjectExistsError, StoreUnfitError, WritingRefusedError
 
@@ -56,10 +56,10 @@ class Creation:
             else:
                 return
             # An upload whose completion got no answer is gone because it was completed, or because it was ended.
-            if failure is Failure.TAKEN or (failure is Failure.MISSING and may_be_stored):
+            if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
                 await self._settle()
                 return
-            may_be_stored = may_be_stored or failure is Failure.UNKNOWN
+            may_be_stored = may_be_stored or failure is S3Failure.UNKNOWN
             if not await tries.again(cause):
                 break
         if may_be_stored:
@@ -68,7 +68,7 @@ class Creation:
 
     def nothing_stored(self, cause: Exception) -> SnapshotError:
         """Return the error for a failure after which it is certain that nothing was stored."""
-        if failure_of(cause) is Failure.NOT_IMPLEMENTED:
+        if failure_of(cause) is S3Failure.NOT_IMPLEMENTED:
             return StoreUnfitError(url=self.url, lack="conditional puts are not implemented")
         fault = fault_of(cause)
         if fault.is_forbidden:

@@ -36,7 +36,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class VersionedDeletion:
     """The deletion of one object."""
 
     store: FsspecStore
@@ -152,4 +152,4 @@ def lock_of(head: dict[str, Any], reason: str) -> tuple[str, datetime | None]:
 def delete_versions(store: FsspecStore, key: str) -> None:
     """Do what ObjectStore.delete promises."""
     bucket, name, _ = store.filesystem.split_path(store.path(key))
-    Deletion(store, key, bucket, name).run()
+    VersionedDeletion(store, key, bucket, name).run()

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from snapshots.operations.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, Point
+from snapshots.operations.crash_points import FULL_POINTS, INCREMENT_POINTS, PER_NODE, CrashPoint
 from snapshots.operations.deciding import has_committed
 from snapshots.records.commit import VOID_FORMAT
 from snapshots.records.operation_records import operation_key, read_intent
@@ -52,7 +52,7 @@ def stops(*, incremental: bool, nodes: int) -> list[Stop]:
     """Every point of a create; of those that are reached on every node the first and the last."""
     found: list[Stop] = []
     for point in INCREMENT_POINTS if incremental else FULL_POINTS:
-        if point is Point.COMMITTED:
+        if point is CrashPoint.COMMITTED:
             found.append(Stop(ABOUT_TO_COMMIT, 1, len(found)))
         counts = (1, nodes) if point in PER_NODE else (1,)
         found += [Stop(str(point), count, len(found) + number) for number, count in enumerate(counts)]
@@ -137,7 +137,7 @@ class Run:
 
     def truth_at_cut(self) -> Truth:
         """What the shards held at the cut of its commit: nobody writes while a process runs."""
-        is_after_cut = self.entrant.is_past(Point.STARTS_WRITTEN) and self.document["cut"]["attempts"] == 1
+        is_after_cut = self.entrant.is_past(CrashPoint.STARTS_WRITTEN) and self.document["cut"]["attempts"] == 1
         return self.before if is_after_cut or not self.after else self.after
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.operation import pending
+from snapshots.operations.operation import pending_operations
 from snapshots.records.commits import increment_numbers, read_chain
 from storage.errors import BusyError, SnapshotError
 from tests.fault_writers import Writers
@@ -189,7 +189,7 @@ class World:
 
     def left_open(self) -> list[Intent]:
         """The operations that the next command has to settle."""
-        return pending(self.store)
+        return pending_operations(self.store)
 
     def keep(self, name: str) -> None:
         """The chain goes on: its slots stay."""

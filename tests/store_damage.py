@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleet.record import from_plain
+from fleet.record import from_builtins
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.records.commits import commit_key
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from storage.digest import digest
 from wal.segments.archive import Segment
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -62,12 +62,12 @@ def change_commit(store: Path, name: str, increment: int, change: Callable[[Docu
     path = store / commit_key(name, increment)
     document = json.loads(path.read_bytes())
     change(document)
-    path.write_bytes(sealed(document))
+    path.write_bytes(seal(document))
     while (after := store / commit_key(name, increment := increment + 1)).exists():
         before = json.loads(path.read_bytes())
         document = json.loads(after.read_bytes())
         document["previous"] = {"operation": before["operation"], "digest": before["digest"]}
-        after.write_bytes(sealed(document))
+        after.write_bytes(seal(document))
         path = after
 
 
@@ -75,7 +75,7 @@ def change_document(path: Path, change: Callable[[Document], None]) -> None:
     """Change any other document of the store and seal it anew."""
     document = json.loads(path.read_bytes())
     change(document)
-    path.write_bytes(sealed(document))
+    path.write_bytes(seal(document))
 
 
 def change_segment(store: Path, name: str, increment: int, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -93,7 +93,7 @@ def change_segment(store: Path, name: str, increment: int, node: str, change: Ca
             "partials": entry["partials"],
             "truncates": entry["truncates"],
         }
-        held = from_plain(entry, Segment)
+        held = from_builtins(entry, Segment)
         metadata = SegmentMetadata(
             key=held.key, node=held.node, operation=held.operation, after=held.after, through=held.through,
             open=held.open, definitions=(), first_changes={}, **counts,

@@ -16,7 +16,7 @@ from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
 from fleet.progress import Noting
-from fleet.record import plain
+from fleet.record import to_builtins
 from snapshots.create.full import create_full
 from snapshots.create.full_plan import FullPlan, preview_full
 from snapshots.create.increment import create_increment, preview_increment
@@ -80,12 +80,12 @@ def create(
     if dry_run:
         with progress(context) as shown:
             noting = Noting(shown)
-            document, lines = planned(fleet, request, noting, incremental=incremental)
+            document, lines = make_plan(fleet, request, noting, incremental=incremental)
         emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
-        with _told_of_freeze(request):
+        with _adding_freeze_hint(request):
             commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
     # Where progress is not shown nobody has seen the notes yet.
     unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
@@ -93,7 +93,7 @@ def create(
 
 
 @contextmanager
-def _told_of_freeze(request: CreateRequest) -> Iterator[None]:
+def _adding_freeze_hint(request: CreateRequest) -> Iterator[None]:
     """Say of a terminal snapshot of which it is not known whether it was committed what it does until that is."""
     try:
         yield
@@ -103,7 +103,7 @@ def _told_of_freeze(request: CreateRequest) -> Iterator[None]:
         raise
 
 
-def planned(
+def make_plan(
     fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """What --dry-run tells, as JSON and for a person."""
@@ -115,7 +115,7 @@ def planned(
     else:
         plan = preview_full(fleet, request, noting)
         document, lines, left_out = plan_document(request.name, plan), plan_lines(plan), plan.left_out
-    return document | {"left_out": plain(left_out)}, lines + left_out_lines(left_out)
+    return document | {"left_out": to_builtins(left_out)}, lines + left_out_lines(left_out)
 
 
 def document_of(commit: Commit) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
             "included_early": cut.included_early,
             "in_flight": cut.in_flight,
         },
-        "left_out": plain(commit.left_out or ()),
+        "left_out": to_builtins(commit.left_out or ()),
     }
 
 

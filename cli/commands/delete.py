@@ -10,13 +10,13 @@ from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, REFUSED, UNREACHABLE
 from cli.output.format import count_text, size_text
-from cli.output.results import emit, foretell, progress
+from cli.output.results import emit, progress, show_preview
 from fleet.label import read_label
-from fleet.record import plain
+from fleet.record import to_builtins
 from snapshots.records.commits import check_name
 from snapshots.records.tombstones import Mark
-from snapshots.removal.deletion import Deletion, DeletionPlan, delete_snapshot, foresee_deletion
-from snapshots.removal.removal import Removed
+from snapshots.removal.deletion import DeletionPlan, DeletionResult, delete_snapshot, preview_deletion
+from snapshots.removal.removal import RemovalResult
 
 SCHEMA = "cutline/delete/1"
 NEXT_INIT = "the next full snapshot needs the publications again: snapshot init   then: snapshot create NAME"
@@ -35,25 +35,27 @@ def delete(
     fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:
-        plan = foresee_deletion(fleet, name, force=force)
+        plan = preview_deletion(fleet, name, force=force)
         emit(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
         return
 
     with progress(context) as shown:
-        deletion = delete_snapshot(fleet, name, shown, lambda plan: foretell(context, plan_lines(plan)), force=force)
+        deletion = delete_snapshot(
+            fleet, name, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force
+        )
     emit(context, document_of(deletion), lines_of(deletion))
     if deletion.removed and (code := code_of(deletion.removed)):
         raise typer.Exit(code)
 
 
-def code_of(removed: Removed) -> int:
+def code_of(removed: RemovalResult) -> int:
     """How a command ends that has taken something away."""
     if removed.slots_left:
         return UNREACHABLE
     return DONE if removed.is_done else REFUSED
 
 
-def document_of(deletion: Deletion) -> dict[str, Any]:
+def document_of(deletion: DeletionResult) -> dict[str, Any]:
     """The command's JSON. `state` is deleted, unfinished, or already-deleted."""
     state = "already-deleted"
     if deletion.removed:
@@ -92,11 +94,11 @@ def mark_document(mark: Mark) -> dict[str, Any]:
         "operation": mark.operation or None,
         "at": mark.at,
         "by": mark.by,
-        "restore_points": [plain(point) for point in mark.points],
+        "restore_points": [to_builtins(point) for point in mark.points],
     }
 
 
-def removed_document(removed: Removed | None) -> dict[str, Any]:
+def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
     """What was taken away, and what was not."""
     return {
         "objects": removed.objects if removed else 0,
@@ -114,7 +116,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
     mark = plan.mark
     what = f"{count_text(mark.objects)} objects, {size_text(mark.bytes)}"
     if plan.begun:
-        lines = [f"{mark.snapshot} was deleted at {mark.at} by {who(mark)}; what is left of it: {what}"]
+        lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; what is left of it: {what}"]
     else:
         lines = [f"{mark.snapshot} is deleted with all its restore points: {what}"]
         lines += point_lines(mark)
@@ -139,21 +141,21 @@ def point_lines(mark: Mark) -> list[str]:
     ]
 
 
-def who(mark: Mark) -> str:
+def requester_text(mark: Mark) -> str:
     """Who put the mark."""
     found = read_label(mark.by)
     return f"{found.user}@{found.host}" if found else "somebody"
 
 
-def lines_of(deletion: Deletion) -> list[str]:
+def lines_of(deletion: DeletionResult) -> list[str]:
     """What a person is told at the end."""
     mark = deletion.mark
     if deletion.removed is None:
-        return [f"{mark.snapshot} was deleted at {mark.at} by {who(mark)}; nothing is left of it"]
+        return [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; nothing is left of it"]
     return removed_lines(deletion.removed, f"{mark.snapshot} is deleted", f"snapshot delete {mark.snapshot}")
 
 
-def removed_lines(removed: Removed, what: str, again: str) -> list[str]:
+def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     """What was taken away under one mark, and what was not."""
     freed = f"{count_text(removed.objects)} objects, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]

@@ -12,26 +12,26 @@ from cli.output.exit_codes import DONE, REFUSED
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.results import emit, progress
 from fleet.durations import Duration
-from snapshots.removal.garbage import Why
-from snapshots.removal.gc import Garbage, GcReport, Total, collect_garbage
+from snapshots.removal.garbage import GarbageReason
+from snapshots.removal.gc import Garbage, GcReport, SizeTotal, collect_garbage
 from storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"
 NAMES_SHOWN_MAX = 10
 REASONS = {
-    Why.DELETED: "of a deleted snapshot",
-    Why.PRUNED: "of pruned increments",
-    Why.FAILED: "of operations that did not commit",
-    Why.UNLISTED: "listed by no commit of theirs",
-    Why.LOST: "after the last increment of a lost chain",
-    Why.LEFT_OVER: "left by writes that did not end",
-    Why.OLD_RECORD: "records of operations long over",
-    Why.NEEDED: "needed",
-    Why.NEXT: "the next increment begins with them",
-    Why.OPEN: "of operations without an outcome",
-    Why.IN_USE: "being restored",
-    Why.YOUNG: "younger than the grace period",
-    Why.UNCLEAR: "not to be decided",
+    GarbageReason.DELETED: "of a deleted snapshot",
+    GarbageReason.PRUNED: "of pruned increments",
+    GarbageReason.FAILED: "of operations that did not commit",
+    GarbageReason.UNLISTED: "listed by no commit of theirs",
+    GarbageReason.LOST: "after the last increment of a lost chain",
+    GarbageReason.LEFT_OVER: "left by writes that did not end",
+    GarbageReason.OLD_RECORD: "records of operations long over",
+    GarbageReason.NEEDED: "needed",
+    GarbageReason.NEXT: "the next increment begins with them",
+    GarbageReason.OPEN: "of operations without an outcome",
+    GarbageReason.IN_USE: "being restored",
+    GarbageReason.YOUNG: "younger than the grace period",
+    GarbageReason.UNCLEAR: "not to be decided",
 }
 
 
@@ -82,7 +82,7 @@ def document_of(report: GcReport) -> dict[str, Any]:
         "garbage": [entry for one in report.garbage for entry in _entries(one)],
         "by_kind": [
             {"snapshot": snapshot or None, "kind": kind, "objects": total.objects, "bytes": total.size_bytes}
-            for (snapshot, kind), total in grouped(report.garbage).items()
+            for (snapshot, kind), total in group_garbage(report.garbage).items()
         ],
         "kept": [
             {
@@ -108,21 +108,21 @@ def _entries(one: Garbage) -> Iterator[dict[str, Any]]:
         yield {"object": name, "bytes": one.leftover.size_bytes, "created_at": one.leftover.began_at} | about
 
 
-def total_of(garbage: Iterable[Garbage]) -> Total:
+def total_of(garbage: Iterable[Garbage]) -> SizeTotal:
     """How much it is."""
-    total = Total()
+    total = SizeTotal()
     for one in garbage:
         for size in one.sizes:
             total.add(size)
     return total
 
 
-def grouped(garbage: Iterable[Garbage]) -> dict[tuple[str, str], Total]:
+def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal]:
     """How much it is by snapshot and kind."""
-    totals: dict[tuple[str, str], Total] = {}
+    totals: dict[tuple[str, str], SizeTotal] = {}
     for one in garbage:
         for size in one.sizes:
-            totals.setdefault((one.snapshot, one.kind), Total()).add(size)
+            totals.setdefault((one.snapshot, one.kind), SizeTotal()).add(size)
     return dict(sorted(totals.items()))
 
 
@@ -133,21 +133,21 @@ def lines_of(report: GcReport) -> list[str]:
     reasons: dict[tuple[str, str], set[str]] = {}
     for one in report.garbage:
         reasons.setdefault((one.snapshot, one.kind), set()).add(REASONS[one.why])
-    for (snapshot, kind), total in grouped(report.garbage).items():
+    for (snapshot, kind), total in group_garbage(report.garbage).items():
         why = "; ".join(sorted(reasons[snapshot, kind]))
         lines.append(f"  {snapshot or 'the store'}: {kind}, {_text(total)}, {why}")
     return [*lines, *_kept_lines(report), *_refused_lines(report)]
 
 
 def _kept_lines(report: GcReport) -> Iterator[str]:
-    kept: dict[Why, Total] = {}
+    kept: dict[GarbageReason, SizeTotal] = {}
     for (_, why, _), total in report.kept.items():
-        both = kept.setdefault(why, Total())
+        both = kept.setdefault(why, SizeTotal())
         both.objects, both.size_bytes = both.objects + total.objects, both.size_bytes + total.size_bytes
     yield "kept: " + ("; ".join(f"{_text(total)} {REASONS[why]}" for why, total in kept.items()) or "nothing")
-    if Why.YOUNG in kept:
+    if GarbageReason.YOUNG in kept:
         yield f"the grace period is {seconds_text(report.grace_seconds)}; a shorter one: --grace TIME"
-    for snapshot, _, text in sorted(one for one in report.kept if one[1] is Why.UNCLEAR):
+    for snapshot, _, text in sorted(one for one in report.kept if one[1] is GarbageReason.UNCLEAR):
         yield f"warning: {f'snapshot {snapshot}' if snapshot else 'the store'}: {text}"
     for one in report.open_operations:
         yield one.text
@@ -166,5 +166,5 @@ def _refused_lines(report: GcReport) -> Iterator[str]:
         yield f"{count_text(len(report.refused))} objects were refused by the store; what is left goes by a repeat"
 
 
-def _text(total: Total) -> str:
+def _text(total: SizeTotal) -> str:
     return f"{count_text(total.objects)} objects, {size_text(total.size_bytes)}"

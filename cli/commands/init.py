@@ -8,7 +8,7 @@ import typer
 
 from cli.output.context import command_context
 from cli.output.results import emit, progress
-from fleet.record import plain
+from fleet.record import to_builtins
 from snapshots.create.initialise import InitReport, initialise
 
 SCHEMA = "cutline/init/1"
@@ -33,7 +33,7 @@ def init(
         "fleet": report.store.fleet_id,
         "name": report.store.name,
         "store_created": report.store_created,
-        "nodes": plain(report.nodes),
+        "nodes": to_builtins(report.nodes),
         "groups": report.groups,
         "append_only": report.append_only,
         "published": report.published,

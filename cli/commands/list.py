@@ -11,8 +11,8 @@ from cli.output.context import command_context
 from cli.output.format import age_text, count_text, size_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit
-from fleet.record import plain
-from fleet.tables.left_out import warned_of
+from fleet.record import to_builtins
+from fleet.tables.left_out import count_warnings
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
@@ -56,7 +56,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "baseline_nodes": [identity.node for identity in chain.nodes],
         "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
-        "warned": plain(warned_of(chain.left_out)),
+        "warned": to_builtins(count_warnings(chain.left_out)),
         "type": "full",
         "bytes": chain_bytes(chain),
         "comment": chain.full.comment,

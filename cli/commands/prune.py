@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, who
+from cli.commands.delete import code_of, mark_document, point_lines, removed_document, removed_lines, requester_text
 from cli.output.arguments import DryRun
 from cli.output.context import command_context
 from cli.output.exit_codes import DONE, UNREACHABLE
 from cli.output.format import count_text, size_text
-from cli.output.results import emit, foretell, progress
+from cli.output.results import emit, progress, show_preview
 from fleet.config import Retention
-from snapshots.removal.pruning import Pruned, PrunePlan, PruneStep, foresee_prune, prune_store
+from snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from snapshots.removal.removal import DELETE
-from snapshots.removal.retention import Fate
+from snapshots.removal.retention import RetentionFate
 
 SCHEMA = "cutline/prune/1"
 
@@ -41,13 +41,13 @@ def prune(
     for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
         rules = rules if value is None else replace(rules, **{name: value})
     if dry_run or not yes:
-        plan = foresee_prune(fleet, rules, force=force)
+        plan = preview_prune(fleet, rules, force=force)
         lines = [*plan_lines(plan), "nothing was changed" + ("; to do it, add --yes" if plan.steps else "")]
         emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
     with progress(context) as shown:
-        pruned = prune_store(fleet, rules, shown, lambda plan: foretell(context, plan_lines(plan)), force=force)
+        pruned = prune_store(fleet, rules, shown, lambda plan: show_preview(context, plan_lines(plan)), force=force)
     emit(context, document_of(pruned), lines_of(pruned))
     codes = {code_of(one) for one in pruned.removed} - {DONE}
     if codes:
@@ -87,7 +87,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
     }
 
 
-def document_of(pruned: Pruned) -> dict[str, Any]:
+def document_of(pruned: PruneResult) -> dict[str, Any]:
     """The command's JSON: the plan, and what was done of it."""
     done = [
         {
@@ -107,12 +107,12 @@ def plan_lines(plan: PrunePlan) -> list[str]:
     lines: list[str] = []
     for step in plan.steps:
         if step.begun:
-            lines.append(f"{step.mark.snapshot}: finished, begun at {step.mark.at} by {who(step.mark)}")
+            lines.append(f"{step.mark.snapshot}: finished, begun at {step.mark.at} by {requester_text(step.mark)}")
     by_name = {step.mark.snapshot: step for step in plan.steps}
     for one in plan.verdicts:
         problem = plan.problems.get(one.name)
         why = "; ".join(one.why) + (f" ({problem}); see: snapshot check {one.name}" if problem else "")
-        lines.append(f"{one.name}: {_called(one.fate)}: {why}")
+        lines.append(f"{one.name}: {_label(one.fate)}: {why}")
         going = by_name.get(one.name)
         if going and not going.begun:
             lines += [f"  {line}" for line in point_lines(going.mark)]
@@ -122,11 +122,13 @@ def plan_lines(plan: PrunePlan) -> list[str]:
     return [*lines, f"{count_text(plan.objects)} objects go, {size_text(plan.bytes)} are freed"]
 
 
-def _called(fate: Fate) -> str:
-    return {Fate.KEEP: "kept", Fate.ONLY_FULL: "its increments go", Fate.DELETE: "deleted"}[fate]
+def _label(fate: RetentionFate) -> str:
+    return {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "its increments go", RetentionFate.DELETE: "deleted"}[
+        fate
+    ]
 
 
-def lines_of(pruned: Pruned) -> list[str]:
+def lines_of(pruned: PruneResult) -> list[str]:
     """What a person is told at the end."""
     return [
         line

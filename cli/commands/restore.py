@@ -16,7 +16,7 @@ from cli.spark.on_demand import SparkOnDemand
 from fleet.config import load_fleet
 from fleet.hints import NEW_CHAIN
 from fleet.progress import Noting
-from fleet.record import plain
+from fleet.record import to_builtins
 from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
@@ -51,7 +51,7 @@ def restore(
         report = plan.report()
         missing = sorted({f"{one.node.id}: {role}" for one in plan.targets for role in lacking[one.shard]})
         document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
-        lines = [_called(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
+        lines = [_label(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
         lines += [f"would be created without login: role on {role}" for role in missing]
         lines += [one.text for one in report.open_operations]
         emit(context, document, [*lines, "every check passed; nothing was changed"])
@@ -81,7 +81,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "aside": report.aside,
         "roles_created": report.roles_created,
         "left_out": report.left_out,
-        "not_in_snapshot": plain(report.not_in_snapshot),
+        "not_in_snapshot": to_builtins(report.not_in_snapshot),
         "slots_dropped": report.slots_dropped,
         "slots_left": report.slots_left,
         "open_operations": [one.to_json() for one in report.open_operations],
@@ -90,7 +90,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 
 def lines_of(report: RestoreReport) -> list[str]:
     """What a person is told."""
-    lines = [_called(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
+    lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += [f"put aside on {name}" for name in report.aside]
     lines += [f"created without login or password: role on {name}" for name in report.roles_created]
@@ -104,5 +104,5 @@ def lines_of(report: RestoreReport) -> list[str]:
     return lines
 
 
-def _called(report: RestoreReport, what: str) -> str:
+def _label(report: RestoreReport, what: str) -> str:
     return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) {what}"

@@ -12,7 +12,7 @@ from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit
-from fleet.record import plain
+from fleet.record import to_builtins
 from snapshots.listing.listing import Entry, show_snapshot
 from snapshots.listing.name_templates import newest_name
 from snapshots.records.chain import Chain
@@ -40,12 +40,12 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "schema": SCHEMA,
         **entry_document(entry),
         "fleet": chain.full.fleet_id,
-        "baseline": plain(chain.nodes),
-        "group_definitions": plain(chain.all_groups),
+        "baseline": to_builtins(chain.nodes),
+        "group_definitions": to_builtins(chain.all_groups),
         "base_positions": {node: str(position) for node, position in chain.full.base.items()},
-        "cuts": [plain(commit.cut) for commit in chain.commits],
+        "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
-        "left_out": plain(chain.left_out),
+        "left_out": to_builtins(chain.left_out),
         "counts": [dict(commit.counts) for commit in chain.commits],
     }
 

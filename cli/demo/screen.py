@@ -22,7 +22,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from cli.demo.figures import sparkline
-from cli.output.bars import Step
+from cli.output.bars import StepProgress
 from cli.output.format import count_text, quantity_text, seconds_text
 from embedded.bank_workload import BankWorkload
 
@@ -39,7 +39,7 @@ class Screen:
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
         self._began = time.monotonic()
-        self._step: Step | None = None
+        self._step: StepProgress | None = None
         self._bank: BankWorkload | None = None
         self._pulse: deque[tuple[float, int]] = deque(maxlen=PULSE_POINTS + 1)
         self._spinner = Spinner("dots")
@@ -91,7 +91,7 @@ class Screen:
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         """Show `name` at the foot as what is being done."""
-        self._step = Step(name, total, unit)
+        self._step = StepProgress(name, total, unit)
 
     def advance(self, done: int) -> None:
         """Move the running step on."""

@@ -23,7 +23,7 @@ from cli.output.format import quantity_text, seconds_text
 
 
 @dataclass(slots=True)
-class Step:
+class StepProgress:
     """One step under way; `began_seconds` on the monotonic clock."""
 
     name: str
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class MissingPoints:
     """The lines that tell of points, if they are `wanted`; `began_seconds` on the monotonic clock."""
 
     wanted: bool
@@ -61,8 +61,8 @@ class LineProgress:
 
     def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
         self._stream = stream
-        self._points = Points(verbose)
-        self._step: Step | None = None
+        self._points = MissingPoints(verbose)
+        self._step: StepProgress | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class LineProgress:
         """Write the line of the step before and begin `name`."""
         with self._lock:
             self._end(stopped=False)
-            self._step = Step(name, total, unit)
+            self._step = StepProgress(name, total, unit)
 
     def advance(self, done: int) -> None:
         """Count; a log sees the sum at the step's end."""
@@ -112,7 +112,7 @@ class BarProgress:
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
         self._console = console or Console(stderr=True)
-        self._points = Points(verbose)
+        self._points = MissingPoints(verbose)
         self._bars = RichProgress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=None)),
@@ -122,7 +122,7 @@ class BarProgress:
             console=self._console,
             transient=True,
         )
-        self._step: Step | None = None
+        self._step: StepProgress | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -140,7 +140,7 @@ class BarProgress:
         """Let the step before become a line; draw `name` with a bar if `total` is known, else a spinner."""
         with self._lock:
             self._end(stopped=False)
-            self._step = Step(name, total, unit)
+            self._step = StepProgress(name, total, unit)
             self._bars.add_task(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:

@@ -28,7 +28,7 @@ _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if 
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CommandFailure:
     """One error as the outside sees it; `slug` is its stable name for scripts."""
 
     code: int
@@ -38,19 +38,19 @@ class Failure:
     details: dict[str, object] = field(default_factory=dict)
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> CommandFailure:
     """What `error` is to the outside. A bug's traceback is written to a file on the way."""
     interrupt = _interrupt_behind(error)
     if interrupt is not None:
         error = interrupt
     if isinstance(error, SnapshotError):
-        return Failure(error.exit_code, error.slug, error.message, error.hint, error.details)
+        return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)
     if isinstance(error, KeyboardInterrupt) and error.args:
-        return Failure(CANCELLED, "terminated", f"stopped by {signal.Signals(error.args[0]).name}")
+        return CommandFailure(CANCELLED, "terminated", f"stopped by {signal.Signals(error.args[0]).name}")
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Failure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
+        return CommandFailure(INTERRUPTED, "interrupted", "stopped by Ctrl-C")
     return _bug(error)
 
 
@@ -66,7 +66,7 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return None
 
 
-def report(failure: Failure, error: BaseException, *, json: bool, verbose: bool) -> int:
+def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:
     """Write `failure` as the one JSON document or as lines on stderr, and say its exit code."""
     if json:
         write_document(
@@ -88,21 +88,21 @@ def report(failure: Failure, error: BaseException, *, json: bool, verbose: bool)
     return failure.code
 
 
-def _usage_mistake(error: Any) -> Failure:
+def _usage_mistake(error: Any) -> CommandFailure:
     """A mistake that typer found, in the house's wording: lower case, no full stop, and where to look."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "snapshot"
     message = " ".join(str(error.format_message()).split()).removesuffix(".")
-    return Failure(USAGE, "usage", message[:1].lower() + message[1:], f"see: {path} --help")
+    return CommandFailure(USAGE, "usage", message[:1].lower() + message[1:], f"see: {path} --help")
 
 
-def _bug(error: BaseException) -> Failure:
+def _bug(error: BaseException) -> CommandFailure:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     handle, file = tempfile.mkstemp(prefix="snapshot-bug-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         traceback.print_exception(error, file=out)
-    return Failure(
+    return CommandFailure(
         BUG,
         "bug",
         f"a bug: {type(error).__name__}{where}",

@@ -46,9 +46,9 @@ def warning_lines(left_out: Iterable[LeftOut]) -> list[str]:
     """A line per kind of what comes back and may not be what it was, as every output has it."""
     by_kind = _by_kind(left_out)
     append_only = sorted({one.name for one in by_kind.get(LeftOutKind.APPEND_ONLY_TABLE, [])})
-    lines = [f"warning: {WARNINGS[LeftOutKind.APPEND_ONLY_TABLE]}: {_shown(append_only)}"] if append_only else []
+    lines = [f"warning: {WARNINGS[LeftOutKind.APPEND_ONLY_TABLE]}: {_shorten(append_only)}"] if append_only else []
     return lines + [
-        f"warning: {what}: {_shown(_names(kind, by_kind[kind]))}"
+        f"warning: {what}: {_shorten(_names(kind, by_kind[kind]))}"
         for kind, what in WARNINGS.items()
         if kind in by_kind and kind != LeftOutKind.APPEND_ONLY_TABLE
     ]
@@ -60,7 +60,7 @@ def warnings_of_several(left_out: Mapping[str, Iterable[LeftOut]]) -> list[str]:
     for name, found in left_out.items():
         for line in warning_lines(found):
             of.setdefault(line, []).append(name)
-    return [f"{line} (in {_shown(names)})" for line, names in of.items()]
+    return [f"{line} (in {_shorten(names)})" for line, names in of.items()]
 
 
 def _by_kind(left_out: Iterable[LeftOut]) -> dict[LeftOutKind, list[LeftOut]]:
@@ -84,9 +84,9 @@ def _line(kind: LeftOutKind, found: list[LeftOut]) -> str:
     names = _names(kind, found)
     count = sum(each.count for each in found) if kind in COUNTED else len(names)
     called = one if count == 1 else several
-    return f"not in the snapshot: {count_text(count)} {called} ({outcome}): {_shown(names)}"
+    return f"not in the snapshot: {count_text(count)} {called} ({outcome}): {_shorten(names)}"
 
 
-def _shown(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     more = len(names) - NAMES_SHOWN_MAX
     return "; ".join(names[:NAMES_SHOWN_MAX]) + (f" and {count_text(more)} more" if more > 0 else "")

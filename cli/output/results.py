@@ -44,7 +44,7 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
         discard_stdout()
 
 
-def foretell(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
+def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
     """Write what a command is about to do; with `--json` nothing, as its one document comes at the end."""
     if not command_context(context).json:
         emit(context, {}, lines)

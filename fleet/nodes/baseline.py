@@ -165,11 +165,11 @@ def check_presence(
     added = {node.id for node in concerned if (node.shard, node.id) not in too_old} - was.keys()
     for node in sorted(was.keys() | added):
         if node not in parts:
-            raise _changed(node, "presence", "part of the fleet", "absent from fleet.toml")
+            raise _changed_error(node, "presence", "part of the fleet", "absent from fleet.toml")
         if node not in was:
-            raise _changed(node, "presence", "absent", "in fleet.toml")
+            raise _changed_error(node, "presence", "absent", "in fleet.toml")
         if was[node].backup_of != parts[node].backup_of:
-            raise _changed(node, "backup_of", was[node].backup_of, parts[node].backup_of)
+            raise _changed_error(node, "backup_of", was[node].backup_of, parts[node].backup_of)
     return tuple(node for node in fleet.nodes if node.id in was)
 
 
@@ -179,14 +179,14 @@ def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdenti
         before, after = fields_of(was[node]), fields_of(now[node])
         for name in (*TELLING, *(name for name in before if name not in TELLING)):
             if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
-                raise _changed(node, name, before[name], after[name])
+                raise _changed_error(node, name, before[name], after[name])
 
 
 def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
     return was.server_version // 10000 == now.server_version // 10000
 
 
-def _changed(node: str, name: str, was: object, now: object) -> BaselineChangedError:
+def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
     what, why = name.replace("_", " "), f": {TELLING[name]}" if name in TELLING else ""
     shown = [_version_text(value) if name == "server_version" else value for value in (was, now)]
     return BaselineChangedError(

@@ -105,9 +105,9 @@ def conninfo(dsn: str, **more: str) -> str:
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open an autocommit session on `node`; raise NodeUnreachableError if it can't be had."""
     try:
-        return _noted(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
+        return _noting_server(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
     except psycopg.OperationalError as error:
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
@@ -119,9 +119,9 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
             cursor_factory=psycopg.ClientCursor,
             context=ADAPTERS,
         )
-        return _noted(node, session)
+        return _noting_server(node, session)
     except psycopg.OperationalError as error:
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error
 
 
 def shut_down(connection: AnyConnection) -> None:
@@ -157,7 +157,7 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
         timer.cancel()
 
 
-def _noted(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def _noting_server(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     with _open_lock:
         _open[connection] = _server_of(node)
     if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
@@ -170,7 +170,7 @@ def _server_of(node: Node) -> str:
     return make_conninfo("", **{key: value for key, value in conninfo_to_dict(node.dsn).items() if key != "dbname"})
 
 
-def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:
+def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the server's or libpq's own reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
     return NodeUnreachableError(
@@ -181,7 +181,7 @@ def unreachable(node: Node, error: psycopg.Error) -> NodeUnreachableError:
 
 
 @contextmanager
-def answering(node: Node) -> Iterator[None]:
+def raising_unreachable(node: Node) -> Iterator[None]:
     """Name `node` where its session is lost in this block: raise NodeUnreachableError."""
     try:
         yield
@@ -189,7 +189,7 @@ def answering(node: Node) -> Iterator[None]:
         # It has answered: a wait for a lock was bounded.
         raise
     except psycopg.OperationalError as error:
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error
 
 
 def database_name(dsn: str) -> str:

@@ -92,7 +92,7 @@ def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
     def texts(values: Sequence[bytes]) -> list[str]:
         known = {value: value.decode("ascii", "backslashreplace") for value in values}
         foreign = [value for value in known if not value.isascii()]
-        known |= _converted(connection, foreign)
+        known |= _convert(connection, foreign)
         return [known[value] for value in values]
 
     return texts
@@ -120,11 +120,11 @@ def without_text(connection: psycopg.Connection[Any], values: list[bytes]) -> li
     """Those of the values, of the connection's database, that have no text in UTF-8."""
     if encoding_of(connection) in (RAW, UTF8):
         return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
-    known = _converted(connection, values)
+    known = _convert(connection, values)
     return [value for value in values if value not in known]
 
 
-def _converted(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[bytes, str]:
+def _convert(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[bytes, str]:
     """Those of the values that the server can convert."""
     if not values:
         return {}
@@ -135,4 +135,4 @@ def _converted(connection: psycopg.Connection[Any], values: list[bytes]) -> dict
             return {}
         # Rare: the one that has no character in UTF-8 is found by halves.
         half = len(values) // 2
-        return _converted(connection, values[:half]) | _converted(connection, values[half:])
+        return _convert(connection, values[:half]) | _convert(connection, values[half:])

@@ -16,7 +16,7 @@ import psycopg
 
 from fleet.config import Node
 from fleet.label import read_label
-from fleet.nodes.connections import answering, shut_down_after
+from fleet.nodes.connections import raising_unreachable, shut_down_after
 from fleet.nodes.sessions import Sessions, in_parallel
 from storage.errors import BusyError, UnreachableError
 
@@ -96,7 +96,7 @@ class FleetLock:
     def take(self, node: Node) -> None:
         """Take the lock of one primary by its session; raise FleetBusyError, NodeUnreachableError."""
         connection = self.sessions.connections[node.id]
-        with answering(node):
+        with raising_unreachable(node):
             take_lock(node, connection, self.key, self.label, former=self._taken_by.get(node.id))
         self._taken_by[node.id] = connection.info.backend_pid
 
@@ -111,7 +111,7 @@ class FleetLock:
     def _renew(self, node: Node) -> None:
         with suppress(psycopg.OperationalError):
             if not _is_held(self.sessions.connections[node.id], self.key):
-                raise _lost(node, "it is not held any more")
+                raise _lock_lost_error(node, "it is not held any more")
             return
         self.sessions.renew(node)
         self.take(node)
@@ -125,8 +125,8 @@ class FleetLock:
                 if _is_held(self.sessions.connections[node.id], self.key):
                     return
             except psycopg.OperationalError as error:
-                raise _lost(node, "the session that held it was ended") from error
-            raise _lost(node, "it is not held any more")
+                raise _lock_lost_error(node, "the session that held it was ended") from error
+            raise _lock_lost_error(node, "it is not held any more")
 
         in_parallel(check, [node for node in self.sessions.nodes if node.backup_of is None])
 
@@ -201,7 +201,7 @@ def _holder(connection: psycopg.Connection[Any], key: int) -> Holder | None:
     return Holder(row[0], row[1] or "", row[2] or "an unknown time", row[3]) if row else None
 
 
-def _lost(node: Node, what: str) -> FleetLockLostError:
+def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
     return FleetLockLostError(
         f"node {node.id}: the fleet's lock was lost, {what}; another operation may have begun, so nothing is committed",
         hint="see the server's log for what ended the session, then repeat; a pooler must keep sessions whole",

@@ -79,7 +79,7 @@ def locked_error(
 
 
 @contextmanager
-def naming_holders(
+def raising_locked(
     node: Node, what: str, relations: Iterable[str], *, modes: Iterable[str] = READING
 ) -> Iterator[None]:
     """Raise RelationLockedError where a bounded wait for one of the `relations` ends: of `what`, the block."""

@@ -12,8 +12,8 @@ import psycopg
 
 from fleet.config import Fleet, Node
 from fleet.nodes.baseline import FoundNode, NodeIdentity, check_baseline, check_topology, decodes, find_node
-from fleet.nodes.connections import answering, connect, unreachable
-from fleet.nodes.watch import Watch, watched
+from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
+from fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class Sessions:
         """The same of a `read` that names the node in its errors."""
 
         def ask(node: Node) -> Result:
-            with answering(node):
+            with raising_unreachable(node):
                 return read(node, self.connections[node.id])
 
         primaries = [node for node in self.nodes if node.backup_of is None]
@@ -86,7 +86,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
     """
     chosen = tuple(nodes)
     with ExitStack() as stack:
-        watch = stack.enter_context(watched(chosen))
+        watch = stack.enter_context(watch_nodes(chosen))
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
         futures = [threads.submit(connect, node) for node in chosen]
         connections: dict[str, psycopg.Connection[Any]] = {}
@@ -113,7 +113,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
             lost = [node for node in chosen if connections[node.id].closed]
             if not lost:
                 raise
-            raise unreachable(lost[0], error) from error
+            raise unreachable_error(lost[0], error) from error
 
 
 def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
@@ -123,5 +123,5 @@ def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
 
 def identify(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
     """What the node is; raise NodeUnreachableError if it can't say."""
-    with answering(node):
+    with raising_unreachable(node):
         return find_node(node, connection)

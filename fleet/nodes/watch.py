@@ -178,7 +178,7 @@ class _Probe:
 
 
 @contextmanager
-def watched(nodes: Iterable[Node]) -> Iterator[Watch]:
+def watch_nodes(nodes: Iterable[Node]) -> Iterator[Watch]:
     """Watch `nodes` while the block runs. What it ends with after one fell silent is raised as NodeUnreachableError."""
     watch = Watch(nodes)
     try:

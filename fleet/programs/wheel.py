@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fleet.nodes.encodings import raw_text
-from fleet.programs.wheel_copy import copied_wheel
+from fleet.programs.wheel_copy import copy_wheel
 from storage.errors import RefusedError, UnreachableError
 
 # The first that exists runs the server when root asks for one.
@@ -72,7 +72,7 @@ class Programs:
         command = [str(self.bin_directory / name), *arguments]
         completed = run_as(self.account, command, seconds_max=seconds_max)
         if completed.returncode:
-            raise _failed(name, completed)
+            raise _program_error(name, completed)
         return completed.stdout
 
 
@@ -81,7 +81,7 @@ def run_as(account: Account | None, command: list[str], *, seconds_max: float) -
 
     Never raises for the command's exit code; raises ProgramFailedError if it does not end in time.
     """
-    with _bounded(command, seconds_max):
+    with _limit_seconds(command, seconds_max):
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -120,7 +120,7 @@ def run_tool(
     """
     command = [*tool(name), *arguments]
     with (
-        _bounded(command, seconds_max),
+        _limit_seconds(command, seconds_max),
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         try:
@@ -133,7 +133,7 @@ def run_tool(
     texts = raw_text(output), errors.decode(errors="replace")
     completed = subprocess.CompletedProcess(command, process.returncode, *texts)
     if completed.returncode:
-        raise _failed(name, completed)
+        raise _program_error(name, completed)
     return completed
 
 
@@ -160,7 +160,7 @@ def server_programs(owner_uid: int | None = None) -> Programs:
     account = _server_account(owner_uid)
     if _can_run(account, bin_directory):
         return Programs(bin_directory, account)
-    copied = copied_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
+    copied = copy_wheel(bin_directory.parents[2]) / bin_directory.relative_to(bin_directory.parents[2])
     if not _can_run(account, copied):
         raise PostgresMissingError(
             f"account {account.name} can't run PostgreSQL's programs in {copied}",
@@ -205,7 +205,7 @@ def _can_run(account: Account, bin_directory: Path) -> bool:
 
 
 @contextmanager
-def _bounded(command: list[str], seconds_max: float) -> Iterator[None]:
+def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
     try:
         yield
     except subprocess.TimeoutExpired as error:
@@ -215,7 +215,7 @@ def _bounded(command: list[str], seconds_max: float) -> Iterator[None]:
         ) from error
 
 
-def _failed(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
+def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
     said = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
     return ProgramFailedError(
         f"{name} ended with code {completed.returncode}: {' / '.join(said[-3:]) or 'it said nothing'}",

@@ -25,7 +25,7 @@ def shared_temporary_directory() -> Path:
     return lasting if lasting.is_dir() else Path("/tmp")
 
 
-def copied_wheel(site: Path) -> Path:
+def copy_wheel(site: Path) -> Path:
     """A copy of the wheel's programs that every account can read and only root can write.
 
     It is made if there is none, and appears whole, by a rename. Its name holds the digest of the contents;

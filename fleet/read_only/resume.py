@@ -15,7 +15,7 @@ import psycopg
 
 from fleet.config import Fleet, Node
 from fleet.label import own_label
-from fleet.nodes.connections import answering, connect, shut_down_after
+from fleet.nodes.connections import connect, raising_unreachable, shut_down_after
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.preconditions import NodeUnfitError
 from fleet.nodes.sessions import Sessions, in_parallel
@@ -90,7 +90,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     with ExitStack() as stack:
         connections: dict[str, psycopg.Connection[Any]] = {}
         problems: dict[str, SnapshotError] = {}
-        for node, found in zip(fleet.primaries, in_parallel(_connected, fleet.primaries), strict=True):
+        for node, found in zip(fleet.primaries, in_parallel(_connect, fleet.primaries), strict=True):
             if isinstance(found, SnapshotError):
                 problems[node.id] = found
             else:
@@ -98,32 +98,32 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
         reached = sorted((node for node in fleet.primaries if node.id in connections), key=lambda one: one.id)
         # All of them before anything is changed: whoever works on the fleet holds them all.
         for node in reached:
-            with answering(node):
+            with raising_unreachable(node):
                 take_lock(node, connections[node.id], lock_key(fleet.name), own_label("resume"))
 
         def undo(node: Node) -> Thawed | None:
             try:
-                return _thawed(node, connections[node.id], progress)
+                return _thaw(node, connections[node.id], progress)
             except SnapshotError as error:
                 problems[node.id] = error
                 return None
 
         thawed = tuple(one for one in in_parallel(undo, reached) if one)
     if problems:
-        raise _left(problems, thawed)
+        raise _left_error(problems, thawed)
     return ResumeReport(thawed, tuple(node.id for node in fleet.primaries))
 
 
-def _connected(node: Node) -> psycopg.Connection[Any] | SnapshotError:
+def _connect(node: Node) -> psycopg.Connection[Any] | SnapshotError:
     try:
         return connect(node)
     except SnapshotError as error:
         return error
 
 
-def _thawed(node: Node, connection: psycopg.Connection[Any], progress: Progress) -> Thawed | None:
+def _thaw(node: Node, connection: psycopg.Connection[Any], progress: Progress) -> Thawed | None:
     try:
-        with answering(node), shut_down_after(connection, THAW_SECONDS_MAX):
+        with raising_unreachable(node), shut_down_after(connection, THAW_SECONDS_MAX):
             thawed = thaw(node, connection, progress)
     except psycopg.Error as error:
         raise NodeUnfitError(
@@ -137,7 +137,7 @@ def _thawed(node: Node, connection: psycopg.Connection[Any], progress: Progress)
     return thawed
 
 
-def _left(problems: Mapping[str, SnapshotError], thawed: tuple[Thawed, ...]) -> SnapshotError:
+def _left_error(problems: Mapping[str, SnapshotError], thawed: tuple[Thawed, ...]) -> SnapshotError:
     text = "; ".join(error.message for error in problems.values())
     refused = [error for error in problems.values() if isinstance(error, NodeUnfitError)]
     return (NodeUnfitError if refused else ReadOnlyLeftError)(

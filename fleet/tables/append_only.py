@@ -68,7 +68,7 @@ def has_changed(was: Counters, now: Counters) -> bool:
     return now.rows not in (was.rows, (0, 0))
 
 
-def is_untold(was: Counters, now: Counters) -> bool:
+def are_counters_unknown(was: Counters, now: Counters) -> bool:
     """Whether rows may have been updated or deleted between the two, and nothing tells."""
     return not has_changed(was, now) and (was != now or not now.since)
 
@@ -81,7 +81,7 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
     changed = [name for name in sorted(was.keys() & now.keys()) if has_changed(was[name], now[name])]
     if not changed:
         return
-    counted = "; ".join(f"{name} ({_counted(was[name], now[name])})" for name in changed)
+    counted = "; ".join(f"{name} ({_difference_text(was[name], now[name])})" for name in changed)
     message = (
         f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by what was rolled back,"
         f" and which rows is not known: {counted}"
@@ -98,14 +98,14 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
     )
 
 
-def _counted(was: Counters, now: Counters) -> str:
+def _difference_text(was: Counters, now: Counters) -> str:
     before = was.rows if all(b <= n for b, n in zip(was.rows, now.rows, strict=True)) else (0, 0)
     updated, deleted = (n - b for n, b in zip(now.rows, before, strict=True))
     return f"{updated} rows updated, {deleted} deleted"
 
 
-def untold(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
+def unknown_counters_error(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
     """The warning of every table in both of which nothing tells whether it was updated or deleted from."""
     kind = LeftOutKind.UNCOUNTED_TABLE
-    names = [name for name in sorted(was.keys() & now.keys()) if is_untold(was[name], now[name])]
+    names = [name for name in sorted(was.keys() & now.keys()) if are_counters_unknown(was[name], now[name])]
     return [LeftOut(node, kind, name, WHY[kind]) for name in names]

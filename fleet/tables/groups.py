@@ -178,7 +178,7 @@ class Table:
     @property
     def remedy(self) -> str:
         """The statement that would make this table admissible."""
-        name = qualified(self.group)
+        name = qualify(self.group)
         by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique one"
         if self.identity_is_generated:
             return f"{by_index}, without generated columns"
@@ -194,7 +194,7 @@ class Table:
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
     """Every table of the connection's database that `rules` admit, by name; groups numbered 0 for now."""
-    found = [row for row in connection.execute(TABLES_QUERY) if included(table_name(row[1], row[2]), rules)]
+    found = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in found}
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
         columns[row[0]].append(row[1:])
@@ -209,7 +209,9 @@ def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRul
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
     # An identity that PostgreSQL can't publish is as good as none.
-    if (is_generated or (not keyed and identity != "full")) and matches(table_name(schema, name), rules.append_only):
+    if (is_generated or (not keyed and identity != "full")) and is_matching(
+        table_name(schema, name), rules.append_only
+    ):
         keyed, identity = False, "append_only"
     stored = [
         (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position, number, copy_text(missing)))
@@ -236,18 +238,18 @@ def copy_line(text: str) -> bytes:
 
 def table_name(schema: str, table: str) -> str:
     """`schema.table`. A part that has a dot or a quote is quoted: no two tables have one name."""
-    return ".".join(quoted(part) if "." in part or '"' in part else part for part in (schema, table))
+    return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def is_matching(name: str, patterns: Iterable[str]) -> bool:
     """Whether a table's name, as it is or without quotes, fits one of the patterns."""
     plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
     return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
 
 
-def included(name: str, rules: GroupRules) -> bool:
+def is_included(name: str, rules: GroupRules) -> bool:
     """Whether the rules make `schema.table` a group."""
-    return matches(name, rules.include) and not matches(name, rules.exclude)
+    return is_matching(name, rules.include) and not is_matching(name, rules.exclude)
 
 
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
@@ -274,16 +276,16 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
     return {shard: [numbered(table) for table in found] for shard, found in tables.items()}
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def qualified(group: Group) -> str:
+def qualify(group: Group) -> str:
     """The table's quoted name for SQL."""
-    return f"{quoted(group.schema)}.{quoted(group.table)}"
+    return f"{quote_identifier(group.schema)}.{quote_identifier(group.table)}"
 
 
 def column_list(group: Group) -> str:
     """The stored columns, quoted, in stored order, for COPY and SELECT."""
-    return ", ".join(quoted(column.name) for column in group.columns)
+    return ", ".join(quote_identifier(column.name) for column in group.columns)

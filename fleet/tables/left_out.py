@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.config import GroupRules, Node
 from fleet.nodes.encodings import fetch_texts
 from fleet.record import Count, Record
-from fleet.tables.groups import TABLE_NAME, Group, included, matches
+from fleet.tables.groups import TABLE_NAME, Group, is_included, is_matching
 
 if TYPE_CHECKING:
     import psycopg
@@ -135,7 +135,7 @@ def read_left_out(
         for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
-            elif not included(name, rules):
+            elif not is_included(name, rules):
                 found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _excluded(name, rules)))
     return (*found, *append_only_of(groups))
 
@@ -152,7 +152,7 @@ def with_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int,
     return (*others, *then)
 
 
-def warned_of(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+def count_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """What every output warns of, list and check too."""
     return tuple(one for one in found if one.kind in WARNED)
 
@@ -178,6 +178,6 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
 
 
 def _excluded(name: str, rules: GroupRules) -> str:
-    patterns = [pattern for pattern in rules.exclude if matches(name, [pattern])]
+    patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
     chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
     return f"{chosen}: it comes back empty"

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from fleet.config import GroupRules
 from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import TABLE_NAME, Group, Table, qualified, read_tables
+from fleet.tables.groups import TABLE_NAME, Group, Table, qualify, read_tables
 from storage.errors import RefusedError
 
 # The stamps change with every change of these rows, and with nothing else.
@@ -132,7 +132,7 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             members, options = _members(connection, fleet_id), _options(connection, fleet_id)
             lacking = {name: wanted[name].keys() - members.get(name, {}).keys() for name in wanted}
             _check_owned(connection, [wanted[name][table] for name in wanted for table in lacking[name]])
-            _take_out(connection, fleet_id, members)
+            _remove_tables(connection, fleet_id, members)
             added: list[str] = []
             for name, operations in operations_of(fleet_id).items():
                 _ensure_options(connection, name, operations, options)
@@ -143,24 +143,24 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
                 _alter(connection, name, "ADD TABLE", [wanted[name][table] for table in missing])
                 added += missing
     except psycopg.errors.InsufficientPrivilege as error:
-        raise _not_owner(connection, str(error.diag.message_primary)) from error
+        raise _not_owner_error(connection, str(error.diag.message_primary)) from error
     return added
 
 
 def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -> None:
     names = {table.oid: table.group.name for table in tables}
     if others := [names[oid] for (oid,) in connection.execute(OTHERS_QUERY, (list(names),))]:
-        raise _not_owner(connection, f"must be owner of {', '.join(sorted(others))}")
+        raise _not_owner_error(connection, f"must be owner of {', '.join(sorted(others))}")
 
 
-def _not_owner(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
+def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
     return NotOwnerError(
         f"role {connection.info.user} may not publish tables of database {connection.info.dbname}: {reason}",
         hint=f'GRANT the owner TO "{connection.info.user}", or run snapshot init as a superuser',
     )
 
 
-def _take_out(connection: psycopg.Connection[Any], fleet_id: str, members: Members) -> None:
+def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: Members) -> None:
     """Take out of the publication of updates what PostgreSQL rejects the updates of."""
     name, _ = publication_names(fleet_id)
     published = members.get(name, {})
@@ -210,7 +210,7 @@ def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: 
     if tables:
         # ONLY is for ADD: DROP removes just what is named.
         only = "ONLY " if action == "ADD TABLE" else ""
-        listed = ", ".join(f"{only}{qualified(table.group)}" for table in tables)
+        listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} {} {}").format(sql.Identifier(name), sql.SQL(action), sql.SQL(listed))
         )

@@ -22,8 +22,8 @@ from fleet.config import Node
 from fleet.nodes.connections import CopyError
 from fleet.nodes.encodings import RAW
 from fleet.nodes.relation_locks import locked_error
-from fleet.tables.groups import Group, column_list, qualified
-from snapshots.base_copy.exported_snapshot import exported_session
+from fleet.tables.groups import Group, column_list, qualify
+from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
 from snapshots.records.commit import BASE, StoredObject
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -75,14 +75,14 @@ def copy_ranges(task: CopyTask) -> CopyReport:
     """Copy the task's ranges; never raises a SnapshotError, but reports it."""
     try:
         # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
-        with exported_session(task.node, task.exported) as connection:
+        with open_exported(task.node, task.exported) as connection:
             objects = ObjectWriter(
                 task.store.open(), BASE_SCHEMA, BASE, task.node.id,
                 f"{task.prefix}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
             )  # fmt: skip
             rows = _Rows(objects)
             for part in task.ranges:
-                for lines in _copied(connection, task.node, part):
+                for lines in _copy(connection, task.node, part):
                     rows.add(part.group, lines)
                     # A line may be of 1 GB: nothing of it is held while the next one comes.
                     del lines
@@ -97,17 +97,17 @@ def copy_query(part: PageRange) -> str:
     where = f" WHERE ctid >= '({part.low},0)'::tid" if part.low else ""
     if part.high is not None:
         where += f"{' AND' if where else ' WHERE'} ctid < '({part.high},0)'::tid"
-    rows = f"SELECT {column_list(part.group)} FROM ONLY {qualified(part.group)}{where}"
+    rows = f"SELECT {column_list(part.group)} FROM ONLY {qualify(part.group)}{where}"
     return f"COPY ({rows}) TO STDOUT (ENCODING '{RAW}')"
 
 
-def _copied(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
+def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
     """The range's lines, in columns of bounded size. libpq hands out one line per call."""
     raw = connection.pgconn
     result = raw.exec_(copy_query(part).encode())
     if result.status != libpq.ExecStatus.COPY_OUT:
         if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
-            raise locked_error(node, f"copying {part.group.name}", [qualified(part.group)])
+            raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
         raise _copy_error(node, part, result.error_message)
     length = 1
     while length > 0:

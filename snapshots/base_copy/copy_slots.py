@@ -14,15 +14,15 @@ from fleet.config import Fleet, Node
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
-from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.ddl.attempts import ChangedError
 from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
 
 
 @contextmanager
-def exported_slots(
+def export_snapshots(
     fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
 ) -> Iterator[dict[str, ExportedSlot]]:
     """Create the slot `name` on all `nodes`, by node id; their exported snapshots can be used while the block runs.
@@ -35,7 +35,7 @@ def exported_slots(
     def create(node: Node) -> ExportedSlot:
         slot = create_exported_slot(node, fleet.node(node.shard), name, wait_seconds, progress, abandoned)
         progress.advance(1)
-        progress.reached(Point.SLOT_MADE, node=node.id)
+        progress.reached(CrashPoint.SLOT_MADE, node=node.id)
         return slot
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
@@ -61,7 +61,7 @@ def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fin
     """
 
     def check(node: Node) -> None:
-        with exported_session(node, slots[node.id].snapshot) as connection:
+        with open_exported(node, slots[node.id].snapshot) as connection:
             found = read_fingerprint(connection)
         if found != fingerprints[node.shard]:
             raise ChangedError(f"node {node.id}: its schema was changed while the copy of its tables was begun")
@@ -78,4 +78,4 @@ def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> Non
             hint="see the server's log",
             details={"node": left[0]},
         )
-    progress.reached(Point.COPY_SLOTS_DROPPED)
+    progress.reached(CrashPoint.COPY_SLOTS_DROPPED)

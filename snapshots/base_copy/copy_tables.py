@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
 from snapshots.base_copy.copy_ranges import CopyTask, copy_ranges
-from snapshots.operations.crash_points import Point
-from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks, started
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks, start_session
 from snapshots.records.commit import StoredObject
 
 
@@ -17,9 +17,9 @@ def copy_tables(tasks: Sequence[CopyTask], spark: SparkSource, progress: Progres
 
     The job is cancelled when `watch` finds a node silent.
     """
-    session = started(spark, progress)
+    session = start_session(spark, progress)
     progress.step("copy", total=len(tasks), unit="tasks")
     reports = run_tasks(session, copy_ranges, tasks, progress, watch)
     raise_first([report.problem for report in reports])
-    progress.reached(Point.BASE_COPIED)
+    progress.reached(CrashPoint.BASE_COPIED)
     return [stored for report in reports for stored in report.objects]

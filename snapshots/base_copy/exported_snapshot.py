@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable
+from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.relation_locks import bound_lock_waits, locked_error
 
 
 @contextmanager
-def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
+def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
     """A session of its own in the snapshot `exported` of `node`, read-only; it ends with the block.
 
     Raises RelationLockedError where a wait for a lock is too long, and NodeUnreachableError for whatever else the
@@ -30,4 +30,4 @@ def exported_session(node: Node, exported: str) -> Iterator[psycopg.Connection[A
     except psycopg.errors.LockNotAvailable as error:
         raise locked_error(node, "reading the catalogs", None) from error
     except psycopg.Error as error:
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error

@@ -14,11 +14,11 @@ import psycopg
 import pyarrow as pa
 
 from fleet.config import Node
-from fleet.nodes.relation_locks import naming_holders
+from fleet.nodes.relation_locks import raising_locked
 from fleet.tables.large_objects import bounds
 from snapshots.base_copy.copy_ranges import CopyReport
 from snapshots.base_copy.destination import CopyDestination
-from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
 from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT
 from storage.errors import SnapshotError, report_of
@@ -53,7 +53,7 @@ SELECT m.oid::bigint, lo_get(m.oid, 0, {part_bytes}), json_build_object(
 NEXT_PART = "SELECT lo_get(%s::oid, %s::bigint, %s::int)"
 
 
-class Part(NamedTuple):
+class LargeObjectPart(NamedTuple):
     """A row of LARGE_SCHEMA."""
 
     oid: int
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LargeTask:
+class LargeObjectTask:
     """The large objects of one node with oids from `low` up to, not including, `high`; without it, to the end."""
 
     node: Node
@@ -84,21 +84,21 @@ class LargeObjectSource:
     connection: psycopg.Connection[Any]
 
 
-def plan_large(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeTask]:
+def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
     """The tasks that copy the large objects of all sources."""
     return [
-        LargeTask(one.node, number, one.exported, low, high, destination.prefix(one.node.id), destination.store)
+        LargeObjectTask(one.node, number, one.exported, low, high, destination.prefix(one.node.id), destination.store)
         for one in sources
         for number, (low, high) in enumerate(bounds(one.connection, TASKS_PER_NODE_MAX) or [(0, None)])
     ]
 
 
-def copy_large(task: LargeTask) -> CopyReport:
+def copy_large_objects(task: LargeObjectTask) -> CopyReport:
     """Copy the task's large objects; never raises a SnapshotError, but reports it."""
     try:
         with (
-            exported_session(task.node, task.exported) as connection,
-            naming_holders(task.node, "copying large objects", LARGE_OBJECT_TABLES),
+            open_exported(task.node, task.exported) as connection,
+            raising_locked(task.node, "copying large objects", LARGE_OBJECT_TABLES),
         ):
             objects = ObjectWriter(
                 task.store.open(), LARGE_SCHEMA, LARGE_OBJECTS, task.node.id,
@@ -112,22 +112,22 @@ def copy_large(task: LargeTask) -> CopyReport:
         return CopyReport(problem=report_of(error))
 
 
-def _read(connection: psycopg.Connection[Any], task: LargeTask) -> Iterator[list[Part]]:
+def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterator[list[LargeObjectPart]]:
     """The task's large objects, some parts at a time: several first ones, and those after each that is full."""
     high = "NULL" if task.high is None else str(task.high)
     connection.execute(FIRST_PARTS.format(part_bytes=PART_BYTES, low=task.low, high=high).encode())
     while first := connection.execute(f"FETCH {PARTS_TOGETHER} FROM first_parts", binary=True).fetchall():
-        yield [Part(oid, 0, data, definition) for oid, data, definition in first]
+        yield [LargeObjectPart(oid, 0, data, definition) for oid, data, definition in first]
         for oid in [oid for oid, data, _ in first if len(data) == PART_BYTES]:
             yield from _rest(connection, oid)
 
 
-def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[Part]]:
-    offset, parts = PART_BYTES, list[Part]()
+def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[LargeObjectPart]]:
+    offset, parts = PART_BYTES, list[LargeObjectPart]()
     while True:
         (data,) = connection.execute(NEXT_PART, (oid, offset, PART_BYTES), binary=True).fetchone() or (b"",)
         if data:
-            parts.append(Part(oid, offset, data, None))
+            parts.append(LargeObjectPart(oid, offset, data, None))
             offset += len(data)
         if parts and (not data or len(parts) == PARTS_TOGETHER):
             yield parts
@@ -136,7 +136,7 @@ def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[Part]]
             return
 
 
-def _add(objects: ObjectWriter, parts: list[Part]) -> None:
+def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
     columns = [pa.array(column, kind.type) for column, kind in zip(zip(*parts, strict=True), LARGE_SCHEMA, strict=True)]
     objects.write(pa.table(columns, schema=LARGE_SCHEMA))
     begun = sum(part.definition is not None for part in parts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet.config import GroupRules
 from fleet.lsn import Lsn
 from snapshots.create.make_cut import LastCut
-from snapshots.ddl.table_changes import Catalogs, Followed, Known, known_of
+from snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
 from snapshots.records.chain import Chain
 from wal.segments.archive import Segment
 
@@ -23,20 +23,20 @@ class ChainState:
     """
 
     chain: str
-    followed: Followed
-    known: Known
-    seen: Mapping[str, Catalogs]
+    followed: TableSelection
+    known: KnownTables
+    seen: Mapping[str, NodeTables]
     base: Mapping[str, Lsn]
     segments: Mapping[str, tuple[Segment, ...]]
     last_cut: Mapping[str, LastCut]
 
 
-def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, Catalogs]) -> ChainState:
+def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) -> ChainState:
     """The state of a chain that is continued under `rules`."""
     return ChainState(
         chain.full.operation,
-        Followed(chain.full.fleet_id, rules),
-        known_of(chain),
+        TableSelection(chain.full.fleet_id, rules),
+        known_tables(chain),
         seen,
         chain.full.base,
         {node.node: chain.segments(node.node) for node in chain.nodes},

@@ -17,14 +17,14 @@ from fleet.config import Fleet, GroupRules, Node
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
-from fleet.nodes.connections import answering
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.preconditions import check_decoding
 from fleet.nodes.sessions import Sessions, in_parallel
-from snapshots.create.counted import check_counted, counted_states, since_of
-from snapshots.ddl.table_changes import Catalogs, Followed, SchemaPlan, known_of, plan_schema, read_all
-from snapshots.operations.operation import recorded_commits
+from snapshots.create.append_only_counters import check_counted, since_of, with_counters
+from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
+from snapshots.operations.operation import read_recorded_commits
 from snapshots.records.chain import Chain
-from snapshots.records.commits import commit_gone
+from snapshots.records.commits import commit_missing_error
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.segments.archive import archive_prefix, segment_key
@@ -71,12 +71,12 @@ def check_commits(store: ObjectStore, chain: Chain) -> None:
 
     Going on without it would give its number to another state, while somebody may hold the first for committed.
     """
-    recorded = recorded_commits(store, chain.last.operation).get(chain.name, {})
+    recorded = read_recorded_commits(store, chain.last.operation).get(chain.name, {})
     if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
-        raise commit_gone(chain.name, lost[0])
+        raise commit_missing_error(chain.name, lost[0])
 
 
-def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> dict[str, Catalogs]:
+def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> dict[str, NodeTables]:
     """Raise unless the chain can go on: commits, baseline, settings, slots, archive, tables, publications, objects.
 
     Returns the primaries' catalogs.
@@ -87,8 +87,8 @@ def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> d
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
     chain.check_archive()
-    catalogs = read_all(sessions, Followed(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
-    check_counted(sessions, counted_states(plan_next(chain, catalogs), known_of(chain)), since_of(chain))
+    catalogs = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
+    check_counted(sessions, with_counters(plan_next(chain, catalogs), known_tables(chain)), since_of(chain))
     check_objects(store, chain)
     return catalogs
 
@@ -96,7 +96,7 @@ def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> d
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:
     """Check that the node's WAL continues where the archive ends."""
     slot = slot_name(chain.full.operation)
-    with answering(node):
+    with raising_unreachable(node):
         state = slot_state(connection, slot)
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
     segments = chain.segments(node.id)
@@ -126,9 +126,9 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
     return read_metadata(store, segment_key(prefix, number), number).segment.through
 
 
-def plan_next(chain: Chain, catalogs: Mapping[str, Catalogs]) -> SchemaPlan:
+def plan_next(chain: Chain, catalogs: Mapping[str, NodeTables]) -> DdlPlan:
     """What the next increment would do with the tables; raise PublicationChangedError if it can't carry them."""
-    return plan_schema(catalogs, known_of(chain), {}, {})
+    return plan_ddl(catalogs, known_tables(chain), {}, {})
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:
@@ -138,7 +138,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     for commit in chain.commits:
         for key, size in commit.object_sizes.items():
             # A listing may be of a moment ago: what it does not show as it must be is asked for by its key.
-            if sizes.get(key) != size and (problem := listed_problem(store, key, size)):
+            if sizes.get(key) != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(
                     f"object {key} of {what} {problem}",
@@ -148,7 +148,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                 )
 
 
-def listed_problem(store: ObjectStore, key: str, size: int) -> str | None:
+def object_problem(store: ObjectStore, key: str, size: int) -> str | None:
     """What is wrong with an object of which presence and size alone are looked at; None if nothing."""
     try:
         found = store.size(key)

@@ -17,14 +17,14 @@ from fleet.tables.groups import Group
 from fleet.tables.publications import publication_names
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
-from snapshots.create.definitions import changed_definitions
+from snapshots.create.definitions import collect_definition_changes
 from snapshots.create.late_writers import late_writers
 from snapshots.create.make_cut import CutPlan, MadeCut, make_cut
 from snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from snapshots.create.sequences import never_back, read_sequences
 from snapshots.ddl.attempts import ChangedError, until_unchanged, void_if
-from snapshots.ddl.table_changes import Known, SchemaPlan, changed_since
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import DefinitionChanges, Sequence
 from storage.store import ObjectStore
@@ -46,7 +46,7 @@ class CutResult:
 
     made: MadeCut
     plan: CutPlan
-    tables: SchemaPlan
+    tables: DdlPlan
     definition_changes: DefinitionChanges | None
     sequences: Mapping[str, tuple[Sequence, ...]]
     ends: Mapping[str, Lsn]
@@ -88,15 +88,15 @@ def take_cut(
         made = _make_cut(context, plan, spark, progress)
         _check_copies(context.fleet, context.store, state.known, prepared, made)
         sequences = never_back(before, sessions.ask_named_primaries(read_sequences))
-        progress.reached(Point.SEQUENCES_READ)
-        changes = changed_definitions(context, state.known, prepared, made, progress)
-        if cause := changed_since(sessions, prepared.plan.catalogs, state.followed):
+        progress.reached(CrashPoint.SEQUENCES_READ)
+        changes = collect_definition_changes(context, state.known, prepared, made, progress)
+        if cause := find_change(sessions, prepared.plan.catalogs, state.followed):
             raise ChangedError(cause)
         return CutResult(made, plan, prepared.plan, changes, sequences, ends)
 
     def attempt() -> CutResult:
         try:
-            with void_if(lambda: changed_since(sessions, state.seen, state.followed)):
+            with void_if(lambda: find_change(sessions, state.seen, state.followed)):
                 return make()
         except ChangedError as error:
             for shard, oids in error.moved.items():
@@ -129,7 +129,7 @@ def _plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTable
     return CutPlan(state.chain, context.operation.id, tasks, state.last_cut, context.request.retries)
 
 
-def versions_of(node: Node, known: Known, prepared: PreparedTables) -> tuple[Definition, ...]:
+def versions_of(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
     """The definitions that the node's WAL may show; those of one table in the order in which they were made."""
     plan = prepared.plan.shards[node.shard]
     there = {state.oid for state in plan.states.values()}
@@ -151,7 +151,9 @@ def _make_cut(context: CreateContext, plan: CutPlan, spark: SparkSource, progres
         raise ChangedError(error.message, moved) from error
 
 
-def _check_copies(fleet: Fleet, store: ObjectStore, known: Known, prepared: PreparedTables, made: MadeCut) -> None:
+def _check_copies(
+    fleet: Fleet, store: ObjectStore, known: KnownTables, prepared: PreparedTables, made: MadeCut
+) -> None:
     """Raise ChangedError if a transaction prepared before a copy and decided after it changed what was copied."""
     for node, position in prepared.positions.items():
         shard = fleet.node(node).shard

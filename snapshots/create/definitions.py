@@ -13,16 +13,16 @@ from snapshots.create.context import CreateContext
 from snapshots.create.make_cut import MadeCut
 from snapshots.create.prepare_tables import PreparedTables
 from snapshots.ddl.dump import read_roles, store_schema
-from snapshots.ddl.table_changes import Known
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import KnownTables
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commit import DefinitionChanges, StoredObject
 from snapshots.records.keys import ddl_prefix
 
 T = TypeVar("T")
 
 
-def changed_definitions(
-    context: CreateContext, known: Known, prepared: PreparedTables, made: MadeCut, progress: Progress
+def collect_definition_changes(
+    context: CreateContext, known: KnownTables, prepared: PreparedTables, made: MadeCut, progress: Progress
 ) -> DefinitionChanges | None:
     """What is not as the last commit `known` it; None if nothing changed. Dumps the DDL of shards where it changed."""
     sessions, plan = context.sessions, prepared.plan
@@ -34,13 +34,13 @@ def changed_definitions(
         for shard, one in plan.shards.items()
     }
     part = DefinitionChanges(
-        groups=_filled(
+        groups=_drop_empty(
             {shard: tuple(one.table.group for one in found.changed) for shard, found in plan.shards.items()}
         ),
-        gone=_filled({shard: found.gone for shard, found in plan.shards.items()}),
-        successions=_filled({shard: found.successions for shard, found in plan.shards.items()}),
-        begun=_filled(_begun(prepared, made, sessions.nodes)),
-        tables=_filled(states),
+        gone=_drop_empty({shard: found.gone for shard, found in plan.shards.items()}),
+        successions=_drop_empty({shard: found.successions for shard, found in plan.shards.items()}),
+        begun=_drop_empty(_begun(prepared, made, sessions.nodes)),
+        tables=_drop_empty(states),
         objects=tuple(objects),
         roles={shard: roles[shard] for shard in dumped},
         fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
@@ -48,7 +48,7 @@ def changed_definitions(
     return None if part == DefinitionChanges() else part
 
 
-def _filled(found: Mapping[str, T]) -> dict[str, T]:
+def _drop_empty(found: Mapping[str, T]) -> dict[str, T]:
     return {name: one for name, one in found.items() if one}
 
 
@@ -82,5 +82,5 @@ def _dump_ddl(context: CreateContext, shards: Sequence[str], progress: Progress)
 
     with ThreadPoolExecutor(max_workers=len(shards)) as threads:
         found = [stored for objects in threads.map(dump, shards) for stored in objects]
-    progress.reached(Point.SCHEMA_STORED)
+    progress.reached(CrashPoint.SCHEMA_STORED)
     return found

@@ -14,11 +14,11 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from snapshots.create.context import CreateContext, undo_create
-from snapshots.create.full_plan import chosen_nodes, plan_full
+from snapshots.create.full_plan import choose_nodes, plan_full
 from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.operation import Operation, new_operation, record_operation
 from snapshots.operations.settling import settle_operations
 from snapshots.operations.slot_guard import guard_nodes
 from snapshots.operations.spark_jobs import SparkSource
@@ -33,17 +33,17 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     began = time.monotonic()
     progress.step("check nodes")
     store = fleet.store.open()
-    nodes = chosen_nodes(fleet, only_primary=request.only_primary)
+    nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes) as sessions:
         plan = plan_full(fleet, request, sessions, store)
-        progress.reached(Point.CHECKED)
+        progress.reached(CrashPoint.CHECKED)
         with exclusive(sessions, store, "create", request.name) as lock:
-            progress.reached(Point.LOCKED)
+            progress.reached(CrashPoint.LOCKED)
             settle_operations(store, fleet, progress)
-            progress.reached(Point.SETTLED)
+            progress.reached(CrashPoint.SETTLED)
             check_not_deleted(store, request.name)
             guard_nodes(store, sessions, progress)
-            progress.reached(Point.GIVEN_UP)
+            progress.reached(CrashPoint.GIVEN_UP)
             check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
             intent = new_operation("create", request.name, 0, tuple(node.id for node in plan.nodes))
             slot = slot_name(intent.id)
@@ -52,11 +52,11 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             operation = Operation(structs.replace(intent, slot=slot, turn=turn, terminal=terminal))
             context = CreateContext(request, store, operation, lock)
             spark.begin()
-            progress.reached(Point.SPARK_BEGUN)
+            progress.reached(CrashPoint.SPARK_BEGUN)
             from snapshots.create.full_attempt import take_full
 
-            with recorded(store, operation, lambda: undo_create(context, slot, progress), progress):
+            with record_operation(store, operation, lambda: undo_create(context, slot, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)
-            progress.reached(Point.OUTCOME_STORED)
-    progress.reached(Point.RELEASED)
+            progress.reached(CrashPoint.OUTCOME_STORED)
+    progress.reached(CrashPoint.RELEASED)
     return commit

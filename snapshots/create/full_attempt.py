@@ -21,28 +21,35 @@ from fleet.progress import Progress
 from fleet.tables.append_only import SNAPSHOT_BEGAN
 from fleet.tables.left_out import read_left_out, standby_copies
 from snapshots.base_copy.copy_plan import TableSource, plan_copy
-from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, exported_slots
+from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
+from snapshots.create.append_only_counters import check_counted, with_counters
 from snapshots.create.chain_state import ChainState
+from snapshots.create.commit_counts import counts_of
 from snapshots.create.context import CreateContext
-from snapshots.create.counted import check_counted, counted_states
-from snapshots.create.counting import counts_of
 from snapshots.create.cut_attempt import CutResult, take_cut
 from snapshots.create.full_plan import FullPlan
 from snapshots.create.make_cut import LastCut
-from snapshots.create.prepared import await_prepared
+from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
 from snapshots.ddl.attempts import ChangedError, until_unchanged, void_if
 from snapshots.ddl.dump import read_roles, store_schema
-from snapshots.ddl.table_changes import Known, changed_since, current, publish_new, read_all, unpublished
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import (
+    KnownTables,
+    add_to_publications,
+    find_change,
+    read_current_tables,
+    read_fleet_tables,
+    unpublished,
+)
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource, raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
 from snapshots.records.keys import ddl_prefix
-from snapshots.records.large_objects import with_stored
+from snapshots.records.large_objects import with_large_object_counts
 from wal.slots.slots import ExportedSlot, slot_name
 
 
@@ -59,12 +66,12 @@ def take_full(
     context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
 ) -> FullSnapshot:
     """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
-    progress.reached(Point.INTENT_STORED)
+    progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     base = copy_base(context, plan, spark, progress)
     wait = context.request.wait_seconds
     await_prepared(sessions, wait, progress)
-    progress.reached(Point.PREPARED_OVER)
+    progress.reached(CrashPoint.PREPARED_OVER)
 
     def close() -> Mapping[str, Lsn]:
         return end_writes(context.lock, store, operation, plan.followed.fleet_id, wait, progress)
@@ -72,13 +79,13 @@ def take_full(
     state = _state(base, operation.id)
     cut = take_cut(context, state, spark, progress, close if context.request.terminal else None)
     progress.step("commit")
-    uncounted = check_counted(sessions, counted_states(cut.tables, state.known), SNAPSHOT_BEGAN)
+    uncounted = check_counted(sessions, with_counters(cut.tables, state.known), SNAPSHOT_BEGAN)
     commit = _commit(context, base, cut, time.monotonic() - began)
-    commit = structs.replace(commit, left_out=(*with_stored(commit.left_out or (), commit), *uncounted))
+    commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *uncounted))
     check_final(cut.plan, cut.made, cut.ends, sessions, store)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
-    progress.reached(Point.COMMITTED)
+    progress.reached(CrashPoint.COMMITTED)
     return commit
 
 
@@ -91,34 +98,34 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     sessions, slot = context.sessions, slot_name(context.operation.id)
 
     def changed() -> str:
-        return changed_since(sessions, plan.catalogs, plan.followed)
+        return find_change(sessions, plan.catalogs, plan.followed)
 
     def attempt() -> BaseCopy:
-        seen = current(sessions, plan.followed, plan.catalogs)
-        now = _publish(sessions, replace(plan, catalogs=seen), context.request.wait_seconds, progress)
+        seen = read_current_tables(sessions, plan.followed, plan.catalogs)
+        now = _add_to_publications(sessions, replace(plan, catalogs=seen), context.request.wait_seconds, progress)
         try:
             with (
                 void_if(changed),
-                exported_slots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
+                export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
                 check_exported(now.nodes, slots, now.fingerprints)
                 objects = _copy(context, now, slots, spark, progress)
         except ChangedError:
             drop_copy_slots(now.nodes, slot, progress)
             raise
-        progress.reached(Point.SNAPSHOTS_RELEASED)
+        progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
         return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(objects))
 
     return until_unchanged(attempt, context.request.retries, progress)
 
 
-def _publish(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
+def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
     """Put the tables that were created since `init` into a publication."""
     if not (names := unpublished(plan.catalogs)):
         return plan
-    publish_new(sessions, names, plan.followed, wait_seconds, progress)
-    progress.reached(Point.TABLES_PUBLISHED)
-    return replace(plan, catalogs=read_all(sessions, plan.followed))
+    add_to_publications(sessions, names, plan.followed, wait_seconds, progress)
+    progress.reached(CrashPoint.TABLES_PUBLISHED)
+    return replace(plan, catalogs=read_fleet_tables(sessions, plan.followed))
 
 
 def _copy(
@@ -145,7 +152,7 @@ def _copy(
         if context.request.large_objects:
             copied += _copy_large_objects(sessions, slots, destination, spark, progress)
         copied += [stored for found in schemas.result() for stored in found]
-        progress.reached(Point.SCHEMA_STORED)
+        progress.reached(CrashPoint.SCHEMA_STORED)
         return copied
 
 
@@ -158,15 +165,15 @@ def _copy_large_objects(
 ) -> list[StoredObject]:
     """Copy the large objects of all primaries in a Spark job."""
     # Imported where it is asked for, as few ask.
-    from snapshots.base_copy.large_objects import LargeObjectSource, copy_large, plan_large
+    from snapshots.base_copy.large_objects import LargeObjectSource, copy_large_objects, plan_large_objects
 
     sources = [
         LargeObjectSource(sessions.fleet.node(node), slots[node].snapshot, connection)
         for node, connection in sessions.primaries.items()
     ]
-    tasks = plan_large(sources, destination)
+    tasks = plan_large_objects(sources, destination)
     progress.step("copy large objects", total=len(tasks), unit="tasks")
-    reports = run_tasks(spark.session(), copy_large, tasks, progress, sessions.watch)
+    reports = run_tasks(spark.session(), copy_large_objects, tasks, progress, sessions.watch)
     raise_first([report.problem for report in reports])
     return [stored for report in reports for stored in report.objects]
 
@@ -178,7 +185,7 @@ def _state(base: BaseCopy, chain: str) -> ChainState:
     return ChainState(
         chain,
         plan.followed,
-        Known(groups, plan.states, plan.fingerprints, highest),
+        KnownTables(groups, plan.states, plan.fingerprints, highest),
         plan.catalogs,
         base.positions,
         {},

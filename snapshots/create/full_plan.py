@@ -20,9 +20,9 @@ from fleet.tables.large_objects import check_readable, count_large_objects
 from fleet.tables.left_out import LeftOut, read_left_out, standby_copies, with_large_objects
 from fleet.tables.table_state import TableState
 from snapshots.create.request import CreateRequest
-from snapshots.ddl.table_changes import Catalogs, Followed, read_all
-from snapshots.operations.slot_guard import foresee
-from snapshots.records.commits import check_name, commit_gone, free_turn, increment_numbers
+from snapshots.ddl.table_changes import NodeTables, TableSelection, read_fleet_tables
+from snapshots.operations.slot_guard import preview_guard
+from snapshots.records.commits import check_name, commit_missing_error, free_turn, increment_numbers
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import check_not_deleted
 from storage.store import ObjectStore
@@ -33,8 +33,8 @@ class FullPlan:
     """What a full snapshot will copy: the nodes, every shard's tables, and what of their databases it leaves out."""
 
     nodes: tuple[Node, ...]
-    catalogs: Mapping[str, Catalogs]
-    followed: Followed
+    catalogs: Mapping[str, NodeTables]
+    followed: TableSelection
     left_out: tuple[LeftOut, ...]
 
     @property
@@ -53,7 +53,7 @@ class FullPlan:
         return {shard: one.fingerprint for shard, one in self.catalogs.items()}
 
 
-def chosen_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
+def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
     """The nodes that a snapshot copies."""
     return fleet.primaries if only_primary else fleet.nodes
 
@@ -65,10 +65,10 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     check_not_deleted(store, request.name)
     free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):
-        raise commit_gone(request.name, 0)
+        raise commit_missing_error(request.name, 0)
     check_nodes(sessions)
-    followed = Followed(identity.fleet_id, narrowed(fleet.groups, request))
-    catalogs = read_all(sessions, followed)
+    followed = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    catalogs = read_fleet_tables(sessions, followed)
     groups = {node: [table.group for table in found.tables] for node, found in catalogs.items()}
     left_out = read_left_out(sessions.primaries, followed.rules, groups)
     if request.large_objects:
@@ -79,7 +79,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     return FullPlan(sessions.nodes, catalogs, followed, left_out)
 
 
-def narrowed(rules: GroupRules, request: CreateRequest) -> GroupRules:
+def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
     """fleet.toml's rules, narrowed by --group and --exclude-group."""
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
 
@@ -88,8 +88,8 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     """Make every check of a full snapshot and return what it would copy."""
     progress.step("check nodes")
     store = fleet.store.open()
-    with open_sessions(fleet, chosen_nodes(fleet, only_primary=request.only_primary)) as sessions:
+    with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
         plan = plan_full(fleet, request, sessions, store)
-        foresee(store, sessions, None, progress)
+        preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
         return plan

@@ -18,20 +18,20 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from fleet.tables.left_out import LeftOut, read_left_out
+from snapshots.create.append_only_counters import check_counted, since_of, with_counters, with_warnings
 from snapshots.create.context import CreateContext, undo_create
 from snapshots.create.continuable import check_continuable, check_described, plan_next, rules_since
-from snapshots.create.counted import check_counted, counted_states, since_of, with_warnings
 from snapshots.create.request import CreateRequest
-from snapshots.ddl.table_changes import known_of, tell
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import known_tables, report_changes
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import exclusive
-from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.operation import Operation, new_operation, record_operation
 from snapshots.operations.settling import settle_operations
-from snapshots.operations.slot_guard import foresee, guard_nodes
+from snapshots.operations.slot_guard import guard_nodes, preview_guard
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import Commit
 from snapshots.records.commits import check_not_pruned, free_turn, read_chain
-from snapshots.records.large_objects import with_stored
+from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from wal.slots.slots import copy_slot_name, slot_name
@@ -59,18 +59,18 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         open_sessions(fleet, nodes) as sessions,
         exclusive(sessions, store, "create", request.name) as lock,
     ):
-        progress.reached(Point.LOCKED)
+        progress.reached(CrashPoint.LOCKED)
         settle_operations(store, fleet, progress)
-        progress.reached(Point.SETTLED)
+        progress.reached(CrashPoint.SETTLED)
         # Read under the lock: nobody adds an increment to it now.
         chain = read_chain(store, request.name)
         check_not_pruned(store, request.name)
         guard_nodes(store, sessions, progress)
-        progress.reached(Point.GIVEN_UP)
+        progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         catalogs = check_continuable(store, sessions, chain)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
-        progress.reached(Point.CHECKED)
+        progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1
         intent = new_operation("create", request.name, number, tuple(node.id for node in nodes))
         intent = structs.replace(
@@ -79,13 +79,13 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         operation = Operation(intent)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
         spark.begin()
-        progress.reached(Point.SPARK_BEGUN)
+        progress.reached(CrashPoint.SPARK_BEGUN)
         from snapshots.create.increment_attempt import take_increment
 
-        with recorded(store, operation, lambda: undo_create(context, slot, progress), progress):
+        with record_operation(store, operation, lambda: undo_create(context, slot, progress), progress):
             commit = take_increment(context, chain, catalogs, spark, progress, began)
-        progress.reached(Point.OUTCOME_STORED)
-    progress.reached(Point.RELEASED)
+        progress.reached(CrashPoint.OUTCOME_STORED)
+    progress.reached(CrashPoint.RELEASED)
     return commit
 
 
@@ -99,16 +99,16 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     check_not_pruned(store, request.name)
     with open_sessions(fleet, check_described(fleet, chain)) as sessions:
         check_not_lost(store, chain)
-        foresee(store, sessions, chain.full.chain, progress)
+        preview_guard(store, sessions, chain.full.chain, progress)
         plan = plan_next(chain, check_continuable(store, sessions, chain))
-        tell(plan, progress)
-        uncounted = check_counted(sessions, counted_states(plan, known_of(chain)), since_of(chain))
+        report_changes(plan, progress)
+        uncounted = check_counted(sessions, with_counters(plan, known_tables(chain)), since_of(chain))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         slot = slot_name(chain.full.operation)
         waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
         groups = {shard: one.groups for shard, one in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
-        left_out = with_stored(left_out, chain.full) + chain.too_old
+        left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
         return IncrementPlan(waiting, with_warnings(left_out, chain, uncounted))
 
 

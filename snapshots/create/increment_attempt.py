@@ -12,28 +12,28 @@ from collections.abc import Mapping
 from fleet.lsn import Lsn
 from fleet.progress import Progress
 from fleet.tables.left_out import read_left_out
+from snapshots.create.append_only_counters import check_counted, since_of, with_counters, with_warnings
 from snapshots.create.chain_state import state_of
+from snapshots.create.commit_counts import counts_of
 from snapshots.create.context import CreateContext
 from snapshots.create.continuable import rules_since
-from snapshots.create.counted import check_counted, counted_states, since_of, with_warnings
-from snapshots.create.counting import counts_of
 from snapshots.create.cut_attempt import take_cut
-from snapshots.create.prepared import await_prepared
+from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
-from snapshots.ddl.table_changes import Catalogs
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import NodeTables
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import commit_operation
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Increment, Previous
-from snapshots.records.large_objects import with_stored
+from snapshots.records.large_objects import with_large_object_counts
 
 
 def take_increment(
     context: CreateContext,
     chain: Chain,
-    seen: Mapping[str, Catalogs],
+    seen: Mapping[str, NodeTables],
     spark: SparkSource,
     progress: Progress,
     began: float,
@@ -42,7 +42,7 @@ def take_increment(
 
     `seen` are the primaries' catalogs as the checks read them; `began` is when the command did (time.monotonic).
     """
-    progress.reached(Point.INTENT_STORED)
+    progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     request, rules = context.request, rules_since(chain, context.fleet)
     state = state_of(chain, rules, seen)
@@ -56,8 +56,10 @@ def take_increment(
 
     cut = take_cut(context, state, spark, progress, close if request.terminal else None)
     progress.step("commit")
-    uncounted = check_counted(sessions, counted_states(cut.tables, state.known), since_of(chain))
-    left_out = with_stored(read_left_out(sessions.primaries, rules, cut.groups), chain.full) + chain.too_old
+    uncounted = check_counted(sessions, with_counters(cut.tables, state.known), since_of(chain))
+    left_out = (
+        with_large_object_counts(read_left_out(sessions.primaries, rules, cut.groups), chain.full) + chain.too_old
+    )
     check_final(cut.plan, cut.made, cut.ends, sessions, store)
     changes = cut.definition_changes
     commit = Increment(
@@ -79,5 +81,5 @@ def take_increment(
     )
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
-    progress.reached(Point.COMMITTED)
+    progress.reached(CrashPoint.COMMITTED)
     return commit

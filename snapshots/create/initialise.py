@@ -9,10 +9,10 @@ from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
 from fleet.nodes.lock import locked_fleet
 from fleet.nodes.preconditions import check_nodes
-from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, naming_holders
+from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
-from fleet.tables.groups import SchemaChangedError, Table, qualified, read_tables
+from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import PASSING
 from snapshots.operations.majority import forget_nodes
@@ -70,9 +70,9 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
 
 def _published(sessions: Sessions, id_: str, fleet_id: str, tables: list[Table]) -> list[str]:
     node, connection = sessions.fleet.node(id_), sessions.connections[id_]
-    names = [qualified(table.group) for table in tables]
+    names = [qualify(table.group) for table in tables]
     try:
-        with naming_holders(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
+        with raising_locked(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
             bound_lock_waits(connection)
             return ensure_publications(connection, fleet_id, tables)
     except PASSING as error:

@@ -22,8 +22,8 @@ from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
-from snapshots.operations.crash_points import Point
-from snapshots.operations.spark_jobs import SparkSource, run_tasks, started
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_session
 from snapshots.records.commit import CutRecord
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
@@ -32,7 +32,7 @@ from wal.cut.markers import Marker, marker_from_bytes, write_markers
 from wal.cut.resolve import NodeWindow, resolve
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.drain.drain import drain
-from wal.drain.drain_task import DrainReport, DrainTask, advanced
+from wal.drain.drain_task import DrainReport, DrainTask, next_task
 from wal.drain.replay import ReplayLagError
 from wal.segments.archive import ArchivedSegment, Segment
 from wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
@@ -111,17 +111,17 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
         try:
-            marked = _mark(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
-            archived, ignored = _drained(plan, marked, spark, progress, lock.sessions.watch)
-            progress.reached(Point.ARCHIVED)
-            cut = _resolved(plan, marked, archived, store)
-            progress.reached(Point.RESOLVED)
+            marked = _write_markers(lock, Marker(plan.chain, f"{plan.operation}.{attempt}", "start"), progress)
+            archived, ignored = _drain(plan, marked, spark, progress, lock.sessions.watch)
+            progress.reached(CrashPoint.ARCHIVED)
+            cut = _resolve(plan, marked, archived, store)
+            progress.reached(CrashPoint.RESOLVED)
         except _AttemptFailedError as error:
             causes.append(str(error))
             report = f"attempt {attempt} of {plan.retries + 1} at a cut was inconsistent: {error}"
             if attempt > plan.retries:
                 progress.note(report)
-                raise _given_up(causes, error.unreachable) from error
+                raise _cut_error(causes, error.unreachable) from error
             seconds = pause_seconds(attempt)
             progress.note(f"{report}; made again in {seconds:.1f} s")
             time.sleep(seconds)
@@ -146,7 +146,7 @@ def pause_seconds(attempt: int) -> float:
     return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
 
 
-def _given_up(causes: list[str], unreachable: SnapshotError | None) -> SnapshotError:
+def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> SnapshotError:
     attempts = f"{len(causes)} attempts" if len(causes) > 1 else "one attempt"
     if unreachable:
         return CutUnreachableError(
@@ -161,7 +161,7 @@ def _given_up(causes: list[str], unreachable: SnapshotError | None) -> SnapshotE
     )
 
 
-def _mark(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
+def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
     """Write the start marker on all primaries, then the finish marker on all of them."""
     progress.step("cut")
     # A node that was silent for long ends it, however often it would be tried.
@@ -174,28 +174,28 @@ def _mark(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
     began = time.monotonic()
     try:
         starts = write_markers(primaries, start)
-        progress.reached(Point.STARTS_WRITTEN)
+        progress.reached(CrashPoint.STARTS_WRITTEN)
         finishes = write_markers(primaries, replace(start, kind="finish"))
-        progress.reached(Point.FINISHES_WRITTEN)
+        progress.reached(CrashPoint.FINISHES_WRITTEN)
     except (psycopg.OperationalError, NodeUnreachableError) as error:
-        raise _AttemptFailedError(_lost_between(primaries, error)) from error
+        raise _AttemptFailedError(_lock_lost_error(primaries, error)) from error
     # A restart between the markers would have ended the session that wrote both.
     return _Markers(start, starts, finishes, time.monotonic() - began)
 
 
-def _lost_between(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
+def _lock_lost_error(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
     lost = [node for node, connection in primaries.items() if connection.closed]
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     where = f"node {', '.join(lost)}" if lost else "a node"
     return f"{where}: its session was lost between its markers: {reason.removeprefix(f'{where}: ')}"
 
 
-def _drained(
+def _drain(
     plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Bring every archive up to the finish marker; a standby's up to its primary's."""
-    session = started(spark, progress)
-    tasks = [advanced(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
+    session = start_session(spark, progress)
+    tasks = [next_task(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     reports = run_tasks(session, drain, tasks, progress, watch)
     _raise_problems(reports)
@@ -205,7 +205,7 @@ def _drained(
 def _raise_problems(reports: list[DrainReport]) -> None:
     """Raise what ended a drain: as void attempt only if nothing but nodes that went away did."""
     met = [(report.node, error_of(report.problem)) for report in reports if report.problem]
-    final = [error for _, error in met if not _passes(error)]
+    final = [error for _, error in met if not _is_transient(error)]
     # Planning anew mends a table that moved, on whichever nodes that was seen; nothing else that is final.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
@@ -218,14 +218,14 @@ def _raise_problems(reports: list[DrainReport]) -> None:
         raise _AttemptFailedError("; ".join(error.message for _, error in met), met[0][1])
 
 
-def _passes(error: SnapshotError) -> bool:
+def _is_transient(error: SnapshotError) -> bool:
     """Whether a node went away while its slot was read: its archive goes on where it ends, once the node is back."""
     # A standby that lags has been waited for long enough.
     is_lag = isinstance(error, ReplayLagError)
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
 
 
-def _resolved(
+def _resolve(
     plan: CutPlan, marked: _Markers, archived: Mapping[str, tuple[ArchivedSegment, ...]], store: ObjectStore
 ) -> Cut:
     windows: dict[str, NodeWindow] = {}

@@ -13,20 +13,27 @@ from fleet.lsn import Lsn
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from snapshots.base_copy.copy_plan import TableSource, plan_copy
-from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, exported_slots
+from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
 from snapshots.ddl.attempts import ChangedError, void_if
-from snapshots.ddl.table_changes import SchemaPlan, changed_since, current, plan_schema, publish_new, tell
-from snapshots.operations.crash_points import Point
+from snapshots.ddl.table_changes import (
+    DdlPlan,
+    add_to_publications,
+    find_change,
+    plan_ddl,
+    read_current_tables,
+    report_changes,
+)
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.commit import StoredObject
 from storage.store import ObjectStore
 from wal.segments.archive import archive_prefix, segment_key
 from wal.segments.definitions import Definition
-from wal.segments.segments import unlisted_segments
+from wal.segments.segments import list_unlisted
 from wal.slots.slots import copy_slot_name
 
 
@@ -46,7 +53,7 @@ class PreparedTables:
     copied anew; `positions`, by node, are where their changes begin to count.
     """
 
-    plan: SchemaPlan
+    plan: DdlPlan
     last_segments: Mapping[str, int]
     objects: tuple[StoredObject, ...] = ()
     positions: Mapping[str, Lsn] = field(default_factory=dict)
@@ -66,19 +73,19 @@ def prepare_tables(
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
-    catalogs = current(sessions, state.followed, state.seen)
-    plan = plan_schema(catalogs, state.known, archived.definitions, moved)
+    catalogs = read_current_tables(sessions, state.followed, state.seen)
+    plan = plan_ddl(catalogs, state.known, archived.definitions, moved)
     if plan.unpublished:
-        publish_new(sessions, plan.unpublished, state.followed, context.request.wait_seconds, progress)
-        progress.reached(Point.TABLES_PUBLISHED)
-        catalogs = current(sessions, state.followed, catalogs)
-        plan = plan_schema(catalogs, state.known, archived.definitions, moved)
+        add_to_publications(sessions, plan.unpublished, state.followed, context.request.wait_seconds, progress)
+        progress.reached(CrashPoint.TABLES_PUBLISHED)
+        catalogs = read_current_tables(sessions, state.followed, catalogs)
+        plan = plan_ddl(catalogs, state.known, archived.definitions, moved)
         if plan.unpublished:
             raise ChangedError("a table was created while others were published")
-    tell(plan, progress)
+    report_changes(plan, progress)
     if not plan.copied:
         return PreparedTables(plan, archived.last_segments)
-    return _copied_anew(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
+    return _copy_again(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
@@ -90,7 +97,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
         last = len(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
             return [], last
-        found = list(unlisted_segments(store, prefix, last))
+        found = list(list_unlisted(store, prefix, last))
         return [version for one in found for version in one.definitions], last + len(found)
 
     definitions: dict[str, list[Definition]] = {}
@@ -101,7 +108,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
     return Archived(definitions, last_segments)
 
 
-def _copied_anew(
+def _copy_again(
     context: CreateContext, state: ChainState, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
     """The same with base copies of the tables that can't be converted."""
@@ -111,12 +118,12 @@ def _copied_anew(
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
 
     def changed() -> str:
-        return changed_since(sessions, plan.catalogs, state.followed)
+        return find_change(sessions, plan.catalogs, state.followed)
 
     try:
         with (
             void_if(changed),
-            exported_slots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
+            export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
         ):
             check_exported(nodes, slots, plan.fingerprints)
             sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]

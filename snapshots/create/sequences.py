@@ -16,8 +16,8 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.config import Node
-from fleet.nodes.relation_locks import bound_lock_waits, naming_holders
-from fleet.tables.groups import quoted
+from fleet.nodes.relation_locks import bound_lock_waits, raising_locked
+from fleet.tables.groups import quote_identifier
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
@@ -63,8 +63,8 @@ def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ..
     values: list[tuple[int, bool]] = []
     for start in range(0, len(found), READ_AT_ONCE):
         names = [(schema, name) for schema, name, *_ in found[start : start + READ_AT_ONCE]]
-        relations = [".".join(map(quoted, name)) for name in names]
-        with naming_holders(node, "reading sequences", relations), connection.transaction():
+        relations = [".".join(map(quote_identifier, name)) for name in names]
+        with raising_locked(node, "reading sequences", relations), connection.transaction():
             bound_lock_waits(connection)
             values += _values(connection, names)
     return tuple(
@@ -93,11 +93,11 @@ def never_back(
     found: dict[str, tuple[Sequence, ...]] = {}
     for shard, sequences in after.items():
         known = {(one.schema, one.name): one for one in before[shard]}
-        found[shard] = tuple(_farther(known.get((one.schema, one.name), one), one) for one in sequences)
+        found[shard] = tuple(_is_farther(known.get((one.schema, one.name), one), one) for one in sequences)
     return found
 
 
-def _farther(before: Sequence, after: Sequence) -> Sequence:
+def _is_farther(before: Sequence, after: Sequence) -> Sequence:
     if after.cycles or before.increment * after.increment < 0:
         return after
     direction = 1 if after.increment > 0 else -1

@@ -18,15 +18,15 @@ import psycopg
 
 from fleet.config import Node
 from fleet.lsn import Lsn
-from fleet.nodes.connections import answering
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.other_sessions import SessionsLeftError, end_sessions, sessions_text
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from fleet.read_only.frozen import freeze, read_frozen
 from snapshots.create.make_cut import CutPlan, MadeCut
-from snapshots.create.prepared import await_prepared
-from snapshots.operations.crash_points import Point
+from snapshots.create.prepared_transactions import await_prepared
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
 from snapshots.operations.operation import Operation
 from storage.errors import RefusedError
@@ -64,12 +64,12 @@ def end_writes(
     wait = max(wait_seconds, SESSIONS_SECONDS_MIN)
 
     def close(node: Node) -> None:
-        with answering(node):
+        with raising_unreachable(node):
             freeze(sessions.connections[node.id], fleet_id, operation.id, operation.snapshot)
-        progress.reached(Point.FROZEN, node=node.id)
+        progress.reached(CrashPoint.FROZEN, node=node.id)
 
     def clear(node: Node) -> None:
-        with answering(node):
+        with raising_unreachable(node):
             _, left = end_sessions(node, sessions.connections[node.id], None, wait, progress)
         if left:
             raise SessionsLeftError(
@@ -78,13 +78,13 @@ def end_writes(
                 details={"node": node.id, "sessions": [one.details() for one in left]},
             )
         progress.advance(1)
-        progress.reached(Point.SESSIONS_ENDED, node=node.id)
+        progress.reached(CrashPoint.SESSIONS_ENDED, node=node.id)
 
     in_parallel(close, primaries)
     in_parallel(clear, primaries)
     # Read-only sessions may commit what is prepared. Of new transactions none writes, so none is waited for.
     await_prepared(sessions, wait_seconds, progress, "the last cut")
-    return sessions.ask_primaries(_written_up_to)
+    return sessions.ask_primaries(_insert_position)
 
 
 def check_final(plan: CutPlan, made: MadeCut, ends: Mapping[str, Lsn], sessions: Sessions, store: ObjectStore) -> None:
@@ -97,26 +97,26 @@ def check_final(plan: CutPlan, made: MadeCut, ends: Mapping[str, Lsn], sessions:
         undecided = made.record.of(node).undecided
         if undecided:
             gids = ", ".join(repr(one.global_id) for one in undecided)
-            raise _not_final(task.node, f"{gids} is prepared and not decided", [])
+            raise _not_final_error(task.node, f"{gids} is prepared and not decided", [])
         numbers: set[int] = set()
         for segment in made.segments[node]:
             if segment.through > end:
                 numbers |= read_changed_groups(store, segment, end)
         if numbers:
             names = sorted({one.group.name for one in task.versions if one.group.number in numbers})
-            raise _not_final(task.node, f"{', '.join(names)} was written when all writes were to be over", names)
+            raise _not_final_error(task.node, f"{', '.join(names)} was written when all writes were to be over", names)
 
     def check(node: str) -> None:
-        with answering(plan.tasks[node].node):
+        with raising_unreachable(plan.tasks[node].node):
             _check_unwritten(sessions.connections[node], plan.tasks[node], made.record.of(node).finish)
             frozen = read_frozen(sessions.connections[node])
         if frozen is None or frozen.operation != plan.operation:
-            raise _not_final(plan.tasks[node].node, "somebody has let it accept writes again", [])
+            raise _not_final_error(plan.tasks[node].node, "somebody has let it accept writes again", [])
 
     in_parallel(check, ends)
 
 
-def _written_up_to(connection: psycopg.Connection[Any]) -> Lsn:
+def _insert_position(connection: psycopg.Connection[Any]) -> Lsn:
     (position,) = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("0/0",)
     return Lsn.parse(position)
 
@@ -135,10 +135,10 @@ def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finis
                 raise
             time.sleep(POLL_SECONDS)
     if row and row[0]:
-        raise _not_final(task.node, f"{row[0]} changes were made after the cut", [])
+        raise _not_final_error(task.node, f"{row[0]} changes were made after the cut", [])
 
 
-def _not_final(node: Node, what: str, groups: list[str]) -> FinalStateError:
+def _not_final_error(node: Node, what: str, groups: list[str]) -> FinalStateError:
     return FinalStateError(
         f"node {node.id}: {what}: the snapshot would not be the final state",
         hint="find who sets default_transaction_read_only or transaction_read_only itself (SET, BEGIN READ WRITE,"

@@ -19,14 +19,14 @@ import zstandard
 
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
-from fleet.nodes.connections import answering, connect, conninfo
+from fleet.nodes.connections import connect, conninfo, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.relation_locks import LockWatch, locked_error
 from fleet.nodes.watch import Watch
 from fleet.programs.wheel import ProgramFailedError, run_tool
-from snapshots.ddl.dump_faults import corrected, read_other_types, with_other_types
+from snapshots.ddl.dump_faults import correct_script, read_other_types, restore_types
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
-from snapshots.ddl.search_path import stored_search_path
+from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
 from snapshots.records.commit import DDL, StoredObject
 from snapshots.records.documents import ManifestError
@@ -82,7 +82,7 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
     RelationLockedError where a table or view stays locked.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
-    with answering(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+    with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         archive = Path(folder) / "archive"
         locks = LockWatch(connection, application)
 
@@ -109,8 +109,8 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
             raise locked_error(node, "reading the DDL", locks.found) from error
         found = _sections_of(archive)
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
-        pre_data = with_other_types(found[PRE_DATA], read_other_types(connection))
-        return found | {PRE_DATA: stored_search_path(connection) + dropped + pre_data}
+        pre_data = restore_types(found[PRE_DATA], read_other_types(connection))
+        return found | {PRE_DATA: read_search_path(connection) + dropped + pre_data}
 
 
 def _sections_of(archive: Path) -> dict[str, str]:
@@ -147,7 +147,9 @@ def _script(archive: Path, section: str, entries: list[str]) -> str:
         *([f"--section={section}"] if section in (PRE_DATA, POST_DATA) else []), str(archive),
     )  # fmt: skip
     lines = raw_text(script.read_bytes()).split("\n")
-    return corrected("\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}")))
+    return correct_script(
+        "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
+    )
 
 
 def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
@@ -161,7 +163,7 @@ def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str | No
     return stored
 
 
-def listed_schema(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
+def find_schema_object(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
     """The objects of the shard's DDL, a section after the other; raise ManifestError where one is not listed."""
     found = {stored.kind: stored for stored in chain.schema_objects(shard)}
     if lacking := [section for section in SECTIONS if section not in found]:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from fleet.nodes.encodings import RAW, raw_text
-from fleet.tables.groups import quoted
+from fleet.tables.groups import quote_identifier
 
 TABLE = re.compile(r'^CREATE (?:\w+ )?TABLE ".*?;$', re.MULTILINE | re.DOTALL)
 UNQUOTED = re.compile(r'^    CONSTRAINT (?!")(?P<name>.+?) NOT NULL (?="(?:[^"]|"")+",?$)', re.MULTILINE | re.DOTALL)
@@ -44,16 +44,16 @@ class OtherType:
     largest: int
 
 
-def corrected(script: str) -> str:
+def correct_script(script: str) -> str:
     """The script, in which all identifiers are quoted, but for this: the name of an inherited NOT NULL constraint.
 
     From 18 on pg_dump writes it as it is (dumpTableSchema, for columns that are not the table's own), which is a
     syntax error if it has a space, and another name if it has a capital.
     """
-    return TABLE.sub(lambda table: UNQUOTED.sub(_quoted, table[0]), script)
+    return TABLE.sub(lambda table: UNQUOTED.sub(_quote, table[0]), script)
 
 
-def _quoted(found: re.Match[str]) -> str:
+def _quote(found: re.Match[str]) -> str:
     name = found["name"].replace('"', '""')
     return f'    CONSTRAINT "{name}" NOT NULL '
 
@@ -66,21 +66,21 @@ def read_other_types(connection: psycopg.Connection[Any]) -> list[OtherType]:
     return [OtherType(raw_text(column), raw_text(schema), raw_text(name), *of) for column, schema, name, *of in rows]
 
 
-def with_other_types(script: str, sequences: Iterable[OtherType]) -> str:
+def restore_types(script: str, sequences: Iterable[OtherType]) -> str:
     """The script with these sequences as they are.
 
     pg_dump does not write their type (dumpSequence), so that they would be of their columns' types: too small for the
     bounds that some of them have, which is an error.
     """
     for one in sequences:
-        script = _with_other_type(script, one)
+        script = _restore_type(script, one)
     return script
 
 
-def _with_other_type(script: str, one: OtherType) -> str:
-    name = f"{quoted(one.schema)}.{quoted(one.name)}"
+def _restore_type(script: str, one: OtherType) -> str:
+    name = f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}"
     begins = (
-        f" ALTER COLUMN {quoted(one.column)} ADD GENERATED {kind} AS IDENTITY (\n    SEQUENCE NAME {name}\n"
+        f" ALTER COLUMN {quote_identifier(one.column)} ADD GENERATED {kind} AS IDENTITY (\n    SEQUENCE NAME {name}\n"
         for kind in ("ALWAYS", "BY DEFAULT")
     )
     begin = next((text for text in begins if script.count(text) == 1), None)

@@ -54,7 +54,7 @@ SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog:
+class CatalogRows:
     """A catalog whose rows count by key and xmin: `key` has its columns, `but` a condition on the rows left out."""
 
     name: str
@@ -67,62 +67,62 @@ def _of(column: str, hidden: str) -> str:
 
 
 CATALOGS = (
-    Catalog("pg_aggregate", "aggfnoid::oid"),
-    Catalog("pg_am"),
-    Catalog("pg_amop"),
-    Catalog("pg_amproc"),
-    Catalog("pg_attrdef", but=_of("adrelid", "relations")),
-    Catalog("pg_attribute", "attrelid, attnum", f"attnum < 0 OR {_of('attrelid', 'relations')}"),
-    Catalog("pg_cast"),
-    Catalog("pg_collation", but=_of("collnamespace", "schemas")),
-    Catalog("pg_constraint", but=_of("connamespace", "schemas")),
-    Catalog("pg_conversion", but=_of("connamespace", "schemas")),
-    Catalog("pg_default_acl"),
-    Catalog(
+    CatalogRows("pg_aggregate", "aggfnoid::oid"),
+    CatalogRows("pg_am"),
+    CatalogRows("pg_amop"),
+    CatalogRows("pg_amproc"),
+    CatalogRows("pg_attrdef", but=_of("adrelid", "relations")),
+    CatalogRows("pg_attribute", "attrelid, attnum", f"attnum < 0 OR {_of('attrelid', 'relations')}"),
+    CatalogRows("pg_cast"),
+    CatalogRows("pg_collation", but=_of("collnamespace", "schemas")),
+    CatalogRows("pg_constraint", but=_of("connamespace", "schemas")),
+    CatalogRows("pg_conversion", but=_of("connamespace", "schemas")),
+    CatalogRows("pg_default_acl"),
+    CatalogRows(
         "pg_description",
         "classoid, objoid, objsubid",
         f"(classoid = 'pg_class'::regclass AND {_of('objoid', 'relations')})"
         f" OR (classoid = 'pg_publication'::regclass AND {_of('objoid', 'own')})",
     ),
-    Catalog("pg_enum", but=_of("enumtypid", "types")),
-    Catalog("pg_event_trigger"),
-    Catalog("pg_extension"),
-    Catalog("pg_foreign_data_wrapper"),
-    Catalog("pg_foreign_server"),
-    Catalog("pg_foreign_table", "ftrelid"),
-    Catalog("pg_index", "indexrelid", _of("indrelid", "relations")),
-    Catalog("pg_inherits", "inhrelid, inhseqno", _of("inhrelid", "relations")),
-    Catalog("pg_init_privs", "classoid, objoid, objsubid"),
-    Catalog("pg_language"),
-    Catalog("pg_namespace", but=_of("pg_namespace.oid", "schemas")),
-    Catalog("pg_opclass", but=_of("opcnamespace", "schemas")),
-    Catalog("pg_operator", but=_of("oprnamespace", "schemas")),
-    Catalog("pg_opfamily", but=_of("opfnamespace", "schemas")),
-    Catalog("pg_partitioned_table", "partrelid", _of("partrelid", "relations")),
-    Catalog("pg_policy", but=_of("polrelid", "relations")),
-    Catalog("pg_proc", but=_of("pronamespace", "schemas")),
-    Catalog("pg_publication", but=_of("pg_publication.oid", "own")),
-    Catalog("pg_publication_namespace"),
-    Catalog("pg_publication_rel", but=_of("prpubid", "own")),
-    Catalog("pg_range", "rngtypid", _of("rngtypid", "types")),
-    Catalog("pg_rewrite", but=_of("ev_class", "relations")),
-    Catalog("pg_seclabel", "classoid, objoid, objsubid, provider"),
-    Catalog("pg_sequence", "seqrelid", _of("seqrelid", "relations")),
-    Catalog("pg_statistic_ext", but=_of("stxrelid", "relations")),
-    Catalog("pg_tablespace"),
-    Catalog("pg_transform"),
-    Catalog("pg_trigger", but=_of("tgrelid", "relations")),
-    Catalog("pg_ts_config", but=_of("cfgnamespace", "schemas")),
-    Catalog("pg_ts_config_map", "mapcfg, maptokentype, mapseqno"),
-    Catalog("pg_ts_dict", but=_of("dictnamespace", "schemas")),
-    Catalog("pg_ts_parser", but=_of("prsnamespace", "schemas")),
-    Catalog("pg_ts_template", but=_of("tmplnamespace", "schemas")),
-    Catalog("pg_type", but=_of("pg_type.oid", "types")),
-    Catalog("pg_user_mapping"),
+    CatalogRows("pg_enum", but=_of("enumtypid", "types")),
+    CatalogRows("pg_event_trigger"),
+    CatalogRows("pg_extension"),
+    CatalogRows("pg_foreign_data_wrapper"),
+    CatalogRows("pg_foreign_server"),
+    CatalogRows("pg_foreign_table", "ftrelid"),
+    CatalogRows("pg_index", "indexrelid", _of("indrelid", "relations")),
+    CatalogRows("pg_inherits", "inhrelid, inhseqno", _of("inhrelid", "relations")),
+    CatalogRows("pg_init_privs", "classoid, objoid, objsubid"),
+    CatalogRows("pg_language"),
+    CatalogRows("pg_namespace", but=_of("pg_namespace.oid", "schemas")),
+    CatalogRows("pg_opclass", but=_of("opcnamespace", "schemas")),
+    CatalogRows("pg_operator", but=_of("oprnamespace", "schemas")),
+    CatalogRows("pg_opfamily", but=_of("opfnamespace", "schemas")),
+    CatalogRows("pg_partitioned_table", "partrelid", _of("partrelid", "relations")),
+    CatalogRows("pg_policy", but=_of("polrelid", "relations")),
+    CatalogRows("pg_proc", but=_of("pronamespace", "schemas")),
+    CatalogRows("pg_publication", but=_of("pg_publication.oid", "own")),
+    CatalogRows("pg_publication_namespace"),
+    CatalogRows("pg_publication_rel", but=_of("prpubid", "own")),
+    CatalogRows("pg_range", "rngtypid", _of("rngtypid", "types")),
+    CatalogRows("pg_rewrite", but=_of("ev_class", "relations")),
+    CatalogRows("pg_seclabel", "classoid, objoid, objsubid, provider"),
+    CatalogRows("pg_sequence", "seqrelid", _of("seqrelid", "relations")),
+    CatalogRows("pg_statistic_ext", but=_of("stxrelid", "relations")),
+    CatalogRows("pg_tablespace"),
+    CatalogRows("pg_transform"),
+    CatalogRows("pg_trigger", but=_of("tgrelid", "relations")),
+    CatalogRows("pg_ts_config", but=_of("cfgnamespace", "schemas")),
+    CatalogRows("pg_ts_config_map", "mapcfg, maptokentype, mapseqno"),
+    CatalogRows("pg_ts_dict", but=_of("dictnamespace", "schemas")),
+    CatalogRows("pg_ts_parser", but=_of("prsnamespace", "schemas")),
+    CatalogRows("pg_ts_template", but=_of("tmplnamespace", "schemas")),
+    CatalogRows("pg_type", but=_of("pg_type.oid", "types")),
+    CatalogRows("pg_user_mapping"),
 )
 
 
-def _part(catalog: Catalog) -> str:
+def _part(catalog: CatalogRows) -> str:
     # Exact sums, not bits laid over each other: what many rows have in common would take itself away.
     rows = f"SELECT '{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
     return f"{rows} FROM {catalog.name}" + (f" WHERE NOT ({catalog.but})" if catalog.but else "")

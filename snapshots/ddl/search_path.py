@@ -24,7 +24,7 @@ SELECT substr(setting, length('search_path=') + 1)
 STORED = re.compile(r'\A-- search_path: (".*")\n')
 
 
-def stored_search_path(connection: psycopg.Connection[Any]) -> str:
+def read_search_path(connection: psycopg.Connection[Any]) -> str:
     """The line that says what search_path is set for the database; "" if none is."""
     (path,) = connection.execute(PATH_QUERY).fetchone() or (None,)
     # A schema's name may have a line's end in it.

@@ -1,9 +1,11 @@
 """What became of all shards' tables since the commit before: the nodes are asked, and their answers compared.
 
 Reading tables and states costs a large database more than all the rest, so they are read once, and from then on the
-fingerprint and the publications' stamps tell whether they still are what they were: `current` reads anew what is not.
+fingerprint and the publications' stamps tell whether they still are what they were: `read_current_tables` reads
+again what is not.
 
-`snapshots.ddl.table_plan` compares; nothing here changes a node but `publish_new`, which lets new tables be followed.
+`snapshots.ddl.table_plan` compares; here only `add_to_publications` changes a node: it adds new
+tables to the publications.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from fleet.config import GroupRules
-from fleet.nodes.connections import answering
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
-from fleet.tables.groups import Group, Table, number_groups, qualified, read_tables
+from fleet.tables.groups import Group, Table, number_groups, qualify, read_tables
 from fleet.tables.publications import NOWHERE, check_admissible, check_published, ensure_publications
 from fleet.tables.table_state import TableState, read_table_states
 from snapshots.ddl.attempts import PASSING, ChangedError
 from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.ddl.table_plan import Before, ShardPlan, plan_shard
+from snapshots.ddl.table_plan import ShardPlan, TableBefore, plan_shard
 from snapshots.records.chain import Chain
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ LOCK_SECONDS_MIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class TableSelection:
     """Which tables a chain follows: `rules` choose them, and the publications of the fleet `fleet_id` hold them."""
 
     fleet_id: str
@@ -43,7 +45,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTables:
     """What is known of the tables before a cut: groups and states by shard, and the highest number ever given."""
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -51,17 +53,17 @@ class Known:
     fingerprints: Mapping[str, str]
     highest: int
 
-    def before(self, shard: str) -> list[Before]:
+    def before(self, shard: str) -> list[TableBefore]:
         """The shard's tables as the plan compares them."""
         states = self.states[shard]
-        return [Before(states[one.name].oid, one, states[one.name]) for one in self.groups[shard]]
+        return [TableBefore(states[one.name].oid, one, states[one.name]) for one in self.groups[shard]]
 
 
-def known_of(chain: Chain) -> Known:
+def known_tables(chain: Chain) -> KnownTables:
     """What the chain's last commit knows."""
     shards = chain.full.groups
     highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
-    return Known(
+    return KnownTables(
         chain.all_groups,
         {shard: chain.tables(shard) for shard in shards},
         {shard: chain.fingerprint(shard) for shard in shards},
@@ -70,7 +72,7 @@ def known_of(chain: Chain) -> Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogs:
+class NodeTables:
     """A primary's tables and their states at one moment, and the fingerprint of its catalogs then."""
 
     tables: tuple[Table, ...]
@@ -79,11 +81,11 @@ class Catalogs:
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaPlan:
+class DdlPlan:
     """What an increment makes of all shards' tables, and the catalogs that it is made from."""
 
     shards: Mapping[str, ShardPlan]
-    catalogs: Mapping[str, Catalogs]
+    catalogs: Mapping[str, NodeTables]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -101,7 +103,7 @@ class SchemaPlan:
         return {shard: list(plan.copied) for shard, plan in self.shards.items() if plan.copied}
 
 
-def read_catalogs(connection: psycopg.Connection[Any], node: str, followed: Followed) -> Catalogs:
+def read_node_tables(connection: psycopg.Connection[Any], node: str, followed: TableSelection) -> NodeTables:
     """The node's tables, their states and the fingerprint, all as one snapshot of the server shows them.
 
     What the server's functions add (sizes, files, privileges) may be of a moment later: whatever is changed in between
@@ -111,10 +113,10 @@ def read_catalogs(connection: psycopg.Connection[Any], node: str, followed: Foll
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         tables = read_tables(connection, followed.rules)
         states = read_table_states(connection, node, followed.fleet_id, tables, unpublished_too=True)
-        return Catalogs(tuple(tables), states, read_fingerprint(connection))
+        return NodeTables(tuple(tables), states, read_fingerprint(connection))
 
 
-def unpublished(catalogs: Mapping[str, Catalogs]) -> dict[str, list[str]]:
+def unpublished(catalogs: Mapping[str, NodeTables]) -> dict[str, list[str]]:
     """Of these catalogs, by shard, the names of the tables that no publication of Cutline's has."""
     found = {
         shard: [name for name, state in one.states.items() if not state.membership] for shard, one in catalogs.items()
@@ -122,23 +124,25 @@ def unpublished(catalogs: Mapping[str, Catalogs]) -> dict[str, list[str]]:
     return {shard: names for shard, names in found.items() if names}
 
 
-def read_all(sessions: Sessions, followed: Followed) -> dict[str, Catalogs]:
+def read_fleet_tables(sessions: Sessions, followed: TableSelection) -> dict[str, NodeTables]:
     """The catalogs of all primaries, tables numbered by name.
 
     Raises TableNotAdmissibleError, PublicationChangedError.
     """
-    return current(sessions, followed, {})
+    return read_current_tables(sessions, followed, {})
 
 
-def current(sessions: Sessions, followed: Followed, seen: Mapping[str, Catalogs]) -> dict[str, Catalogs]:
-    """The catalogs of all primaries as `read_all` gives them; those `seen` before are read only where they changed."""
+def read_current_tables(
+    sessions: Sessions, followed: TableSelection, seen: Mapping[str, NodeTables]
+) -> dict[str, NodeTables]:
+    """The tables of all primaries, as `read_fleet_tables` reads them; those `seen` before only where they changed."""
 
-    def read(node: str) -> Catalogs:
-        with answering(sessions.fleet.node(node)):
+    def read(node: str) -> NodeTables:
+        with raising_unreachable(sessions.fleet.node(node)):
             connection = sessions.connections[node]
             if (was := seen.get(node)) and not _change(connection, node, followed.fleet_id, was):
                 return was
-            return read_catalogs(connection, node, followed)
+            return read_node_tables(connection, node, followed)
 
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read, primaries), strict=True))
@@ -148,32 +152,32 @@ def current(sessions: Sessions, followed: Followed, seen: Mapping[str, Catalogs]
     return {node: replace(one, tables=tuple(numbered[node])) for node, one in found.items()}
 
 
-def plan_schema(
-    found: Mapping[str, Catalogs],
-    known: Known,
+def plan_ddl(
+    found: Mapping[str, NodeTables],
+    known: KnownTables,
     archived: Mapping[str, Iterable[Definition]],
     moved: Mapping[str, set[int]],
-) -> SchemaPlan:
+) -> DdlPlan:
     """Compare the primaries' catalogs with what is `known`.
 
     `archived` are the definitions in segments that no commit lists, by shard; `moved` the oids of tables that were
     changed under definitions that nobody knows. Raises PublicationChangedError.
     """
-    tried = {shard: [_tried(version) for version in archived.get(shard, ())] for shard in found}
+    tried = {shard: [_archived_versions(version) for version in archived.get(shard, ())] for shard in found}
     highest = max([known.highest, *(one.group.number for ones in tried.values() for one in ones)])
     shards: dict[str, ShardPlan] = {}
     for shard, one in found.items():
         now = (one.tables, one.states)
         shards[shard] = plan_shard(shard, known.before(shard), tried[shard], now, highest, moved.get(shard, ()))
         highest = max([highest, *(group.number for group in shards[shard].groups)])
-    return SchemaPlan(shards, found)
+    return DdlPlan(shards, found)
 
 
-def _tried(version: Definition) -> Before:
-    return Before(version.oid, version.group, is_copied=version.copied_from is not None)
+def _archived_versions(version: Definition) -> TableBefore:
+    return TableBefore(version.oid, version.group, is_copied=version.copied_from is not None)
 
 
-def tell(plan: SchemaPlan, progress: Progress) -> None:
+def report_changes(plan: DdlPlan, progress: Progress) -> None:
     """Say which tables have changed, and what becomes of them."""
     for shard, found in plan.shards.items():
         for one in found.changed:
@@ -181,10 +185,10 @@ def tell(plan: SchemaPlan, progress: Progress) -> None:
             progress.note(f"node {shard}: table {one.table.group.name} {what}")
 
 
-def publish_new(
+def add_to_publications(
     sessions: Sessions,
     names: Mapping[str, list[str]],
-    followed: Followed,
+    followed: TableSelection,
     wait_seconds: float,
     progress: Progress,
 ) -> None:
@@ -197,12 +201,12 @@ def publish_new(
         connection = sessions.connections[node]
         seconds, tables = max(wait_seconds, LOCK_SECONDS_MIN), list[Table]()
         try:
-            with answering(sessions.fleet.node(node)), connection.transaction():
+            with raising_unreachable(sessions.fleet.node(node)), connection.transaction():
                 bound_lock_waits(connection, seconds)
                 tables = read_tables(connection, followed.rules)
                 ensure_publications(connection, followed.fleet_id, tables)
         except psycopg.errors.LockNotAvailable as error:
-            chosen = [qualified(table.group) for table in tables if table.group.name in names[node]]
+            chosen = [qualify(table.group) for table in tables if table.group.name in names[node]]
             what = "publishing new tables"
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
         except PASSING as error:
@@ -212,20 +216,20 @@ def publish_new(
     in_parallel(publish, names)
 
 
-def changed_since(sessions: Sessions, seen: Mapping[str, Catalogs], followed: Followed) -> str:
+def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], followed: TableSelection) -> str:
     """What was changed on a primary since its catalogs were `seen`, "" if nothing was.
 
     Raises PublicationChangedError if a whole publication of Cutline's was altered and still is.
     """
 
     def changed(node: str) -> str:
-        with answering(sessions.fleet.node(node)):
+        with raising_unreachable(sessions.fleet.node(node)):
             return _change(sessions.connections[node], node, followed.fleet_id, seen[node])
 
     return next(filter(None, in_parallel(changed, sessions.primaries)), "")
 
 
-def _change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: Catalogs) -> str:
+def _change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
     """What is not as it `was`, "" if all is: the fingerprint leaves out Cutline's own publications."""
     if read_fingerprint(connection) != was.fingerprint:
         return f"node {node}: its schema was changed"

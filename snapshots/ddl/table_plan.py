@@ -25,7 +25,7 @@ TEXTS = frozenset({25, 1043})
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class TableBefore:
     """A table as the commit before has it, or as segments that no commit lists yet have it.
 
     `state` is None for the latter; `is_copied` if whoever archived them was copying it anew.
@@ -38,7 +38,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedTable:
     """A table that has a new definition: with `after` carried on from that number, else copied anew for `reason`."""
 
     table: Table
@@ -54,7 +54,7 @@ class ShardPlan:
     """
 
     unchanged: tuple[Group, ...]
-    changed: tuple[Changed, ...]
+    changed: tuple[ChangedTable, ...]
     gone: tuple[int, ...]
     states: Mapping[str, TableState]
 
@@ -81,8 +81,8 @@ class ShardPlan:
 
 def plan_shard(
     node: str,
-    before: Iterable[Before],
-    archived: Iterable[Before],
+    before: Iterable[TableBefore],
+    archived: Iterable[TableBefore],
     now: tuple[Iterable[Table], Mapping[str, TableState]],
     number: int,
     moved: Collection[int] = (),
@@ -94,11 +94,11 @@ def plan_shard(
     """
     tables, states = now
     known = {one.oid: one for one in before}
-    attempts: dict[int, list[Before]] = {}
+    attempts: dict[int, list[TableBefore]] = {}
     for one in archived:
         attempts.setdefault(one.oid, []).append(one)
     unchanged: list[Group] = []
-    changed: list[Changed] = []
+    changed: list[ChangedTable] = []
     for table in tables:
         was, state, tried = known.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
         # An append-only table has a publication of its own, and is in another one once it has an identity.
@@ -111,17 +111,17 @@ def plan_shard(
             continue
         number += 1
         if reason or was is None:
-            changed.append(Changed(_numbered(table, number, table.group.partitions), None, reason))
+            changed.append(ChangedTable(_assign_number(table, number, table.group.partitions), None, reason))
             continue
         # What was archived under that definition already has its number.
         same = tried[0].group.number if tried else number
-        changed.append(Changed(_numbered(table, same, was.group.partitions), was.group.number))
+        changed.append(ChangedTable(_assign_number(table, same, was.group.partitions), was.group.number))
     kept = {group.number for group in unchanged}
     gone = tuple(sorted(one.group.number for one in known.values() if one.group.number not in kept))
     return ShardPlan(tuple(unchanged), tuple(changed), gone, dict(states))
 
 
-def _numbered(table: Table, number: int, partitions: int) -> Table:
+def _assign_number(table: Table, number: int, partitions: int) -> Table:
     return replace(table, group=structs.replace(table.group, number=number, partitions=partitions))
 
 
@@ -136,7 +136,9 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
         )
 
 
-def _why_anew(was: Before | None, table: Table, state: TableState, tried: list[Before], *, is_moved: bool) -> str:
+def _why_anew(
+    was: TableBefore | None, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool
+) -> str:
     """Why the table must be copied anew, "" if it need not be."""
     if was is None:
         return "it is new"
@@ -156,12 +158,12 @@ def _why_state(before: TableState, after: TableState) -> str:
         return "it was rewritten"
     if before.printed - after.printed:
         return "a type of its columns prints other values than before"
-    if _lost_attributes(before, after):
+    if _dropped_attributes(before, after):
         return "a column was added and dropped again"
     return ""
 
 
-def _lost_attributes(before: TableState, after: TableState) -> bool:
+def _dropped_attributes(before: TableState, after: TableState) -> bool:
     """Whether an attribute that is newer than `before` is not there any more."""
     live = {int(stamp.partition(".")[0]) for stamp in after.columns.split()}
     return any(number not in live for number in range(before.attributes + 1, after.attributes + 1))

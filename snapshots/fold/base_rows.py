@@ -59,7 +59,7 @@ def rows_that_hold(
     return holds
 
 
-def wanted_rows(
+def read_wanted_rows(
     spark: SparkSession,
     bases: tuple[BaseSource, ...],
     wanted: Mapping[int, Mapping[int, Keys]],
@@ -80,13 +80,13 @@ def wanted_rows(
         opened = store.open()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _wanted(opened, chosen[number], sent.value)
+                yield from _read_wanted(opened, chosen[number], sent.value)
 
     tasks = max(len(chosen), 1)
     return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
 
 
-def _wanted(
+def _read_wanted(
     store: Any, numbered: tuple[int, BaseSource], wanted: Mapping[int, Mapping[int, Keys]]
 ) -> Iterator[pa.RecordBatch]:
     number, base = numbered

@@ -26,7 +26,7 @@ BYTES_PER_KEY = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedKeys:
     """The `count` keys by node number and group, and the ops that their last changes are of.
 
     Where it `is_exact`, each of them is a KeySet; else each is a KeyFilter. `has_long_lines`: not all of their last
@@ -41,13 +41,13 @@ class Changed:
     has_long_lines: bool = False
 
 
-def changed_keys(latest: DataFrame, changes: int) -> Changed:
+def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
     """The keys in `latest` (node, group, key, op, place), of which each is there once; rows of PROBLEM are no keys.
 
     `changes` is at least their number. What the driver is sent is bounded by KEYS_BYTES_MAX, or by the filters and the
     tables.
     """
-    if changes > COUNTED_FROM and (found := _filtered(latest)):
+    if changes > COUNTED_FROM and (found := _build_filters(latest)):
         return found
     table = latest.selectExpr("node", "`group`", "key", "op", f"place <> {NO_PLACE} AS is_long").toArrow()
     is_problem = pc.equal(table["group"], PROBLEM)
@@ -55,10 +55,10 @@ def changed_keys(latest: DataFrame, changes: int) -> Changed:
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
     keys: dict[int, dict[int, Keys]] = {node: dict(found) for node, found in sets.items()}
     has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, table["is_long"]))
-    return Changed(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
+    return ChangedKeys(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
 
 
-def _filtered(latest: DataFrame) -> Changed | None:
+def _build_filters(latest: DataFrame) -> ChangedKeys | None:
     """Filters, if the keys are too many to be had one by one."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
@@ -76,4 +76,4 @@ def _filtered(latest: DataFrame) -> Changed | None:
     ops = frozenset(row["op"] for row in counted)
     has_long_lines = any(row["place"] != NO_PLACE for row in found)
     has_problems = len(found) < len(counted)
-    return Changed(keys, count, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)
+    return ChangedKeys(keys, count, ops, is_exact=False, has_problems=has_problems, has_long_lines=has_long_lines)

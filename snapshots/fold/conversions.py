@@ -64,7 +64,7 @@ def conversion(before: Group, after: Group) -> Conversion:
     return Conversion(after.number, len(before.columns), tuple(fields), after.is_multiset, after.partitions)
 
 
-def converted_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
+def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
     """The lines in their new layout."""
     count, pieces = len(lines), conversion.pieces
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])

@@ -1,6 +1,6 @@
 """Folding: the state of copies at a cut, as the last effective image of every changed key, laid over the base.
 
-One idea for restore and check: `changed_keys` says which base rows no longer hold, `images` are the rows that
+One idea for restore and check: `collect_changed_keys` says which base rows no longer hold, `images` are the rows that
 hold instead. Changes are shuffled by key; base rows, which are most of the data, never are.
 """
 
@@ -16,12 +16,12 @@ import pyarrow as pa
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import column_of
 from columns.row_batches import row_batches
-from snapshots.fold.base_rows import wanted_rows
-from snapshots.fold.changed_keys import Keys, changed_keys
-from snapshots.fold.lineage import BASE_LSN, CompletedImages, completed_images
+from snapshots.fold.base_rows import read_wanted_rows
+from snapshots.fold.changed_keys import Keys, collect_changed_keys
+from snapshots.fold.lineage import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.long_images import LongImageReader
 from snapshots.fold.long_lines import NO_PLACE, PLACED, read_placed, with_stand_ins
-from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, effective, problem_of, problem_row
+from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, problem_of, problem_row
 from snapshots.fold.superseding import last_of_every_key
 from storage.errors import ErrorReport, SnapshotError
 from storage.location import StoreLocation
@@ -84,19 +84,19 @@ def fold(spark: SparkSession, sources: Sources, store: StoreLocation) -> Fold:
         changes = changes.persist()
     numbers = ", ".join(str(number) for number in sorted(sources.multisets)) or "-2"
     latest = latest_images(changes.where(f"`group` NOT IN ({numbers})")).persist()
-    changed = changed_keys(latest, sources.changes)
+    changed = collect_changed_keys(latest, sources.changes)
     problems = _problems_in(latest) if changed.has_problems else []
     images = latest.where(f"op NOT IN ({DELETE}, {PARTIAL})").select(*IMAGE_COLUMNS, "place")
     folded = Fold(images, changed.keys, problems, [changes, latest], has_long_lines=changed.has_long_lines)
     base_rows = _base_rows(spark, sources, store, folded)
     if not changed.is_exact:
-        images = images.unionByName(_unchanged(base_rows(changed.keys), latest))
+        images = images.unionByName(_drop_changed(base_rows(changed.keys), latest))
     folded.images = images
     if sources.multisets:
         _fold_multisets(changes.where(f"`group` IN ({numbers}, {PROBLEM})"), sources.changes, base_rows, folded)
     _part_long_images(folded)
     if PARTIAL in changed.ops:
-        _complete(folded, completed_images(spark, sources, base_rows, changes, latest))
+        _complete(folded, complete_images(spark, sources, base_rows, changes, latest))
     return folded
 
 
@@ -137,7 +137,7 @@ def _base_rows(
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def read(keys: Mapping[int, Mapping[int, Keys]]) -> DataFrame:
-        rows = wanted_rows(spark, sources.bases, keys, store).persist()
+        rows = read_wanted_rows(spark, sources.bases, keys, store).persist()
         folded.kept.append(rows)
         seen = rows.groupBy(F.col("group") == PROBLEM).agg(F.max("place")).collect()  # two rows
         if any(is_problem for is_problem, _ in seen):
@@ -148,7 +148,7 @@ def _base_rows(
     return read
 
 
-def _unchanged(base: DataFrame, latest: DataFrame) -> DataFrame:
+def _drop_changed(base: DataFrame, latest: DataFrame) -> DataFrame:
     """IMAGE_COLUMNS and place of those base rows (WANTED_ROWS) whose keys did not change, which a filter can't tell."""
     held = base.join(latest.select("node", "group", "key"), ["node", "group", "key"], "left_anti")
     return held.selectExpr("node", "`group`", "partition", "key", f"{BASE_LSN}L AS lsn", "row", "place")
@@ -167,7 +167,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
     """CHANGE_ROWS of the segments, but for those that a later one of the same segment supersedes."""
     multisets = sources.multisets
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    segments = dealt(sources.segments, tasks)
+    segments = balance_by_size(sources.segments, tasks)
     # Places count the base copies' objects first.
     number_of = {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
     numbers = [number_of[one.source.key] for one in segments]
@@ -181,7 +181,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
     return spark.range(0, len(segments), 1, tasks).mapInArrow(read, CHANGE_ROWS)
 
 
-def dealt(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
+def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:
     """The segments in such an order that equal runs of them, one for each task, are about equally large."""
     largest_first = sorted(segments, key=lambda one: -one.source.size)
     return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
@@ -190,7 +190,7 @@ def dealt(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSourc
 def _changes_of(store: Any, number: int, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
     try:
         for table in read_placed(store, one, number, SEGMENT_SCHEMA):
-            yield from _changes_in(effective(table, one), one, multisets)
+            yield from _changes_in(filter_effective(table, one), one, multisets)
     except SnapshotError as error:
         yield problem_row(one.source, error, CHANGE_SCHEMA)
 
@@ -226,7 +226,7 @@ def _fold_multisets(
     net = changes.groupBy(*places).agg(F.sum(one).alias("net"), place).where("net <> 0").persist()
     folded.kept.append(net)
     went = net.where("net < 0").selectExpr("node", "`group`", "row AS key", f"{DELETE}Y AS op", "place")
-    lines = changed_keys(went, count).keys
+    lines = collect_changed_keys(went, count).keys
     folded.has_long_lines = folded.has_long_lines or not net.where(f"place <> {NO_PLACE}").isEmpty()
     left = net
     if lines:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_arrow, to_numpy
 from columns.bytes_column import Ints, column_of
-from snapshots.fold.changed_keys import Keys, changed_keys
+from snapshots.fold.changed_keys import Keys, collect_changed_keys
 from snapshots.fold.long_lines import NO_PLACE
 from snapshots.fold.merging import Images, merge
 from snapshots.fold.sources import PROBLEM, Sources
@@ -62,7 +62,7 @@ class CompletedImages:
     histories: DataFrame
 
 
-def completed_images(
+def complete_images(
     spark: SparkSession,
     sources: Sources,
     base_rows: Callable[[Mapping[int, Mapping[int, Keys]]], DataFrame],
@@ -99,7 +99,7 @@ def completed_images(
 
     def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from _completed(batch, counts)
+            yield from _complete(batch, counts)
 
     lines = ready.selectExpr("node", "`group`", "partition", "target", "lsn", "images.line AS lines")
     completed = lines.mapInArrow(complete, HISTORY_ROWS)
@@ -129,7 +129,7 @@ def _lineage(
     own = ["node", "`group`", "key", *(f"{value}L AS {name}" for value, name in _ENDS), "key AS target"]
     moved = moves.toArrow()
     if len(moved) == 0:
-        found = changed_keys(wanted, changes)
+        found = collect_changed_keys(wanted, changes)
         return wanted.selectExpr(*own), found.count, found.keys
     arrived = moves.selectExpr("node", "`group`", "row AS key").distinct()
     names = ["node", "group", "key"]
@@ -137,7 +137,7 @@ def _lineage(
     stayed = wanted.join(arrived, names, "left_anti")
     entries = spark.createDataFrame(lineage).unionByName(stayed.selectExpr(*own))
     earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
-    found = changed_keys(earlier, 2 * changes)
+    found = collect_changed_keys(earlier, 2 * changes)
     # A key may have been several rows' in turn.
     return entries, found.count + len(lineage), found.keys
 
@@ -206,7 +206,7 @@ def _entries(
     return pa.table(columns, names=LINEAGE_SCHEMA.names).cast(LINEAGE_SCHEMA)
 
 
-def _completed(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> Iterator[pa.RecordBatch]:
+def _complete(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> Iterator[pa.RecordBatch]:
     node = np.asarray(batch.column("node").to_numpy())
     group = np.asarray(batch.column("group").to_numpy())
     for place in sorted({(int(n), int(g)) for n, g in zip(node, group, strict=True)}):

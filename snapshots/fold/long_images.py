@@ -85,14 +85,14 @@ class LongImageReader:
             np.frombuffer(held["line"], np.uint8) if held["place"] < 0 else reader.line(held["place"], held["line"])
             for held in reversed(one["lines"] or [])
         )
-        line = completed(newest_first, self.column_counts.get((one["node"], one["group"]), 0))
+        line = complete_image(newest_first, self.column_counts.get((one["node"], one["group"]), 0))
         if line is None:
             one["group"], one["partition"] = PROBLEM, one["group"]
             return np.frombuffer(b"\n", np.uint8)
         return line
 
 
-def completed(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
+def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
     """The newest line of a row, values that it left out taken from the next older ones; None if one is nowhere.
 
     Takes no more lines than it needs. A line without a byte is of a row that was gone: it has no earlier values.
@@ -113,7 +113,7 @@ def completed(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
             fields[number] = found[number]
         lacking = [number for number in lacking if _is_unchanged(fields[number])]
         if not lacking:
-            return _joined(fields)
+            return _join(fields)
     return None
 
 
@@ -130,7 +130,7 @@ def _is_unchanged(value: Bytes) -> bool:
     return len(value) == len(UNCHANGED_MARK) and value.tobytes() == UNCHANGED_MARK
 
 
-def _joined(fields: list[Bytes]) -> Bytes:
+def _join(fields: list[Bytes]) -> Bytes:
     separators = [np.frombuffer(b"\t", np.uint8)] * (len(fields) - 1) + [np.frombuffer(b"\n", np.uint8)]
     return np.concatenate([part for pair in zip(fields, separators, strict=True) for part in pair])
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from columns.arrow_numbers import to_arrow, to_mask
 from columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.schema_at_cut import in_present_terms
-from snapshots.fold.sources import BaseSource, SegmentSource, Source, opened, read_row_group, read_tables
+from snapshots.fold.schema_at_cut import to_schema_at_cut
+from snapshots.fold.sources import BaseSource, SegmentSource, Source, open_object, read_row_group, read_tables
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -47,7 +47,7 @@ def read_placed(
     for group, table in enumerate(read_tables(store, source.source, schema)):
         first = ((number << GROUP_BITS) + group) << ROW_BITS
         places = pa.array(np.arange(first, first + len(table), dtype=np.int64))
-        yield from in_present_terms(pa.Table.from_arrays([*table.columns, places], schema=placed), source.present)
+        yield from to_schema_at_cut(pa.Table.from_arrays([*table.columns, places], schema=placed), source.present)
 
 
 def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
@@ -64,13 +64,13 @@ def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
     mask = to_mask(is_long)
     placed = table.set_column(place, PLACED, pc.if_else(mask, table["place"], pa.scalar(NO_PLACE, pa.int64())))
     row = table.column_names.index("row")
-    return placed.set_column(row, table.schema.field("row"), _replaced(column_of(table["row"]), is_long))
+    return placed.set_column(row, table.schema.field("row"), _replace(column_of(table["row"]), is_long))
 
 
 def names_of(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> BytesColumn:
     """What tells equal lines: long ones by their stand-ins, the others themselves."""
     is_long, column = are_long(lines), column_of(lines)
-    return column_of(_replaced(column, is_long)) if is_long.any() else column
+    return column_of(_replace(column, is_long)) if is_long.any() else column
 
 
 def are_long(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> Flags:
@@ -83,7 +83,7 @@ def stand_in_of(line: Bytes) -> bytes:
     return b"\0" + hashlib.sha256(line.data).digest() + b"\0"
 
 
-def _replaced(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
+def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
     starts, lengths = column.offsets[:-1], np.where(is_long, 0, column.lengths)
     stand_ins = [b""] * len(column)
     for row in np.flatnonzero(is_long).tolist():  # bounded by the bytes of such long lines
@@ -108,7 +108,7 @@ class LongLines:
         source = self._objects[number]
         self.asked = source.source
         held = self._row_group(number, (place >> ROW_BITS) & ((1 << GROUP_BITS) - 1))
-        for found in in_present_terms(held.slice(row, 1), source.present):
+        for found in to_schema_at_cut(held.slice(row, 1), source.present):
             column = column_of(found["row"])
             line = column.data[int(column.offsets[0]) : int(column.offsets[-1])]
             if len(column) == 1 and stand_in_of(line) == stand_in:
@@ -131,7 +131,7 @@ class LongLines:
         file = self._files.pop(number, None)
         if file is None:
             _forget(self._files, {one: self._objects[one].source.size for one in self._files})
-            file = opened(self._store, self._objects[number].source)
+            file = open_object(self._store, self._objects[number].source)
         self._files[number] = file
         return file
 

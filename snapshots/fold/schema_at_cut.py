@@ -5,7 +5,7 @@ they were written. At a cut each number is one of three: it is the table's defin
 stored; its definition was carried on into a later one, and its rows are converted; or it is no more, and its rows are
 passed over. So are those of a number that no commit lists: an attempt that failed has stored them.
 
-Right after an object is read and proved whole `in_present_terms` does this, and all that follows knows the numbers of
+Right after an object is read and proved whole `to_schema_at_cut` does this, and all that follows knows the numbers of
 the cut only. Where no table changed its definition objects are read as they were stored.
 """
 
@@ -23,7 +23,7 @@ from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import Flags, Ints, from_arrow, partition_of, runs
 from fleet.lsn import Lsn
 from fleet.tables.groups import Group
-from snapshots.fold.conversions import Conversion, conversion, converted_lines
+from snapshots.fold.conversions import Conversion, conversion, convert_lines
 from snapshots.records.chain import Chain
 from wal.segments.segment_schema import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT
 
@@ -33,7 +33,7 @@ _GONE = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class SchemaMapping:
     """What becomes of the rows of every number that objects have; rows of no other number count.
 
     Those of `kept` stay as they are, those with a conversion are converted. Of a number in `since` only changes at or
@@ -51,17 +51,17 @@ class Present:
         found = self.conversions.get(stored)
         return found.number if found else None
 
-    def of(self, numbers: Iterable[int]) -> Present:
+    def of(self, numbers: Iterable[int]) -> SchemaMapping:
         """The same for rows of these numbers alone."""
         wanted = frozenset(numbers)
-        return Present(
+        return SchemaMapping(
             self.kept & wanted,
             {number: self.conversions[number] for number in wanted if number in self.conversions},
             {number: self.since[number] for number in wanted if number in self.since},
         )
 
 
-def present_terms(chain: Chain, node: str, among: Iterable[str] = ()) -> Present:
+def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> SchemaMapping:
     """What becomes of the node's rows at the chain's last commit.
 
     With other nodes in `among`, only changes that are after the base copies of them all count.
@@ -69,15 +69,15 @@ def present_terms(chain: Chain, node: str, among: Iterable[str] = ()) -> Present
     began = dict(chain.began(node))
     for theirs in map(chain.began, among):
         began = {number: max(position, theirs[number]) for number, position in began.items()}
-    return present_of(chain.groups(node), chain.definitions(node), chain.successions(node), began)
+    return schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), began)
 
 
-def present_of(
+def schema_mapping(
     groups: Iterable[Group],
     definitions: Mapping[int, Group],
     successions: Mapping[int, int],
     began: Mapping[int, Lsn],
-) -> Present:
+) -> SchemaMapping:
     """What becomes of the numbers of all `definitions` where the tables are `groups` now.
 
     `successions` name the number that each number carried on, `began` the position of the base copy that it began with.
@@ -98,10 +98,10 @@ def present_of(
             conversions[older.number] = found
         if path[-1].number in began:
             since |= dict.fromkeys((one.number for one in path), began[path[-1].number])
-    return Present(frozenset(kept), conversions, since)
+    return SchemaMapping(frozenset(kept), conversions, since)
 
 
-def in_present_terms(table: pa.Table, present: Present | None) -> Iterator[pa.Table]:
+def to_schema_at_cut(table: pa.Table, present: SchemaMapping | None) -> Iterator[pa.Table]:
     """What counts of a table of BASE_SCHEMA or SEGMENT_SCHEMA, as it reads now; without `present` the table as it is.
 
     In several tables: what keeps its lines in one, and converted lines in blocks of bounded size. Events stay.
@@ -117,7 +117,7 @@ def in_present_terms(table: pa.Table, present: Present | None) -> Iterator[pa.Ta
     if has_changes and present.since:
         counts &= to_numpy(table["lsn"]) >= known.since[group]
     if not present.conversions:
-        yield _chosen(table, counts)
+        yield _choose_rows(table, counts)
         return
     converted = counts & known.converts[group]
     if has_changes:
@@ -127,7 +127,7 @@ def in_present_terms(table: pa.Table, present: Present | None) -> Iterator[pa.Ta
     rest = counts & ~converted
     if rest.any():
         numbers = to_arrow(now[rest].astype(np.int32))
-        yield _with(_chosen(table, rest), {"group": numbers})
+        yield _replace_columns(_choose_rows(table, rest), {"group": numbers})
     rows = np.flatnonzero(converted)
     rows = rows[np.argsort(group[rows], kind="stable")]
     for one in runs(group[rows]):
@@ -135,7 +135,7 @@ def in_present_terms(table: pa.Table, present: Present | None) -> Iterator[pa.Ta
         is_whole = one.stop - one.start == len(table)
         chosen = table if is_whole else table.take(pa.array(rows[one]))
         for block in _blocks(chosen, found):
-            yield _converted(block, found)
+            yield _convert(block, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Lookup:
     is_multiset: Flags
 
     @classmethod
-    def of(cls, present: Present, bound: int) -> _Lookup:
+    def of(cls, present: SchemaMapping, bound: int) -> _Lookup:
         found = cls(
             np.full(bound, _GONE, np.int64),
             np.zeros(bound, np.int64),
@@ -184,19 +184,19 @@ def _blocks(table: pa.Table, conversion: Conversion) -> Iterator[pa.Table]:
             first = last
 
 
-def _converted(block: pa.Table, conversion: Conversion) -> pa.Table:
-    lines = converted_lines(from_arrow(block["row"].chunk(0)), conversion)
+def _convert(block: pa.Table, conversion: Conversion) -> pa.Table:
+    lines = convert_lines(from_arrow(block["row"].chunk(0)), conversion)
     columns = {"group": to_arrow(np.full(len(block), conversion.number, np.int32)), "row": lines.to_arrow()}
     if conversion.is_multiset:
         columns["partition"] = to_arrow(partition_of(lines, conversion.partitions))
-    return _with(block, columns)
+    return _replace_columns(block, columns)
 
 
-def _chosen(table: pa.Table, rows: Flags) -> pa.Table:
+def _choose_rows(table: pa.Table, rows: Flags) -> pa.Table:
     return table if rows.all() else table.filter(to_mask(rows))
 
 
-def _with(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+def _replace_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """The table with these columns in place of its own."""
     arrays = [columns.get(name, table[name]) for name in table.column_names]
     return pa.Table.from_arrays(arrays, schema=table.schema)

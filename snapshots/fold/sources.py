@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
-from snapshots.fold.schema_at_cut import Present, in_present_terms, present_terms
+from snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.store import ObjectStore
@@ -50,7 +50,7 @@ class BaseSource:
     rows: Mapping[int, int]
     dropped: frozenset[int] = frozenset()
     multisets: frozenset[int] = frozenset()
-    present: Present | None = None
+    present: SchemaMapping | None = None
 
     @property
     def groups(self) -> frozenset[int]:
@@ -74,7 +74,7 @@ class SegmentSource:
     position: Lsn
     excluded: frozenset[Lsn]
     truncated: Mapping[int, tuple[int, int]]
-    present: Present | None = None
+    present: SchemaMapping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
 
     Raises ObjectDamagedError, here and while the tables are gone through.
     """
-    file = opened(store, source)
+    file = open_object(store, source)
     return (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
 
 
-def opened(store: ObjectStore, source: Source) -> pq.ParquetFile:
+def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
     """The object, proved to be the one that was committed; raise ObjectDamagedError."""
     body = read_listed(store, source.node, source.key, (source.size, source.digest))
     with _readable(source):
@@ -132,10 +132,10 @@ def _readable(source: Source) -> Iterator[None]:
         raise ObjectDamagedError(key=source.key, kind="unreadable", node=source.node, detail=detail) from error
 
 
-def read_present(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
+def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
     """The object's rows as `read_tables` reads them, in present terms; raises as it does."""
     tables = read_tables(store, source.source, schema)
-    return (present for table in tables for present in in_present_terms(table, source.present))
+    return (present for table in tables for present in to_schema_at_cut(table, source.present))
 
 
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:
@@ -151,7 +151,7 @@ def problem_of(row: bytes) -> ErrorReport | None:
     return json.loads(row) if row.startswith(b"{") and not row.endswith(b"\n") else None
 
 
-def effective(table: pa.Table, source: SegmentSource) -> pa.Table:
+def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
     """The changes of a segment that belong to the state, TRUNCATEs apart."""
     op = _numbers(table, "op")
     lsn = _numbers(table, "lsn")
@@ -196,9 +196,9 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
 
 
 def segment_sources(chain: Chain, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
-    """All segments of the node's archive, with no TRUNCATE looked at; `among` see `present_terms`."""
+    """All segments of the node's archive, with no TRUNCATE looked at; `among` see `mapping_to_cut`."""
     position, excluded = chain.position(node), chain.excluded(node)
-    present = present_terms(chain, node, among)
+    present = mapping_to_cut(chain, node, among)
     return [
         SegmentSource(Source(one.key, node, number, one.size, one.digest), one, position, excluded, {}, present)
         for one in chain.segments(node)
@@ -212,7 +212,7 @@ def multiset_numbers(chain: Chain, node: str) -> frozenset[int]:
 
 def base_sources(chain: Chain, number: int, node: str, dropped: frozenset[int] = frozenset()) -> list[BaseSource]:
     """The objects of the node's base copies, also those that no row counts of any more."""
-    multisets, present = multiset_numbers(chain, node), present_terms(chain, node)
+    multisets, present = multiset_numbers(chain, node), mapping_to_cut(chain, node)
     # Base rows have the numbers that their commit lists, and most chains have no others.
     stay = len(present.kept) == len(chain.definitions(node))
     return [
@@ -233,7 +233,7 @@ def truncations(store: ObjectStore, segments: list[SegmentSource]) -> dict[int, 
     for one in segments:
         if not one.segment.truncates:
             continue
-        for table in read_present(store, one, SEGMENT_SCHEMA):
+        for table in read_at_cut(store, one, SEGMENT_SCHEMA):
             found = table.filter(to_mask(_numbers(table, "op") == TRUNCATE)).select(["lsn", "seq", "group"])
             for row in found.to_pylist():  # bounded by the TRUNCATE commands
                 if row["lsn"] < one.position and row["lsn"] not in one.excluded:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleet.config import Fleet
-from snapshots.operations.open_operations import OpenOperation, read_open_operations, told_where_missing
-from snapshots.operations.slot_guard import Kept, over_limit, warning_of
+from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
+from snapshots.operations.slot_guard import KeptChain, over_limit, warning_of
 from snapshots.records.chain import Chain
 from snapshots.records.commits import read_chain, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
@@ -15,7 +15,7 @@ from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read
 from snapshots.records.tombstones import is_only_full
 from storage.errors import RefusedError
 from storage.store import ObjectStore
-from wal.slots.retained import Answers, Asking, Retained
+from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
 from wal.slots.slots import slot_name
 
 COMPLETE, BROKEN, LOST, ONLY_FULL = "complete", "broken", "lost", "only-full"
@@ -60,7 +60,7 @@ class Listing:
     """The snapshots of a store by name, what the fleet's nodes answered, and the operations without an outcome."""
 
     entries: tuple[Entry, ...]
-    answers: Answers
+    answers: RetainedAnswers
     open_operations: tuple[OpenOperation, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class Listing:
         found: list[str] = []
         for slot in sorted({one.slot for one in self.answers.retained}):
             entry = known.get(slot)
-            kept = Kept(slot, self.answers.of_slot(slot), entry.name if entry else None)
+            kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and entry.lost:
                 found.append(f"{over_limit(kept)}: the next create drops its slots")
             elif kept.worst.is_past_limit:
@@ -84,7 +84,7 @@ def list_store(fleet: Fleet) -> Listing:
     """Every snapshot in the fleet's store; the nodes are asked meanwhile, and need not answer."""
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    asking = Asking(fleet.nodes)
+    asking = RetainedQuery(fleet.nodes)
     open_operations = read_open_operations(store)
     entries = [_entry(store, identity, name) for name in snapshot_names(store)]
     answers = asking.answers()
@@ -111,7 +111,7 @@ def entry_of(store: ObjectStore, chain: Chain) -> Entry:
     return Entry(chain.name, chain, lost=lost, is_only_full=is_only_full(store, chain.name))
 
 
-def _with_retained(entry: Entry, answers: Answers) -> Entry:
+def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
     if entry.chain is None:
         return entry
     return replace(entry, retained=answers.of_slot(slot_name(entry.chain.full.chain)))
@@ -122,7 +122,7 @@ def show_snapshot(fleet: Fleet, name: str) -> tuple[Entry, Chain, tuple[OpenOper
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     open_operations = read_open_operations(store, name)
-    with told_where_missing(open_operations):
+    with naming_open_operations(open_operations):
         chain = read_chain(store, name)
     check_of_fleet(chain, identity)
     return entry_of(store, chain), chain, open_operations

@@ -128,10 +128,10 @@ def next_number(template: Template, used: Iterable[str]) -> int:
 def used_names(store: ObjectStore) -> set[str]:
     """Every name that is or was a snapshot's, or that an operation wants or wanted and has left objects under."""
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
-    return {*store.list_children("snapshots"), *deleted, *_wanted(store)}
+    return {*store.list_children("snapshots"), *deleted, *_snapshots_to_read(store)}
 
 
-def _wanted(store: ObjectStore) -> Iterator[str]:
+def _snapshots_to_read(store: ObjectStore) -> Iterator[str]:
     """The snapshots of operations without an outcome; one that can't be read is no reason to find no name."""
     for operation_id in pending_ids(store):
         with suppress(ManifestError):

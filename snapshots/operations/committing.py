@@ -10,13 +10,13 @@ from snapshots.records.commit import Commit, Previous, Void
 from snapshots.records.commits import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
-    called,
     commit_key,
     find_place,
-    increments_pruned,
+    increment_label,
+    increments_pruned_error,
     read_turn,
 )
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from snapshots.records.tombstones import check_not_deleted, is_only_full
 from storage.errors import BusyError, IndeterminateError, SnapshotError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectStore
@@ -31,7 +31,7 @@ class CommitIndeterminateError(IndeterminateError):
     """The commit's answer was lost, and reading it back did not tell."""
 
 
-def publish(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
+def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     """Make the snapshot or increment exist.
 
     Raises SnapshotExistsError if another operation did, OperationSettledError if another one decided that this has not
@@ -39,7 +39,7 @@ def publish(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     """
     key = commit_key(commit.snapshot, commit.increment, turn)
     check_predecessor(store, commit)
-    body = sealed(commit)
+    body = seal(commit)
     if len(body) <= VOID_BYTES_MAX:
         raise RuntimeError(f"a commit file of {len(body)} bytes would be taken for a void")
     try:
@@ -59,12 +59,12 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     before = find_place(store, commit.snapshot, commit.increment - 1).commit
     if before is None or Previous(before.operation, before.digest) != commit.previous:
         raise ManifestError(
-            f"{called(commit.snapshot, commit.increment - 1)} is not the one that this increment was made for",
+            f"{increment_label(commit.snapshot, commit.increment - 1)} is not the one that this increment was made for",
             hint="somebody changed the store by hand; see: snapshot check",
             details={"snapshot": commit.snapshot, "increment": commit.increment - 1},
         )
     if is_only_full(store, commit.snapshot):
-        raise increments_pruned(commit.snapshot)
+        raise increments_pruned_error(commit.snapshot)
 
 
 def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
@@ -75,12 +75,12 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
         if isinstance(found, Void):
             raise operation_settled(commit.operation) from error
         if found.operation != commit.operation:
-            raise _taken(commit) from error
+            raise _name_taken(commit) from error
         return True
 
     # A body that was cut short tells as little as none.
     if not read_back(is_ours, (*NOTHING_TOLD, ManifestError), at_once=at_once):
-        what = called(commit.snapshot, commit.increment)
+        what = increment_label(commit.snapshot, commit.increment)
         raise CommitIndeterminateError(
             f"whether {what} was stored is not known: the answer to its commit was lost",
             hint="run: snapshot list   once the store answers; the next command settles it",
@@ -97,9 +97,9 @@ def operation_settled(operation_id: str) -> OperationSettledError:
     )
 
 
-def _taken(commit: Commit) -> SnapshotExistsError:
+def _name_taken(commit: Commit) -> SnapshotExistsError:
     return SnapshotExistsError(
-        f"{called(commit.snapshot, commit.increment)} was committed by another operation in the meantime",
+        f"{increment_label(commit.snapshot, commit.increment)} was committed by another operation in the meantime",
         hint="nothing of this attempt remains visible; see: snapshot list",
         details={"snapshot": commit.snapshot, "increment": commit.increment},
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Point(StrEnum):
+class CrashPoint(StrEnum):
     """What has just been done; a value is what the person watching reads."""
 
     CHECKED = "checks passed"
@@ -40,61 +40,71 @@ class Point(StrEnum):
 
 
 # Reached once for every node, in any order.
-PER_NODE = frozenset({Point.SLOT_MADE})
+PER_NODE = frozenset({CrashPoint.SLOT_MADE})
 # Reached once for every primary, where the snapshot is a terminal one: all of the first, then all of the second.
-FREEZE_POINTS = (Point.FROZEN, Point.SESSIONS_ENDED)
+FREEZE_POINTS = (CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED)
 
 # Repeated where a cut is made again.
-CUT_POINTS = (Point.STARTS_WRITTEN, Point.FINISHES_WRITTEN, Point.SPARK_READY, Point.ARCHIVED, Point.RESOLVED)
-LAST_POINTS = (Point.SEQUENCES_READ, Point.COMMITTED, Point.OUTCOME_STORED, Point.RELEASED)
+CUT_POINTS = (
+    CrashPoint.STARTS_WRITTEN,
+    CrashPoint.FINISHES_WRITTEN,
+    CrashPoint.SPARK_READY,
+    CrashPoint.ARCHIVED,
+    CrashPoint.RESOLVED,
+)
+LAST_POINTS = (CrashPoint.SEQUENCES_READ, CrashPoint.COMMITTED, CrashPoint.OUTCOME_STORED, CrashPoint.RELEASED)
 
 FULL_POINTS = (
-    Point.CHECKED,
-    Point.LOCKED,
-    Point.SETTLED,
-    Point.GIVEN_UP,
-    Point.SPARK_BEGUN,
-    Point.INTENT_STORED,
-    Point.SLOT_MADE,
-    Point.SPARK_READY,
-    Point.BASE_COPIED,
-    Point.SCHEMA_STORED,
-    Point.SNAPSHOTS_RELEASED,
-    Point.PREPARED_OVER,
+    CrashPoint.CHECKED,
+    CrashPoint.LOCKED,
+    CrashPoint.SETTLED,
+    CrashPoint.GIVEN_UP,
+    CrashPoint.SPARK_BEGUN,
+    CrashPoint.INTENT_STORED,
+    CrashPoint.SLOT_MADE,
+    CrashPoint.SPARK_READY,
+    CrashPoint.BASE_COPIED,
+    CrashPoint.SCHEMA_STORED,
+    CrashPoint.SNAPSHOTS_RELEASED,
+    CrashPoint.PREPARED_OVER,
     *CUT_POINTS,
     *LAST_POINTS,
 )
 
 # Reached once for every attempt at a cut that copies tables anew, before its markers; the first where one is new.
 ANEW_POINTS = (
-    Point.TABLES_PUBLISHED, Point.SLOT_MADE, Point.SPARK_READY, Point.BASE_COPIED, Point.COPY_SLOTS_DROPPED,
-)  # fmt: skip
+    CrashPoint.TABLES_PUBLISHED,
+    CrashPoint.SLOT_MADE,
+    CrashPoint.SPARK_READY,
+    CrashPoint.BASE_COPIED,
+    CrashPoint.COPY_SLOTS_DROPPED,
+)
 
 INCREMENT_POINTS = (
-    Point.LOCKED,
-    Point.SETTLED,
-    Point.GIVEN_UP,
-    Point.CHECKED,
-    Point.SPARK_BEGUN,
-    Point.INTENT_STORED,
+    CrashPoint.LOCKED,
+    CrashPoint.SETTLED,
+    CrashPoint.GIVEN_UP,
+    CrashPoint.CHECKED,
+    CrashPoint.SPARK_BEGUN,
+    CrashPoint.INTENT_STORED,
     *CUT_POINTS,
     *LAST_POINTS,
 )
 
 
-def of_changed_schema(points: tuple[Point, ...]) -> tuple[Point, ...]:
+def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same command where a table is new since the commit before."""
-    at, last = points.index(CUT_POINTS[0]), points.index(Point.SEQUENCES_READ) + 1
-    return (*points[:at], *ANEW_POINTS, *points[at:last], Point.SCHEMA_STORED, *points[last:])
+    at, last = points.index(CUT_POINTS[0]), points.index(CrashPoint.SEQUENCES_READ) + 1
+    return (*points[:at], *ANEW_POINTS, *points[at:last], CrashPoint.SCHEMA_STORED, *points[last:])
 
 
-def of_void_attempt(points: tuple[Point, ...]) -> tuple[Point, ...]:
+def void_attempt_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same full create where the schema is changed while it makes its slots: it makes them anew."""
-    at = points.index(Point.SLOT_MADE)
-    return (*points[:at], Point.SLOT_MADE, Point.COPY_SLOTS_DROPPED, *points[at:])
+    at = points.index(CrashPoint.SLOT_MADE)
+    return (*points[:at], CrashPoint.SLOT_MADE, CrashPoint.COPY_SLOTS_DROPPED, *points[at:])
 
 
-def of_terminal(points: tuple[Point, ...]) -> tuple[Point, ...]:
+def terminal_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same command where its snapshot is a terminal one."""
     at = points.index(CUT_POINTS[0])
     return (*points[:at], *FREEZE_POINTS, *points[at:])

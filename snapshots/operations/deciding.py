@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from snapshots.records.commit import Void
 from snapshots.records.commits import VOID_BYTES_MAX, commit_key, operation_of
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted
 from storage.errors import IndeterminateError
@@ -64,7 +64,7 @@ def key_of(intent: Intent) -> str:
 
 
 def _void(intent: Intent) -> bytes:
-    body = sealed(Void(intent.snapshot, intent.increment, intent.operation))
+    body = seal(Void(intent.snapshot, intent.increment, intent.operation))
     if len(body) > VOID_BYTES_MAX:
         raise RuntimeError(f"a void of {len(body)} bytes would be taken for a commit")
     return body

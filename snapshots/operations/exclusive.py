@@ -14,7 +14,7 @@ from fleet.nodes.lock import FleetBusyError, FleetLock, locked_fleet
 from fleet.nodes.sessions import Sessions
 from snapshots.operations.committing import operation_settled
 from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation, is_open, pending
+from snapshots.operations.operation import Operation, is_open, pending_operations
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 
@@ -54,7 +54,7 @@ def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
         return None
     try:
         since = str(error.details.get("since"))[:SECOND]
-        found = [one for one in pending(store) if one.snapshot == name and one.began_at[:SECOND] >= since]
+        found = [one for one in pending_operations(store) if one.snapshot == name and one.began_at[:SECOND] >= since]
     except SnapshotError:
         return None
     return found[-1].id if found else None

@@ -19,9 +19,9 @@ from msgspec import structs
 
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
-from snapshots.operations.operation import begin, close, readable_pending, reason_of
-from snapshots.records.commits import increments_pruned
-from snapshots.records.documents import checked
+from snapshots.operations.operation import begin, readable_pending, reason_of, record_outcome
+from snapshots.records.commits import increments_pruned_error
+from snapshots.records.documents import checking
 from snapshots.records.operation_records import (
     Intent,
     LeaseRenewal,
@@ -72,7 +72,7 @@ class Lease:
 
 
 @contextmanager
-def leased(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[None]:
+def hold_lease(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[None]:
     """Record the operation, and keep its snapshot from being deleted while the block reads it.
 
     A store that takes no writes is read without a lease, and `progress` is told. Raises SnapshotDeletedError, also
@@ -95,14 +95,14 @@ def leased(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[N
     except BaseException as error:
         if is_held:
             with suppress(SnapshotError):
-                close(store, intent, "failed", reason_of(error))
+                record_outcome(store, intent, "failed", reason_of(error))
         # What a restore meets when objects go while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_there(store, intent)
         raise
     if is_held:
         try:
-            close(store, intent, "done")
+            record_outcome(store, intent, "done")
         except (UnreachableError, IndeterminateError) as error:
             progress.note(f"the end of operation {intent.operation} could not be stored: {error.message}")
 
@@ -110,7 +110,7 @@ def leased(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[N
 def _check_there(store: ObjectStore, intent: Intent) -> None:
     check_not_deleted(store, intent.snapshot)
     if intent.increment and is_only_full(store, intent.snapshot):
-        raise increments_pruned(intent.snapshot)
+        raise increments_pruned_error(intent.snapshot)
 
 
 @contextmanager
@@ -163,11 +163,11 @@ def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
     now = datetime.now(UTC)
     for lease in open_leases(store, snapshot):
         if lease.is_running(now):
-            raise in_use(lease)
-        close(store, lease.operation, "failed", "its lease ran out")
+            raise in_use_error(lease)
+        record_outcome(store, lease.operation, "failed", "its lease ran out")
 
 
-def in_use(lease: Lease) -> SnapshotInUseError:
+def in_use_error(lease: Lease) -> SnapshotInUseError:
     """The refusal to take away what a restore reads."""
     details = lease.details()
     host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
@@ -192,7 +192,7 @@ def _lease(store: ObjectStore, intent: Intent) -> Lease:
 
 def _first_expiry(intent: Intent) -> datetime:
     if isinstance(intent.expires_at, str):
-        with checked(operation_key(intent.operation, "intent")):
+        with checking(operation_key(intent.operation, "intent")):
             return datetime.fromisoformat(intent.expires_at)
     # A restore of before there were leases.
     return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.records.baseline_record import BaselineRecord, RecordedPrimary, baseline_key
 from snapshots.records.commits import read_full, snapshot_names
-from snapshots.records.documents import read_document, sealed
+from snapshots.records.documents import read_document, seal
 from storage.errors import RefusedError
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectStore
@@ -37,7 +37,7 @@ class Baseline:
     primaries: tuple[str, ...]
 
 
-def recorded_baseline(store: ObjectStore) -> Baseline:
+def read_baseline(store: ObjectStore) -> Baseline:
     """The baseline that counts now; where none was recorded yet, the largest of the snapshots that are committed."""
     names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
     number = max((int(match[1]) for match in names if match), default=0)
@@ -73,7 +73,7 @@ def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> N
     The caller holds their locks. Raises MajorityMissingError.
     """
     while True:
-        baseline = recorded_baseline(store)
+        baseline = read_baseline(store)
         check_majority(baseline, granted)
         if baseline.number and len(granted) <= len(baseline.primaries):
             return
@@ -87,7 +87,7 @@ def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> lis
     An operator's explicit act: it is the one way to a smaller baseline. The caller holds the locks of `granted`.
     """
     while True:
-        baseline = recorded_baseline(store)
+        baseline = read_baseline(store)
         forgotten = sorted(set(baseline.primaries) - granted.keys())
         if not forgotten or _record(store, baseline.number + 1, granted, tuple(forgotten)):
             return forgotten
@@ -99,7 +99,7 @@ def _record(store: ObjectStore, number: int, granted: Mapping[str, NodeIdentity]
     record = BaselineRecord(new_operation_id(datetime.now(UTC)), primaries, forgotten)
     try:
         # A put that arrives after this command has failed is true all the same: the locks were granted.
-        create_or_find(store, baseline_key(number), sealed(record))
+        create_or_find(store, baseline_key(number), seal(record))
     except ObjectExistsError:
         return False
     return True

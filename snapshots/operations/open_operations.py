@@ -13,7 +13,7 @@ from typing import Any
 
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import pending_ids
-from snapshots.records.commits import SnapshotMissingError, called
+from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent
 from storage.store import ObjectMissingError, ObjectStore
@@ -41,9 +41,9 @@ class OpenOperation:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
             return f"{what}: it is running, or was ended before it was done; to finish it: {again}"
         if self.committed:
-            return f"{what} yet: its commit is in the store, so {called(one.snapshot, one.increment)} exists"
+            return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
         return (
-            f"{what} yet: {called(one.snapshot, one.increment)} is not committed by it;"
+            f"{what} yet: {increment_label(one.snapshot, one.increment)} is not committed by it;"
             " it is running, or the next create settles it"
             + (
                 "; until then the fleet may accept no writes, unless you run: snapshot resume"
@@ -94,7 +94,7 @@ def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | No
 
 
 @contextmanager
-def told_where_missing(found: tuple[OpenOperation, ...]) -> Iterator[None]:
+def naming_open_operations(found: tuple[OpenOperation, ...]) -> Iterator[None]:
     """Let the error for a snapshot that is missing say which operations were to make it."""
     try:
         yield

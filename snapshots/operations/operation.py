@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from fleet.progress import Progress, Silent
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.records.commit import Commit
 from snapshots.records.documents import ManifestError
@@ -92,7 +92,7 @@ def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ..
 
 
 @contextmanager
-def recorded(
+def record_operation(
     store: ObjectStore,
     operation: Operation,
     undo: Callable[[], bool] | None = None,
@@ -114,12 +114,12 @@ def recorded(
         reason = reason_of(error)
         with suppress(SnapshotError):
             if operation.is_committing and decide(store, intent):
-                close(store, intent, DONE, reason)
+                record_outcome(store, intent, DONE, reason)
             elif undo is None or undo():
-                close(store, intent, FAILED, reason)
+                record_outcome(store, intent, FAILED, reason)
         raise
     try:
-        close(store, intent, DONE)
+        record_outcome(store, intent, DONE)
     except (UnreachableError, IndeterminateError) as error:
         (progress or Silent()).note(
             f"operation {operation.id} is done, and its outcome could not be stored: the next one says so"
@@ -140,10 +140,10 @@ def reason_of(error: BaseException) -> str:
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
     """Put the commit of what the operation has made; raises what `publish` does."""
     operation.is_committing = True
-    publish(store, commit, operation.intent.turn)
+    put_commit(store, commit, operation.intent.turn)
 
 
-def close(store: ObjectStore, intent: Intent, state: Literal["done", "failed"], reason: str = "") -> None:
+def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "failed"], reason: str = "") -> None:
     """Store an operation's outcome; whoever does so first has said it."""
     outcome = Outcome(
         operation=intent.operation,
@@ -158,7 +158,7 @@ def close(store: ObjectStore, intent: Intent, state: Literal["done", "failed"], 
         write_operation_record(store, "outcome", outcome)
 
 
-def pending(store: ObjectStore) -> list[Intent]:
+def pending_operations(store: ObjectStore) -> list[Intent]:
     """All operations without an outcome, oldest first; raises ManifestError where an intent can't be read."""
     found: list[Intent] = []
     for one in pending_ids(store):
@@ -199,7 +199,7 @@ def has_failed(store: ObjectStore, operation_id: str) -> bool:
     return outcome is not None and outcome.state == FAILED
 
 
-def recorded_commits(
+def read_recorded_commits(
     store: ObjectStore, since: str = "", unread: list[ManifestError] | None = None
 ) -> dict[str, dict[str, int]]:
     """By snapshot, the increments (0: the full snapshot) that were committed, by operation id.
@@ -215,7 +215,7 @@ def recorded_commits(
         if operation_id < second:
             continue
         try:
-            committed = _committed(store, operation_id)
+            committed = _read_commit_record(store, operation_id)
         except ManifestError as error:
             if unread is None:
                 raise
@@ -226,7 +226,7 @@ def recorded_commits(
     return found
 
 
-def _committed(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
+def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
     """What the operation says it has committed; None if it says no such thing."""
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:

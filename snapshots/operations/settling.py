@@ -6,8 +6,8 @@ from fleet.config import Fleet, Node
 from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
-from snapshots.operations.operation import close, pending_ids
-from snapshots.records.commits import called
+from snapshots.operations.operation import pending_ids, record_outcome
+from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent
 from snapshots.records.tombstones import only_full_key, tombstone_key
@@ -41,19 +41,19 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
             # It stays open, and its snapshot unreadable: no reason to take no other.
             progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}")
             continue
-        what = called(operation.snapshot, operation.increment)
+        what = increment_label(operation.snapshot, operation.increment)
         if committed:
             progress.note(f"operation {operation.id} had committed {what}")
-            close(store, operation, "done", "found committed")
+            record_outcome(store, operation, "done", "found committed")
             continue
         progress.note(f"operation {operation.id} ended without committing {what}")
         nodes = [known[node] for node in operation.nodes if node in known]
         accepts = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
-        if accepts and not _left(operation, nodes, progress):
-            close(store, operation, "failed", "found without a commit")
+        if accepts and not _note_left_slots(operation, nodes, progress):
+            record_outcome(store, operation, "failed", "found without a commit")
 
 
-def _left(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
+def _note_left_slots(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
     """Drop the slots that the operation may have made; whether some are left."""
     found = {slot: drop_slots(nodes, slot) for slot in (operation.slot, copy_slot_name(operation.id)) if slot}
     for slot, left in found.items():
@@ -69,4 +69,4 @@ def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -
     """
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
         progress.note(f"operation {operation.id} ended before it had taken anything of {operation.snapshot} away")
-        close(store, operation, "failed", "found without a mark")
+        record_outcome(store, operation, "failed", "found without a mark")

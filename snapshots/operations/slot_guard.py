@@ -18,16 +18,16 @@ from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import has_failed, now_text
 from snapshots.records.commits import increment_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import Lost, chain_lost, is_lost, mark_lost
+from snapshots.records.lost_chains import Lost, chain_lost_error, is_lost, mark_lost
 from snapshots.records.operation_records import read_intent
 from snapshots.records.tombstones import is_deleted, is_only_full
 from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.retained import Answers, Retained, ask, read_retained
+from wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
 from wal.slots.slots import drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptChain:
     """What the nodes keep for one chain. `snapshot` is None where the chain is of none in this store.
 
     `is_of_failed`: it is of an operation that has failed, and went on for a while after another had dropped its slots.
@@ -60,26 +60,26 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
     for kept in kept_chains(store, sessions, progress):
         if kept.is_of_failed:
             progress.note(f"operation {kept.chain} has failed, and still has slots")
-            _drop(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions, progress)
         elif kept.gone:
             progress.note(f"{kept.gone}, and still has slots")
-            _drop(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions, progress)
         elif kept.snapshot and is_lost(store, kept.snapshot, kept.chain):
             progress.note(f"{kept.called} is lost, and still has slots")
-            _drop(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
-                lost = _lost(store, kept, kept.snapshot)
+                lost = _lost_mark(store, kept, kept.snapshot)
                 mark_lost(store, lost)
                 progress.note(f"snapshot {lost.snapshot} {lost.text}; what it stored stays")
             else:
                 progress.note(over_limit(kept))
-            _drop(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_half:
             progress.note(warning_of(kept))
 
 
-def foresee(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
+def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
     """Say what the guard would do now, changing nothing; raise ChainLostError if that ends the chain `continued`."""
     for kept in kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
@@ -87,26 +87,26 @@ def foresee(store: ObjectStore, sessions: Sessions, continued: str | None, progr
                 progress.note(warning_of(kept))
             continue
         if kept.snapshot and kept.chain == continued:
-            raise chain_lost(_lost(store, kept, kept.snapshot))
+            raise chain_lost_error(_lost_mark(store, kept, kept.snapshot))
         progress.note(f"{over_limit(kept)}: the next create gives it up")
 
 
-def kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[Kept]:
+def kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
     """What all nodes of the fleet keep, by chain; nodes without a session that do not answer are named."""
     retained = [one for node in sessions.nodes for one in read_retained(node, sessions.connections[node.id])]
-    others = ask(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
+    others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
         progress.note(f"node {node} was not asked how much WAL it keeps: {why}")
-    answers = Answers((*retained, *others.retained), others.not_asked)
+    answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []
     chains = {slot_name(operation): operation for operation in store.list_children("operations")}
-    return [_kept(store, slot, answers, chains.get(slot)) for slot in slots]
+    return [_kept_chain(store, slot, answers, chains.get(slot)) for slot in slots]
 
 
-def _kept(store: ObjectStore, slot: str, answers: Answers, chain: str | None) -> Kept:
-    kept = Kept(slot, answers.of_slot(slot), chain=chain or "")
+def _kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, chain: str | None) -> KeptChain:
+    kept = KeptChain(slot, answers.of_slot(slot), chain=chain or "")
     if chain is None:
         return kept
     with suppress(ObjectMissingError, ManifestError):
@@ -123,14 +123,14 @@ def _kept(store: ObjectStore, slot: str, answers: Answers, chain: str | None) ->
     return kept
 
 
-def _lost(store: ObjectStore, kept: Kept, snapshot: str) -> Lost:
+def _lost_mark(store: ObjectStore, kept: KeptChain, snapshot: str) -> Lost:
     """The mark that ends the chain."""
     last = max(increment_numbers(store, snapshot), default=0)
     worst = kept.worst
     return Lost(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, now_text())
 
 
-def _drop(kept: Kept, sessions: Sessions, progress: Progress) -> None:
+def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:
     left = drop_slots(sessions.fleet.nodes, kept.slot)
     if left:
         progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create tries again")
@@ -138,16 +138,16 @@ def _drop(kept: Kept, sessions: Sessions, progress: Progress) -> None:
         progress.note(f"slot {kept.slot} is dropped on all nodes")
 
 
-def warning_of(kept: Kept) -> str:
+def warning_of(kept: KeptChain) -> str:
     """The warning past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
     return f"{_keeping(kept, kept.worst)}, over half of its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 
-def over_limit(kept: Kept) -> str:
+def over_limit(kept: KeptChain) -> str:
     """What is said of a chain past a node's limit."""
     return f"{_keeping(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"
 
 
-def _keeping(kept: Kept, worst: Retained) -> str:
+def _keeping(kept: KeptChain, worst: Retained) -> str:
     return f"node {worst.node} keeps {size_text(worst.size_bytes)} of WAL for {kept.called}".removesuffix(",")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from storage.errors import ErrorReport, error_of
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class SparkSource(Protocol):
         ...
 
 
-def started(spark: SparkSource, progress: Progress) -> SparkSession:
+def start_session(spark: SparkSource, progress: Progress) -> SparkSession:
     """The running session, waiting for it as a step of its own."""
     progress.step("start Spark")
     session = spark.session()
-    progress.reached(Point.SPARK_READY)
+    progress.reached(CrashPoint.SPARK_READY)
     return session
 
 

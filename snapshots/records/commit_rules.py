@@ -20,7 +20,7 @@ from snapshots.records.commit import (
     FullSnapshot,
     Increment,
 )
-from snapshots.records.documents import checked
+from snapshots.records.documents import checking
 from storage.store import check_key
 
 COUNTS_SHOWN = ("bytes", "changes", "transactions")
@@ -46,7 +46,7 @@ def check_commit(commit: Commit) -> None:
 
 def check_fits(chain: Chain, increment: Increment, key: str) -> None:
     """Raise ManifestError unless the increment has the chain's nodes, and continues its definitions."""
-    with checked(key):
+    with checking(key):
         _check_nodes(chain.full, increment)
         if increment.definition_changes:
             _check_definitions(chain, increment.definition_changes)

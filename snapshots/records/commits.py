@@ -17,7 +17,7 @@ from fleet.hints import NEW_CHAIN
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
 from snapshots.records.commit_rules import check_commit, check_fits
-from snapshots.records.documents import ManifestError, check_about, checked, understood, unsealed
+from snapshots.records.documents import ManifestError, check_about, checking, parse_document, unseal
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.errors import RefusedError, UsageError
 from storage.store import ObjectMissingError, ObjectStore
@@ -82,11 +82,11 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
 
 def read_turn(store: ObjectStore, key: str) -> Commit | Void:
     """Read a commit file, or the void in its place; raise ObjectMissingError, ManifestError."""
-    content, digest = unsealed(key, store.read(key))
-    found: Commit | Void = understood(key, content, FullSnapshot | Increment | Void)
+    content, digest = unseal(key, store.read(key))
+    found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
     if isinstance(found, Void):
         return found
-    with checked(key):
+    with checking(key):
         check_commit(found)
     return structs.replace(found, digest=digest)
 
@@ -97,7 +97,7 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
     if place.commit is None:
         return place.turn
     raise SnapshotExistsError(
-        f"{called(name, increment)} exists already",
+        f"{increment_label(name, increment)} exists already",
         hint=f"its next increment: snapshot create {name} --incremental; or choose another name",
         details={"snapshot": name, "increment": increment},
     )
@@ -109,7 +109,7 @@ def operation_of(store: ObjectStore, key: str) -> str:
     return "" if isinstance(found, Void) else found.operation
 
 
-def called(name: str, increment: int) -> str:
+def increment_label(name: str, increment: int) -> str:
     """What a snapshot or increment is called in messages."""
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
@@ -142,14 +142,18 @@ def _read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
         # One that was committed between that read and the listing is found now.
         place = find_place(store, name, increment)
         if place.commit is None:
-            raise _gone(store, name, increment)
+            raise _missing_error(store, name, increment)
     return place
 
 
-def _gone(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
+def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
     """Why a commit that was there is not; raises SnapshotDeletedError if somebody deletes the snapshot now."""
     check_not_deleted(store, name)
-    return increments_pruned(name) if increment and is_only_full(store, name) else commit_gone(name, increment)
+    return (
+        increments_pruned_error(name)
+        if increment and is_only_full(store, name)
+        else commit_missing_error(name, increment)
+    )
 
 
 def _commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
@@ -158,14 +162,14 @@ def _commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
         raise RuntimeError(f"there is no commit at {place.key}")
     if (commit.snapshot, commit.increment) != (name, increment):
         raise ManifestError(
-            f"object {place.key} is the commit of {called(commit.snapshot, commit.increment)}",
+            f"object {place.key} is the commit of {increment_label(commit.snapshot, commit.increment)}",
             hint="somebody copied objects by hand",
             details={"object": place.key},
         )
     return commit
 
 
-def commit_gone(name: str, increment: int) -> SnapshotMissingError:
+def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
     """The error for a commit that was there: later ones are, or an operation says so."""
     key = commit_key(name, increment)
     what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
@@ -176,7 +180,7 @@ def commit_gone(name: str, increment: int) -> SnapshotMissingError:
     )
 
 
-def increments_pruned(name: str) -> SnapshotMissingError:
+def increments_pruned_error(name: str) -> SnapshotMissingError:
     """The error for increments that were taken away."""
     return SnapshotMissingError(
         f"the increments of snapshot {name} were pruned; its full snapshot is left",
@@ -188,7 +192,7 @@ def increments_pruned(name: str) -> SnapshotMissingError:
 def check_not_pruned(store: ObjectStore, name: str) -> None:
     """Raise SnapshotMissingError if the snapshot's increments were taken away: it gets no others."""
     if is_only_full(store, name):
-        raise increments_pruned(name)
+        raise increments_pruned_error(name)
 
 
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:
@@ -216,7 +220,7 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
     chain = Chain(read_full(store, name))
     if is_only_full(store, name):
         if increment:
-            raise increments_pruned(name)
+            raise increments_pruned_error(name)
         return chain
     increments: list[Increment] = []
     for number, place in enumerate(_places(store, name, increment), start=1):
@@ -266,7 +270,7 @@ def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
     ):
         return
     raise ManifestError(
-        f"object {key}: {called(commit.snapshot, commit.increment)} belongs to another chain",
+        f"object {key}: {increment_label(commit.snapshot, commit.increment)} belongs to another chain",
         hint="somebody copied objects by hand: put back the ones that belong to it; see: snapshot check",
         details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
     )

@@ -41,7 +41,7 @@ class ManifestError(RefusedError):
     """A document of the store can't be understood, or is not what was written."""
 
 
-def sealed(document: Record | Mapping[str, Any]) -> bytes:
+def seal(document: Record | Mapping[str, Any]) -> bytes:
     """The bytes of a document in its fixed form, with the digest of that form in it."""
     fields = fields_of(document) if isinstance(document, Record) else document
     content = {name: value for name, value in fields.items() if name != "digest"}
@@ -54,19 +54,19 @@ def sealed(document: Record | Mapping[str, Any]) -> bytes:
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
     """Read a document of `kind`; raise ManifestError unless every byte is as it was sealed, and ObjectMissingError."""
     body = store.read(key)
-    content, _ = unsealed(key, body)
-    return understood(key, content, kind)
+    content, _ = unseal(key, body)
+    return parse_document(key, content, kind)
 
 
 def read_document(store: ObjectStore, key: str, kind: Any) -> Any:
     """Read a document of a `kind` that earlier versions wrote without a digest; raises what `read_sealed` does."""
     body = store.read(key)
     # Those had no value that looks like a digest; so one whose name was damaged does not pass for none.
-    content = unsealed(key, body)[0] if b'"digest"' in body or DIGEST.search(body) else body
-    return understood(key, content, kind)
+    content = unseal(key, body)[0] if b'"digest"' in body or DIGEST.search(body) else body
+    return parse_document(key, content, kind)
 
 
-def unsealed(key: str, body: bytes) -> tuple[bytes, str]:
+def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """A document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
@@ -85,15 +85,15 @@ def unsealed(key: str, body: bytes) -> tuple[bytes, str]:
     )
 
 
-def understood(key: str, content: bytes, kind: Any) -> Any:
+def parse_document(key: str, content: bytes, kind: Any) -> Any:
     """The document in `content`; raise ManifestError if it is none of `kind`."""
-    with checked(key):
+    with checking(key):
         from_json(content, _Tag)
         return from_json(content, kind)
 
 
 @contextmanager
-def checked(key: str) -> Iterator[None]:
+def checking(key: str) -> Iterator[None]:
     """Turn what the block raises about a document's values into a ManifestError that names the object."""
     try:
         yield
@@ -107,6 +107,6 @@ def checked(key: str) -> Iterator[None]:
 
 def check_about(key: str, found: object, expected: object) -> None:
     """Raise ManifestError unless a document is about what its key says."""
-    with checked(key):
+    with checking(key):
         if found != expected:
             raise ValueError(f"it is about {found}, not {expected}")

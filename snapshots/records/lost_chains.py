@@ -14,7 +14,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.record import Count, Record, Time, fields_of
 from fleet.sizes import size_text
 from snapshots.records.chain import Chain
-from snapshots.records.documents import check_about, read_sealed, sealed
+from snapshots.records.documents import check_about, read_sealed, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
@@ -61,7 +61,7 @@ def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
 def mark_lost(store: ObjectStore, lost: Lost) -> None:
     """Mark the chain; whoever did so first has said why."""
     with suppress(ObjectExistsError):
-        create_or_find(store, lost_key(lost.snapshot, lost.chain), sealed(lost))
+        create_or_find(store, lost_key(lost.snapshot, lost.chain), seal(lost))
 
 
 def read_lost(store: ObjectStore, snapshot: str, chain: str) -> Lost | None:
@@ -79,10 +79,10 @@ def check_not_lost(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainLostError if the chain is marked."""
     lost = read_lost(store, chain.name, chain.full.chain)
     if lost:
-        raise chain_lost(lost)
+        raise chain_lost_error(lost)
 
 
-def chain_lost(lost: Lost) -> ChainLostError:
+def chain_lost_error(lost: Lost) -> ChainLostError:
     """The refusal to continue the chain."""
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from fleet.record import Count, Record, Time, check_time
 from snapshots.records.commits import NAME
-from snapshots.records.documents import check_about, checked, read_document, sealed
+from snapshots.records.documents import check_about, checking, read_document, seal
 from storage.store import ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
@@ -78,7 +78,7 @@ def operation_key(operation_id: str, name: str) -> str:
 
 def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | LeaseRenewal) -> None:
     """Store one of an operation's documents; raise ObjectExistsError where it has other bytes already."""
-    create_or_find(store, operation_key(record.operation, name), sealed(record))
+    create_or_find(store, operation_key(record.operation, name), seal(record))
 
 
 def read_intent(store: ObjectStore, operation_id: str) -> Intent:
@@ -86,7 +86,7 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
     key = operation_key(operation_id, "intent")
     intent: Intent = read_document(store, key, Intent)
     check_about(key, intent.operation, operation_id)
-    with checked(key):
+    with checking(key):
         check_time(intent.began_at)
         if intent.kind == "create" and not NAME.fullmatch(intent.snapshot):
             raise ValueError(f"snapshot {intent.snapshot!r}")
@@ -112,6 +112,6 @@ def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRen
     except ObjectMissingError:
         return None
     check_about(key, renewal.operation, operation_id)
-    with checked(key):
+    with checking(key):
         check_time(renewal.expires_at)
     return renewal

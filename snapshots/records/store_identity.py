@@ -11,7 +11,7 @@ from fleet.config import Fleet
 from fleet.record import Record
 from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key
-from snapshots.records.documents import read_document, sealed
+from snapshots.records.documents import read_document, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
@@ -77,7 +77,7 @@ def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bo
     identity = StoreIdentity(secrets.token_hex(4), fleet.name)
     try:
         if not store.exists(FLEET_KEY):
-            create_or_find(store, FLEET_KEY, sealed(identity))
+            create_or_find(store, FLEET_KEY, seal(identity))
             return identity, True
     except ObjectExistsError:
         pass

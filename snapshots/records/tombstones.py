@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Literal
 
 from fleet.record import Count, Record, Time
-from snapshots.records.documents import ManifestError, check_about, read_sealed, sealed
+from snapshots.records.documents import ManifestError, check_about, read_sealed, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
@@ -97,7 +97,7 @@ def put_mark(store: ObjectStore, mark: Mark) -> Mark:
     whether there is one: it may still arrive.
     """
     with suppress(ObjectExistsError):
-        create_or_find(store, mark.key, sealed(mark))
+        create_or_find(store, mark.key, seal(mark))
     try:
         return read_mark(store, mark.key)
     except ManifestError:

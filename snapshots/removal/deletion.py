@@ -16,7 +16,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.label import own_label
-from fleet.nodes.connections import answering
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
@@ -30,8 +30,16 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
-from snapshots.removal.removal import DELETE, OnNodes, Removal, Removed, objects_of, open_removals, take_away
-from snapshots.removal.survey import Standing, first_restorable, standing_of
+from snapshots.removal.removal import (
+    DELETE,
+    NodeCleanup,
+    Removal,
+    RemovalResult,
+    objects_of,
+    open_removals,
+    remove_recorded,
+)
+from snapshots.removal.survey import SurveyedSnapshot, first_restorable, survey_snapshot
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.slots import drop_slots, slot_name
@@ -57,7 +65,7 @@ class DeletionPlan:
     """
 
     mark: Mark
-    standing: Standing | None
+    standing: SurveyedSnapshot | None
     others: tuple[str, ...]
     unknown: tuple[str, ...]
     leases: tuple[Lease, ...] = ()
@@ -74,11 +82,11 @@ class DeletionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class DeletionResult:
     """What a deletion did; `removed` is None where nothing was left to do."""
 
     mark: Mark
-    removed: Removed | None
+    removed: RemovalResult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class Deleting:
 
     fleet: Fleet
     store: ObjectStore
-    on_nodes: OnNodes
+    on_nodes: NodeCleanup
     progress: Progress
     force: bool = False
 
@@ -116,7 +124,7 @@ class FleetNodes:
         dropped: list[str] = []
         left: list[str] = []
         for node, connection in sessions.primaries.items():
-            with answering(sessions.fleet.node(node)):
+            with raising_unreachable(sessions.fleet.node(node)):
                 if any(is_ours(slot) for (slot,) in connection.execute(SLOTS_QUERY)):
                     continue
                 try:
@@ -126,7 +134,7 @@ class FleetNodes:
         return dropped, left
 
 
-def foresee_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
+def preview_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
     """What `delete` would do, contacting only the store; raises what it would."""
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -135,7 +143,7 @@ def foresee_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
 
 def delete_snapshot(
     fleet: Fleet, name: str, progress: Progress, announce: Callable[[DeletionPlan], None], *, force: bool
-) -> Deletion:
+) -> DeletionResult:
     """Delete the snapshot, or finish what an earlier deletion has left; `announce` is told the plan before.
 
     Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, SnapshotInUseError.
@@ -143,13 +151,13 @@ def delete_snapshot(
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     if is_finished(store, check_name(name)):
-        return Deletion(_begun(store, fleet, name), None)
-    with holding(fleet, store, identity.fleet_id, (DELETE, name), progress) as on_nodes:
-        return delete_held(Deleting(fleet, store, on_nodes, progress, force), name, announce)
+        return DeletionResult(_unfinished_mark(store, fleet, name), None)
+    with hold_fleet(fleet, store, identity.fleet_id, (DELETE, name), progress) as on_nodes:
+        return delete_locked(Deleting(fleet, store, on_nodes, progress, force), name, announce)
 
 
 @contextmanager
-def holding(
+def hold_fleet(
     fleet: Fleet, store: ObjectStore, fleet_id: str, command: tuple[str, str], progress: Progress
 ) -> Iterator[FleetNodes]:
     """Hold the fleet for a command and its snapshot, with operations that died before settled."""
@@ -159,7 +167,7 @@ def holding(
         yield FleetNodes(lock, fleet_id)
 
 
-def delete_held(deleting: Deleting, name: str, announce: Callable[[DeletionPlan], None]) -> Deletion:
+def delete_locked(deleting: Deleting, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:
     """The same by whoever holds the fleet's lock."""
     store = deleting.store
     plan = plan_deletion(store, deleting.fleet, name, force=deleting.force)
@@ -167,7 +175,7 @@ def delete_held(deleting: Deleting, name: str, announce: Callable[[DeletionPlan]
     announce(plan)
     operation = new_operation(DELETE, name, 0, plan.mark.nodes)
     removal = removal_of(plan.mark, operation.id)
-    return Deletion(plan.mark, take_away(store, operation, removal, deleting.on_nodes, deleting.progress))
+    return DeletionResult(plan.mark, remove_recorded(store, operation, removal, deleting.on_nodes, deleting.progress))
 
 
 def removal_of(mark: Mark, operation: str) -> Removal:
@@ -189,29 +197,29 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
     others = tuple(one for one in snapshot_names(store) if one != name)
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(datetime.now(UTC)))
     if is_deleted(store, name):
-        mark = _begun(store, fleet, name)
-        return DeletionPlan(mark, None, others, _unknown(fleet, mark), leases)
-    standing = _standing(store, name)
+        mark = _unfinished_mark(store, fleet, name)
+        return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)
+    standing = _survey(store, name)
     if not force:
-        _check_may_go(store, standing, others)
-    mark = mark_of(store, fleet, standing)
-    return DeletionPlan(mark, standing, others, _unknown(fleet, mark), leases)
+        _check_deletable(store, standing, others)
+    mark = tombstone_of(store, fleet, standing)
+    return DeletionPlan(mark, standing, others, _unknown_nodes(fleet, mark), leases)
 
 
-def _standing(store: ObjectStore, name: str) -> Standing:
+def _survey(store: ObjectStore, name: str) -> SurveyedSnapshot:
     """How the snapshot stands; raise SnapshotMissingError if there is none."""
     try:
         is_there = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
     except ManifestError:
         is_there = True
     if is_there:
-        return standing_of(store, name)
+        return survey_snapshot(store, name)
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
     )
 
 
-def _check_may_go(store: ObjectStore, standing: Standing, others: tuple[str, ...]) -> None:
+def _check_deletable(store: ObjectStore, standing: SurveyedSnapshot, others: tuple[str, ...]) -> None:
     name = standing.name
     if standing.unreadable:
         raise SnapshotUnreadableError(
@@ -229,7 +237,7 @@ def _check_may_go(store: ObjectStore, standing: Standing, others: tuple[str, ...
         )
 
 
-def mark_of(store: ObjectStore, fleet: Fleet, standing: Standing) -> Mark:
+def tombstone_of(store: ObjectStore, fleet: Fleet, standing: SurveyedSnapshot) -> Mark:
     """The mark of the snapshot's deletion, its operation still to be named."""
     where = slots_of(store, fleet, standing)
     return Mark(
@@ -247,7 +255,7 @@ class ChainSlots:
     chain: str
 
 
-def slots_of(store: ObjectStore, fleet: Fleet, standing: Standing) -> ChainSlots:
+def slots_of(store: ObjectStore, fleet: Fleet, standing: SurveyedSnapshot) -> ChainSlots:
     """Where the snapshot may have slots."""
     if standing.chain is not None:
         chain = standing.chain.full.chain
@@ -266,7 +274,7 @@ def slots_of(store: ObjectStore, fleet: Fleet, standing: Standing) -> ChainSlots
     return ChainSlots(tuple(sorted(slots)), tuple(sorted(nodes)), "")
 
 
-def _begun(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
+def _unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     """The mark of a deletion that was begun; where it can't be read, what operations tell of the snapshot.
 
     What is left of the snapshot is counted anew.
@@ -275,16 +283,16 @@ def _begun(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
     try:
         mark = read_mark(store, tombstone_key(name))
     except ManifestError:
-        return mark_of(store, fleet, Standing(name, None, "", "", 0, tuple(left)))
+        return tombstone_of(store, fleet, SurveyedSnapshot(name, None, "", "", 0, tuple(left)))
     return structs.replace(mark, objects=len(left), bytes=sum(one.size for one in left))
 
 
-def _unknown(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
+def _unknown_nodes(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
     known = {node.id for node in fleet.nodes}
     return tuple(node for node in mark.nodes if node not in known)
 
 
-def unfinished_deletions(store: ObjectStore) -> list[str]:
+def list_unfinished_deletions(store: ObjectStore) -> list[str]:
     """The snapshots that are deleted and of which something may be left, in the store or on the nodes."""
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
     begun = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}

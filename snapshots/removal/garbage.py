@@ -28,9 +28,9 @@ from typing import Any
 from snapshots.operations.deciding import key_of
 from snapshots.operations.leases import open_leases
 from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import recorded_commits
+from snapshots.operations.operation import read_recorded_commits
 from snapshots.records.commit import Commit, Void
-from snapshots.records.commits import called, find_place, increment_numbers, read_chain, read_commit, read_turn
+from snapshots.records.commits import find_place, increment_label, increment_numbers, read_chain, read_commit, read_turn
 from snapshots.records.documents import ManifestError
 from snapshots.records.keys import Kind, Place
 from snapshots.records.lost_chains import is_lost, lost_key
@@ -40,7 +40,7 @@ from storage.errors import RefusedError
 from storage.store import Listed, ObjectMissingError, ObjectStore
 
 
-class Why(StrEnum):
+class GarbageReason(StrEnum):
     """Why an object is garbage, or is none."""
 
     DELETED = "deleted"
@@ -65,22 +65,32 @@ class Why(StrEnum):
 
 # Within this time of its checks a create has stored its intent, or it is not going on.
 LOST_SECONDS = 3600.0
-GARBAGE = frozenset({Why.DELETED, Why.PRUNED, Why.FAILED, Why.UNLISTED, Why.LOST, Why.LEFT_OVER, Why.OLD_RECORD})
+GARBAGE = frozenset(
+    {
+        GarbageReason.DELETED,
+        GarbageReason.PRUNED,
+        GarbageReason.FAILED,
+        GarbageReason.UNLISTED,
+        GarbageReason.LOST,
+        GarbageReason.LEFT_OVER,
+        GarbageReason.OLD_RECORD,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GarbageVerdict:
     """Why an object is garbage or kept, and where that is no rule of every day what was found."""
 
-    why: Why
+    why: GarbageReason
     text: str = ""
 
 
-Judge = Callable[[str, Place], Verdict]
-NEEDED = Verdict(Why.NEEDED)
+Judge = Callable[[str, Place], GarbageVerdict]
+NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
-class SnapshotJudge:
+class GarbageRules:
     """Judges the objects of one snapshot. Made after they were listed; what it has read once counts for all."""
 
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
@@ -94,10 +104,10 @@ class SnapshotJudge:
         self._kept_by_restore = self._restores() if self.is_deleted or self.is_only_full else None
         self._owners: dict[str, Judge] = {}
 
-    def judge(self, key: str, place: Place) -> Verdict:
+    def judge(self, key: str, place: Place) -> GarbageVerdict:
         """Whether the object is garbage, its age left aside."""
         if self.is_deleted:
-            return self._kept_by_restore or Verdict(Why.DELETED)
+            return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if place.kind is Kind.MARK:
             return NEEDED
         if place.kind is Kind.COMMIT:
@@ -107,35 +117,39 @@ class SnapshotJudge:
             self._owners[place.owner] = self._owner(place.owner)
         return self._owners[place.owner](key, place)
 
-    def _restores(self) -> Verdict | None:
+    def _restores(self) -> GarbageVerdict | None:
         """What keeps the snapshot's objects although it is marked: a restore that began before."""
         try:
             running = [one for one in open_leases(self.store, self.snapshot) if one.is_running(datetime.now(UTC))]
         except ManifestError as error:
-            return Verdict(Why.UNCLEAR, error.message)
-        return Verdict(Why.IN_USE, f"operation {running[0].operation.id} restores it") if running else None
+            return GarbageVerdict(GarbageReason.UNCLEAR, error.message)
+        return (
+            GarbageVerdict(GarbageReason.IN_USE, f"operation {running[0].operation.id} restores it")
+            if running
+            else None
+        )
 
-    def _pruned(self) -> Verdict:
-        return self._kept_by_restore or Verdict(Why.PRUNED)
+    def _pruned(self) -> GarbageVerdict:
+        return self._kept_by_restore or GarbageVerdict(GarbageReason.PRUNED)
 
     def _owner(self, owner: str) -> Judge:
         """How the objects of an attempt or a chain are judged, by what became of its operation."""
         try:
-            fate = fate_of(self.store, self.snapshot, owner)
+            fate = create_outcome(self.store, self.snapshot, owner)
             if fate.commit is not None:
                 return self._increment(fate.commit) if fate.commit.increment else self._committed(fate.commit)
         except RefusedError as error:
-            fate = CreateFate(Verdict(Why.UNCLEAR, error.message))
+            fate = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
         return lambda _key, _place: fate.verdict
 
     def _committed(self, full: Commit) -> Judge:
         objects = full.object_sizes.keys()
         segment = self._segments(full)
 
-        def judge(key: str, place: Place) -> Verdict:
+        def judge(key: str, place: Place) -> GarbageVerdict:
             if key in objects:
                 return NEEDED
-            return segment(key, place) if place.kind is Kind.SEGMENT else Verdict(Why.UNLISTED)
+            return segment(key, place) if place.kind is Kind.SEGMENT else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
@@ -143,12 +157,12 @@ class SnapshotJudge:
         """How the copies and the DDL of an increment are judged; its segments are the chain's."""
         objects = commit.object_sizes.keys()
 
-        def judge(key: str, place: Place) -> Verdict:
+        def judge(key: str, place: Place) -> GarbageVerdict:
             if place.kind is Kind.SEGMENT:
-                return Verdict(Why.UNCLEAR, f"operation {place.owner} began no chain")
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {place.owner} began no chain")
             if self.is_only_full:
                 return self._pruned()
-            return NEEDED if key in objects else Verdict(Why.UNLISTED)
+            return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
@@ -160,8 +174,8 @@ class SnapshotJudge:
             return self._lost_segments(full)
         last = _last_numbers(self.store, full)
 
-        def judge(_key: str, place: Place) -> Verdict:
-            return Verdict(Why.NEXT) if place.number > last.get(place.node, place.number) else NEEDED
+        def judge(_key: str, place: Place) -> GarbageVerdict:
+            return GarbageVerdict(GarbageReason.NEXT) if place.number > last.get(place.node, place.number) else NEEDED
 
         return judge
 
@@ -177,69 +191,69 @@ class SnapshotJudge:
             last[node] = max(number, last.get(node, 0))
         gone = sorted(
             number
-            for number in recorded_commits(self.store, full.operation).get(self.snapshot, {}).values()
+            for number in read_recorded_commits(self.store, full.operation).get(self.snapshot, {}).values()
             if number > chain.last.increment
         )
 
-        def judge(key: str, place: Place) -> Verdict:
+        def judge(key: str, place: Place) -> GarbageVerdict:
             if key in listed:
                 return NEEDED
             if open_here:
-                return Verdict(Why.OPEN, f"operation {open_here[0]} has no outcome")
+                return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
             if gone:
-                return Verdict(Why.UNCLEAR, f"the commit file of increment {gone[0]} is gone")
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {gone[0]} is gone")
             if place.number <= last.get(place.node, 0):
-                return Verdict(Why.UNCLEAR, "it stands between segments that are listed")
-            return Verdict(Why.LOST if is_settled else Why.YOUNG)
+                return GarbageVerdict(GarbageReason.UNCLEAR, "it stands between segments that are listed")
+            return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 
         return judge
 
 
 @dataclass(frozen=True, slots=True)
-class CreateFate:
+class CreateOutcome:
     """What became of the operation that owns objects: the verdict on all of them, or its commit, which tells."""
 
-    verdict: Verdict
+    verdict: GarbageVerdict
     commit: Commit | None = None
 
 
-def fate_of(store: ObjectStore, snapshot: str, owner: str) -> CreateFate:
+def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
     """What became of the operation `owner` of a create; raises ManifestError where that can't be read."""
     try:
         intent = read_intent(store, owner)
     except ObjectMissingError:
         return _without_intent(store, snapshot, owner)
     if (intent.kind, intent.snapshot) != ("create", snapshot):
-        return CreateFate(Verdict(Why.UNCLEAR, f"operation {owner} was not to take this snapshot"))
+        return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"operation {owner} was not to take this snapshot"))
     outcome = read_outcome(store, owner)
     key = key_of(intent)
     try:
         found = read_turn(store, key)
     except ObjectMissingError:
         if outcome is None:
-            return CreateFate(Verdict(Why.OPEN, f"operation {owner} has no outcome"))
+            return CreateOutcome(GarbageVerdict(GarbageReason.OPEN, f"operation {owner} has no outcome"))
         if outcome.state == DONE:
             why = f"operation {owner} has committed, and its commit file {key} is gone"
-            return CreateFate(Verdict(Why.UNCLEAR, why))
-        return CreateFate(Verdict(Why.FAILED))
+            return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why))
+        return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
     if isinstance(found, Void) or found.operation != owner:
-        return CreateFate(Verdict(Why.FAILED))
+        return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
     return _committed((snapshot, intent.increment), key, found)
 
 
-def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateFate:
+def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
     """Records go only after objects, so somebody removed this one by hand: only a commit tells of it."""
     place = find_place(store, snapshot, 0)
     if place.commit is not None and place.commit.operation == owner:
         return _committed((snapshot, 0), place.key, place.commit)
-    return CreateFate(Verdict(Why.UNCLEAR, f"nothing is known of its operation {owner}"))
+    return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"nothing is known of its operation {owner}"))
 
 
-def _committed(expected: tuple[str, int], key: str, commit: Commit) -> CreateFate:
+def _committed(expected: tuple[str, int], key: str, commit: Commit) -> CreateOutcome:
     if (commit.snapshot, commit.increment) != expected:
-        why = f"object {key} is the commit of {called(commit.snapshot, commit.increment)}"
-        return CreateFate(Verdict(Why.UNCLEAR, why))
-    return CreateFate(NEEDED, commit)
+        why = f"object {key} is the commit of {increment_label(commit.snapshot, commit.increment)}"
+        return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why))
+    return CreateOutcome(NEEDED, commit)
 
 
 def _segments_of(commit: Commit) -> list[Any]:

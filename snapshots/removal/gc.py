@@ -22,12 +22,12 @@ from fleet.progress import Progress
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.leases import open_leases
 from snapshots.operations.open_operations import CREATE, OpenOperation, read_open_operations
-from snapshots.operations.operation import close
+from snapshots.operations.operation import record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import NAME
 from snapshots.records.keys import Kind, place_of
 from snapshots.records.store_identity import FLEET_KEY, read_identity
-from snapshots.removal.garbage import SnapshotJudge, Verdict, Why
+from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from snapshots.removal.old_records import RecordJudge, judge_probe
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 from storage.probe import PROBES
@@ -51,7 +51,7 @@ class Garbage:
     """Something to remove. `objects` go one after the other; `leftover` is no object yet."""
 
     kind: Kind
-    why: Why
+    why: GarbageReason
     objects: tuple[Listed, ...]
     snapshot: str = ""
     operation: str = ""
@@ -65,7 +65,7 @@ class Garbage:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRemoval:
     """An object that the store does not let go, and why."""
 
     key: str
@@ -73,7 +73,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Total:
+class SizeTotal:
     """How many objects, and their bytes."""
 
     objects: int = 0
@@ -97,15 +97,15 @@ class GcReport:
     dry_run: bool = False
     unsettled: str = ""
     garbage: list[Garbage] = field(default_factory=list)
-    kept: dict[tuple[str, Why, str], Total] = field(default_factory=dict)
+    kept: dict[tuple[str, GarbageReason, str], SizeTotal] = field(default_factory=dict)
     open_operations: tuple[OpenOperation, ...] = ()
     unknown: list[str] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    removed: Total = field(default_factory=Total)
+    refused: list[RefusedRemoval] = field(default_factory=list)
+    removed: SizeTotal = field(default_factory=SizeTotal)
 
-    def keep(self, snapshot: str, verdict: Verdict, size_bytes: int) -> None:
+    def keep(self, snapshot: str, verdict: GarbageVerdict, size_bytes: int) -> None:
         """Count something that stays."""
-        self.kept.setdefault((snapshot, verdict.why, verdict.text), Total()).add(size_bytes)
+        self.kept.setdefault((snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
 
 
 def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress, *, dry_run: bool = False) -> GcReport:
@@ -127,7 +127,7 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress, *, d
 def find_garbage(store: ObjectStore, grace_seconds: float, progress: Progress) -> GcReport:
     """Look at the whole store, changing nothing."""
     report = GcReport(grace_seconds)
-    _Search(store, report, progress).run()
+    _GarbageSearch(store, report, progress).run()
     return report
 
 
@@ -137,7 +137,7 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
     try:
         for lease in open_leases(store):
             if not lease.is_running(datetime.now(UTC)):
-                close(store, lease.operation, "failed", "its lease ran out")
+                record_outcome(store, lease.operation, "failed", "its lease ran out")
         if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
             return ""
         with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "gc", ""):
@@ -149,7 +149,7 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
     return ""
 
 
-class _Search:
+class _GarbageSearch:
     """Goes through the store and sorts what is there into the report."""
 
     def __init__(self, store: ObjectStore, report: GcReport, progress: Progress) -> None:
@@ -176,7 +176,7 @@ class _Search:
         for folder, form in STAYING.items():
             for one in self._store.inventory(folder):
                 if form.fullmatch(one.key):
-                    self._report.keep("", Verdict(Why.NEEDED), one.size)
+                    self._report.keep("", GarbageVerdict(GarbageReason.NEEDED), one.size)
                 else:
                     self._report.unknown.append(one.key)
         known = {FLEET_KEY, SNAPSHOTS, OPERATIONS, PROBES, *STAYING}
@@ -185,7 +185,7 @@ class _Search:
     def _snapshot(self, name: str) -> None:
         listed = self._store.inventory(f"{SNAPSHOTS}/{name}")
         # From here on: the listing comes first.
-        judge = SnapshotJudge(self._store, name, listed, self._now)
+        judge = GarbageRules(self._store, name, listed, self._now)
         for one in listed:
             place = place_of(name, one.key)
             if place is None:
@@ -232,19 +232,19 @@ class _Search:
             ):
                 self._report.unknown.append(f"{one.key} (unfinished)")
                 continue
-            verdict, since = Verdict(Why.LEFT_OVER), one.began_at
+            verdict, since = GarbageVerdict(GarbageReason.LEFT_OVER), one.began_at
             if snapshot in snapshots:
-                verdict = Verdict(Why.OPEN, f"operation {snapshots[snapshot]} has no outcome")
+                verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {snapshots[snapshot]} has no outcome")
             elif not snapshot:
                 # Whose it is it does not say, or it is small and takes no time at all.
                 since += margin
                 if oldest and one.began_at + margin >= oldest:
-                    verdict = Verdict(Why.OPEN, "an operation without an outcome may be writing it")
+                    verdict = GarbageVerdict(GarbageReason.OPEN, "an operation without an outcome may be writing it")
             self._sort(Garbage(Kind.UNFINISHED, verdict.why, (), snapshot, leftover=one), verdict, since)
 
-    def _sort(self, found: Garbage, verdict: Verdict, since: datetime) -> None:
+    def _sort(self, found: Garbage, verdict: GarbageVerdict, since: datetime) -> None:
         if verdict.why.is_garbage and since > self._now - timedelta(seconds=self._report.grace_seconds):
-            verdict = Verdict(Why.YOUNG)
+            verdict = GarbageVerdict(GarbageReason.YOUNG)
         if verdict.why.is_garbage:
             self._report.garbage.append(found)
             return
@@ -273,7 +273,7 @@ def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> 
         raise
 
 
-def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], Refused | None]:
+def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], RefusedRemoval | None]:
     """The sizes of what went, and what was refused: the rest of that one stays then."""
     gone: list[int] = []
     key = ""
@@ -287,5 +287,5 @@ def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], Refuse
             store.abandon(garbage.leftover)
             gone.append(garbage.leftover.size_bytes)
     except DeletionRefusedError as error:
-        return gone, Refused(key, error.message)
+        return gone, RefusedRemoval(key, error.message)
     return gone, None

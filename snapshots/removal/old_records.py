@@ -18,7 +18,7 @@ from itertools import groupby
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import DONE, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
-from snapshots.removal.garbage import Verdict, Why
+from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from storage.ids import OPERATION_ID
 from storage.probe import PROBES
 from storage.store import Listed, ObjectStore
@@ -37,15 +37,15 @@ class RecordFolder:
 
     folder: str
     objects: tuple[Listed, ...]
-    verdict: Verdict | None
+    verdict: GarbageVerdict | None
 
 
-def judge_probe(listed: Listed, now: datetime) -> Verdict | None:
+def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
     """Judge what a probe has left, by its age alone; None where it is none of this program's."""
     if not PROBE.fullmatch(listed.key):
         return None
     is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
-    return Verdict(Why.LEFT_OVER if is_over else Why.YOUNG)
+    return GarbageVerdict(GarbageReason.LEFT_OVER if is_over else GarbageReason.YOUNG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,20 @@ class RecordJudge:
             return RecordFolder(folder, objects, self._verdict(folder, objects[-1]))
         return RecordFolder(folder, objects, None)
 
-    def _verdict(self, operation: str, last: Listed) -> Verdict:
+    def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
         is_closed = last.key.endswith(f"/{OUTCOME}")
         if operation in self.owners or not is_closed or last.created_at > self.now - timedelta(seconds=RECORD_SECONDS):
-            return Verdict(Why.NEEDED)
+            return GarbageVerdict(GarbageReason.NEEDED)
         try:
             outcome = read_outcome(self.store, operation)
         except ManifestError:
             outcome = None
         if outcome is None or not isinstance(outcome.snapshot, str):
-            return Verdict(Why.UNCLEAR, f"the outcome of operation {operation} can't be read")
+            return GarbageVerdict(GarbageReason.UNCLEAR, f"the outcome of operation {operation} can't be read")
         has_committed = outcome.kind == "create" and outcome.state == DONE
         if has_committed and not self._is_gone(outcome.snapshot, is_full=outcome.increment == 0):
-            return Verdict(Why.NEEDED)
-        return Verdict(Why.OLD_RECORD)
+            return GarbageVerdict(GarbageReason.NEEDED)
+        return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _is_gone(self, snapshot: str, *, is_full: bool) -> bool:
         """Whether what was committed was taken away for good."""

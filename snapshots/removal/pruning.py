@@ -21,10 +21,17 @@ from snapshots.records.commits import read_commit, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from snapshots.removal.deletion import Deleting, holding, mark_of, plan_deletion, removal_of, unfinished_deletions
-from snapshots.removal.removal import DELETE, PRUNE, Removal, Removed, open_removals, take_away
-from snapshots.removal.retention import Fate, Held, Verdict, check_rules, judge
-from snapshots.removal.survey import Standing, survey
+from snapshots.removal.deletion import (
+    Deleting,
+    hold_fleet,
+    list_unfinished_deletions,
+    plan_deletion,
+    removal_of,
+    tombstone_of,
+)
+from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
+from snapshots.removal.retention import HeldSnapshot, RetentionFate, RetentionVerdict, apply_retention, check_rules
+from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
 from storage.store import Listed, ObjectStore
 from wal.slots.slots import slot_name
 
@@ -46,7 +53,7 @@ class PrunePlan:
     """
 
     rules: Retention
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RetentionVerdict, ...]
     steps: tuple[PruneStep, ...]
     problems: dict[str, str]
 
@@ -62,14 +69,14 @@ class PrunePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """What was done: a Removed for every step of the plan."""
 
     plan: PrunePlan
-    removed: tuple[Removed, ...]
+    removed: tuple[RemovalResult, ...]
 
 
-def foresee_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
+def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """What `prune` would do, contacting only the store. Raises NoRetentionError."""
     check_rules(rules)
     store = fleet.store.open()
@@ -79,47 +86,47 @@ def foresee_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
 
 def prune_store(
     fleet: Fleet, rules: Retention, progress: Progress, announce: Callable[[PrunePlan], None], *, force: bool
-) -> Pruned:
+) -> PruneResult:
     """Take away what no rule keeps; `announce` is told the plan before. Raises NoRetentionError, SnapshotInUseError."""
     check_rules(rules)
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    with holding(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as on_nodes:
-        return prune_held(Deleting(fleet, store, on_nodes, progress, force), rules, announce)
+    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as on_nodes:
+        return prune_locked(Deleting(fleet, store, on_nodes, progress, force), rules, announce)
 
 
-def prune_held(deleting: Deleting, rules: Retention, announce: Callable[[PrunePlan], None]) -> Pruned:
+def prune_locked(deleting: Deleting, rules: Retention, announce: Callable[[PrunePlan], None]) -> PruneResult:
     """The same by whoever holds the fleet's lock."""
     store = deleting.store
     plan = plan_prune(store, deleting.fleet, rules, force=deleting.force)
     for step in plan.steps:
         check_not_in_use(store, step.mark.snapshot)
     announce(plan)
-    removed: list[Removed] = []
+    removed: list[RemovalResult] = []
     for step in plan.steps:
         operation = new_operation(step.kind, step.mark.snapshot, 0, step.mark.nodes)
         removal = (removal_of if step.kind == DELETE else only_full_of)(step.mark, operation.id)
-        removed.append(take_away(store, operation, removal, deleting.on_nodes, deleting.progress))
-    return Pruned(plan, tuple(removed))
+        removed.append(remove_recorded(store, operation, removal, deleting.on_nodes, deleting.progress))
+    return PruneResult(plan, tuple(removed))
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """What the rules take away of the store now."""
-    standings = {one.name: one for one in survey(store, snapshot_names(store))}
-    held = [Held(one.name, one.moments, one.is_whole) for one in standings.values()]
-    verdicts = judge(held, rules, datetime.now(UTC), takes_last=force)
+    standings = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
+    held = [HeldSnapshot(one.name, one.moments, one.is_whole) for one in standings.values()]
+    verdicts = apply_retention(held, rules, datetime.now(UTC), takes_last=force)
     steps = [
         PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, begun=True)
-        for name in unfinished_deletions(store)
+        for name in list_unfinished_deletions(store)
     ]
     being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
     for verdict in reversed(verdicts):
         standing = standings[verdict.name]
-        if verdict.fate is Fate.DELETE:
-            steps.append(PruneStep(DELETE, mark_of(store, fleet, standing)))
+        if verdict.fate is RetentionFate.DELETE:
+            steps.append(PruneStep(DELETE, tombstone_of(store, fleet, standing)))
         elif standing.is_only_full and (verdict.name in being_pruned or _beyond_full(standing)):
-            steps.append(PruneStep(PRUNE, _pruned_mark(store, standing), begun=True))
-        elif verdict.fate is Fate.ONLY_FULL:
+            steps.append(PruneStep(PRUNE, _only_full_mark_of(store, standing), begun=True))
+        elif verdict.fate is RetentionFate.ONLY_FULL:
             steps.append(PruneStep(PRUNE, _only_full_mark(standing)))
     problems = {name: one.problem for name, one in standings.items() if one.problem}
     return PrunePlan(rules, tuple(verdicts), tuple(steps), problems)
@@ -137,14 +144,14 @@ def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     return [one for folder in folders for one in store.inventory(folder) if one.key not in kept]
 
 
-def _beyond_full(standing: Standing) -> list[Listed]:
+def _beyond_full(standing: SurveyedSnapshot) -> list[Listed]:
     """The same of what is known of the snapshot already."""
     kept = standing.chain.full.object_sizes if standing.chain else {}
     folders = tuple(f"snapshots/{standing.name}/{part}/" for part in ("increments", "wal"))
     return [one for one in standing.objects if one.key.startswith(folders) and one.key not in kept] if kept else []
 
 
-def _only_full_mark(standing: Standing) -> Mark:
+def _only_full_mark(standing: SurveyedSnapshot) -> Mark:
     if standing.chain is None:
         raise RuntimeError("only what can be read is pruned")
     chain, going = standing.chain, _beyond_full(standing)
@@ -155,7 +162,7 @@ def _only_full_mark(standing: Standing) -> Mark:
     )  # fmt: skip
 
 
-def _pruned_mark(store: ObjectStore, standing: Standing) -> Mark:
+def _only_full_mark_of(store: ObjectStore, standing: SurveyedSnapshot) -> Mark:
     """The mark of a pruning that was begun; what is left of it is counted anew."""
     going = _beyond_full(standing)
     try:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import begin, close, readable_pending, reason_of
+from snapshots.operations.operation import begin, readable_pending, reason_of, record_outcome
 from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import Intent, operation_key
 from snapshots.records.tombstones import Mark, put_mark
@@ -33,7 +33,7 @@ ROUNDS_MAX = 3
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
-class OnNodes(Protocol):
+class NodeCleanup(Protocol):
     """What is done on the fleet's nodes, by whoever holds its lock."""
 
     def check_held(self) -> None:
@@ -56,7 +56,7 @@ class Removal:
 
 
 @dataclass(slots=True)
-class Removed:
+class RemovalResult:
     """What was taken away. `slots_left` are on nodes that did not answer, `refused` what the store keeps and why.
 
     `slots_unknown`: nodes that fleet.toml does not name any more, which may still have the slots.
@@ -78,7 +78,9 @@ class Removed:
         return not (self.slots_left or self.refused or self.publications_left)
 
 
-def take_away(store: ObjectStore, intent: Intent, removal: Removal, on_nodes: OnNodes, progress: Progress) -> Removed:
+def remove_recorded(
+    store: ObjectStore, intent: Intent, removal: Removal, on_nodes: NodeCleanup, progress: Progress
+) -> RemovalResult:
     """Take away what `removal` names; repeat it until it is done. The caller holds the fleet's lock.
 
     Raises SnapshotInUseError, UnreachableError; what was begun is then gone on with by a
@@ -90,16 +92,16 @@ def take_away(store: ObjectStore, intent: Intent, removal: Removal, on_nodes: On
         mark = put_mark(store, removal.mark)
         # A restore that came between has its lease now, or finds the mark.
         check_not_in_use(store, mark.snapshot)
-        removed = _remove(store, Removed(mark, intent.id), removal, on_nodes, progress)
+        removed = _remove(store, RemovalResult(mark, intent.id), removal, on_nodes, progress)
     except BaseException as error:
         with suppress(SnapshotError):
             # A mark whose answer was lost may still arrive.
             if not isinstance(error, StoreAnswersLostError) and not store.exists(removal.mark.key):
-                close(store, intent, "failed", reason_of(error))
+                record_outcome(store, intent, "failed", reason_of(error))
         raise
     if removed.is_done:
         for one in open_removals(store, mark.snapshot):
-            close(store, one, "done", "" if one.id == intent.id else f"finished by {intent.id}")
+            record_outcome(store, one, "done", "" if one.id == intent.id else f"finished by {intent.id}")
     return removed
 
 
@@ -108,7 +110,9 @@ def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Inten
     return [one for one in readable_pending(store) if one.kind in (DELETE, PRUNE) and snapshot in (None, one.snapshot)]
 
 
-def _remove(store: ObjectStore, removed: Removed, removal: Removal, on_nodes: OnNodes, progress: Progress) -> Removed:
+def _remove(
+    store: ObjectStore, removed: RemovalResult, removal: Removal, on_nodes: NodeCleanup, progress: Progress
+) -> RemovalResult:
     mark = removed.mark
     progress.step("drop slots")
     for slot in mark.slots:
@@ -144,7 +148,7 @@ def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) 
 
     Interrupted, it ends after the requests that are under way.
     """
-    ordered = sorted(keys, key=_turn_to_go)
+    ordered = sorted(keys, key=_removal_order)
     progress.step("delete objects", total=len(ordered), unit="objects")
 
     def remove(key: str) -> tuple[str, str]:
@@ -165,7 +169,7 @@ def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) 
     return {key: why for key, why in answers if why}
 
 
-def _turn_to_go(key: str) -> tuple[bool, int, str]:
+def _removal_order(key: str) -> tuple[bool, int, str]:
     """Commit files before all else, the newest increment first and the full snapshot last."""
     found = COMMIT_FILE.fullmatch(key)
     return (found is None, -int(found["number"] or 0) if found else 0, key)

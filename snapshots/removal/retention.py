@@ -20,7 +20,7 @@ class NoRetentionError(UsageError):
     """Nothing says what is to be kept."""
 
 
-class Fate(StrEnum):
+class RetentionFate(StrEnum):
     """What becomes of a snapshot."""
 
     KEEP = "keep"
@@ -29,7 +29,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSnapshot:
     """What the rules look at. `points`: when the full snapshot and each increment were taken, in order."""
 
     name: str
@@ -38,11 +38,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetentionVerdict:
     """What becomes of a snapshot, and why: every rule that keeps it, or that none does."""
 
     name: str
-    fate: Fate
+    fate: RetentionFate
     why: tuple[str, ...]
 
 
@@ -56,25 +56,29 @@ def check_rules(rules: Retention) -> None:
         )
 
 
-def judge(held: Sequence[Held], rules: Retention, now: datetime, *, takes_last: bool = False) -> list[Verdict]:
+def apply_retention(
+    held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool = False
+) -> list[RetentionVerdict]:
     """What becomes of each snapshot, the newest first; `takes_last`: also of the last one that can be restored."""
     newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
     whole = [one for one in newest_first if one.is_whole]
-    reasons = {one.name: _kept_by(number, one, rules, now) for number, one in enumerate(whole)}
+    reasons = {one.name: _keeping_rule(number, one, rules, now) for number, one in enumerate(whole)}
     if whole and not takes_last and not any(reasons.values()):
         reasons[whole[0].name] = ("it is the last one that can be restored",)
-    verdicts: list[Verdict] = []
+    verdicts: list[RetentionVerdict] = []
     for one in newest_first:
         if not one.is_whole:
-            verdicts.append(Verdict(one.name, Fate.KEEP, ("it is damaged, so what would be lost can't be told",)))
+            verdicts.append(
+                RetentionVerdict(one.name, RetentionFate.KEEP, ("it is damaged, so what would be lost can't be told",))
+            )
         elif why := reasons[one.name]:
             verdicts.append(_with_increments(whole.index(one), one, rules, now, why))
         else:
-            verdicts.append(Verdict(one.name, Fate.DELETE, ("no rule keeps it",)))
+            verdicts.append(RetentionVerdict(one.name, RetentionFate.DELETE, ("no rule keeps it",)))
     return verdicts
 
 
-def _kept_by(number: int, one: Held, rules: Retention, now: datetime) -> tuple[str, ...]:
+def _keeping_rule(number: int, one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
     """The rules that keep the snapshot, the `number`th newest from 0 on."""
     if rules.keep_full is None and rules.keep_days is None:
         return ("no rule takes whole snapshots away",)
@@ -86,22 +90,28 @@ def _kept_by(number: int, one: Held, rules: Retention, now: datetime) -> tuple[s
     return tuple(why)
 
 
-def _with_increments(number: int, one: Held, rules: Retention, now: datetime, why: tuple[str, ...]) -> Verdict:
+def _with_increments(
+    number: int, one: HeldSnapshot, rules: Retention, now: datetime, why: tuple[str, ...]
+) -> RetentionVerdict:
     """The verdict on a snapshot that stays: with its increments, or without."""
     most = rules.keep_increments
     if len(one.points) == 1 or most is None:
-        return Verdict(one.name, Fate.KEEP, why)
+        return RetentionVerdict(one.name, RetentionFate.KEEP, why)
     if number < most:
-        return Verdict(one.name, Fate.KEEP, (*why, f"increments by keep_increments {most}: it is number {number + 1}"))
+        return RetentionVerdict(
+            one.name, RetentionFate.KEEP, (*why, f"increments by keep_increments {most}: it is number {number + 1}")
+        )
     if number == 0:
         # keep_increments 0: nobody asks for the next increment of any other.
-        return Verdict(one.name, Fate.KEEP, (*why, "increments because it is the newest: it is being continued"))
+        return RetentionVerdict(
+            one.name, RetentionFate.KEEP, (*why, "increments because it is the newest: it is being continued")
+        )
     if _is_young(one, rules, now):
-        return Verdict(one.name, Fate.KEEP, (*why, f"increments by keep_days {rules.keep_days}"))
-    return Verdict(one.name, Fate.ONLY_FULL, (*why, f"increments by no rule: keep_increments {most}"))
+        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, f"increments by keep_days {rules.keep_days}"))
+    return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"increments by no rule: keep_increments {most}"))
 
 
-def _is_young(one: Held, rules: Retention, now: datetime) -> bool:
+def _is_young(one: HeldSnapshot, rules: Retention, now: datetime) -> bool:
     return rules.keep_days is not None and now - max(one.points) < timedelta(days=rules.keep_days)
 
 

@@ -21,7 +21,7 @@ from wal.segments.archive import ArchiveError
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SurveyedSnapshot:
     """A snapshot as commits and listings show it.
 
     `chain` is as much of it as can be read from its beginning on, None if not even the full snapshot can; `unreadable`
@@ -65,28 +65,28 @@ class Standing:
         return tuple(datetime.fromisoformat(point.created_at) for point in self.points)
 
 
-def survey(store: ObjectStore, names: Iterable[str]) -> list[Standing]:
+def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
     """How the snapshots `names` stand, in their order."""
-    return [standing_of(store, name) for name in names]
+    return [survey_snapshot(store, name) for name in names]
 
 
-def standing_of(store: ObjectStore, name: str) -> Standing:
+def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     """How one snapshot stands."""
     objects = store.inventory(f"snapshots/{name}")
     only_full = is_only_full(store, name)
-    chain, unreadable = _readable(store, name)
+    chain, unreadable = _read_newest(store, name)
     if chain is None:
-        return Standing(name, None, unreadable, "", 0, tuple(objects), only_full)
-    restorable, lack = _restorable(chain, objects)
-    return Standing(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
+        return SurveyedSnapshot(name, None, unreadable, "", 0, tuple(objects), only_full)
+    restorable, lack = _count_restorable(chain, objects)
+    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
     """The first of the snapshots `names` of which something can be restored; None if there is none."""
-    return next((name for name in names if standing_of(store, name).restorable), None)
+    return next((name for name in names if survey_snapshot(store, name).restorable), None)
 
 
-def _readable(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
+def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
     """As much of the chain as can be read, and why not more can be."""
     try:
         return read_chain(store, name), ""
@@ -105,7 +105,7 @@ def _readable(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
     return (read_chain(store, name, readable - 1) if readable else None), problem
 
 
-def _restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
+def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
     """How many of the chain's points lack nothing, and what the first other one lacks."""
     sizes = {one.key: one.size for one in objects}
     for number, commit in enumerate(chain.commits):

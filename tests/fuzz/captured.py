@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.record import from_plain, plain
+from fleet.record import from_builtins, to_builtins
 from tests.unit.made_changes import VERSIONS, WHOLE
 from wal.segments.definitions import Definition
 
@@ -29,14 +29,14 @@ def captured(name: str) -> Captured:
     if name == "made":
         return Captured(name, WHOLE, VERSIONS)
     document = json.loads(path_of(name).read_text(encoding="utf-8"))
-    versions = from_plain(document["versions"], tuple[Definition, ...])
+    versions = from_builtins(document["versions"], tuple[Definition, ...])
     return Captured(name, [base64.b64decode(message) for message in document["messages"]], versions)
 
 
 def store(found: Captured) -> None:
     """Keep the messages."""
     document = {
-        "versions": plain(found.versions),
+        "versions": to_builtins(found.versions),
         "messages": [base64.b64encode(message).decode() for message in found.messages],
     }
     path_of(found.name).write_text(json.dumps(document, indent=0) + "\n", encoding="utf-8")

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fleet.progress import Silent
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from tests.fuzz.script import Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import Sequences, State, sequences_of, state_of
 
 # All nodes' start markers are there, so what is done from now on is in no cut of this attempt.
-CUT = Point.STARTS_WRITTEN
-AFTER = (Point.STARTS_WRITTEN, Point.FINISHES_WRITTEN, Point.ARCHIVED)
-BEFORE = (Point.INTENT_STORED, Point.BASE_COPIED, Point.PREPARED_OVER)
+CUT = CrashPoint.STARTS_WRITTEN
+AFTER = (CrashPoint.STARTS_WRITTEN, CrashPoint.FINISHES_WRITTEN, CrashPoint.ARCHIVED)
+BEFORE = (CrashPoint.INTENT_STORED, CrashPoint.BASE_COPIED, CrashPoint.PREPARED_OVER)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Self
 import psycopg
 
 from embedded.bank import shard_of
-from embedded.bank_client import BankClient, chosen_transfer, open_session
+from embedded.bank_client import BankClient, choose_transfer, open_session
 from tests.integration.causal_chain import COMMIT, HALF, HOLD, HOLD_THEN_ROLL_BACK, Calendar, ChainClient
 from tests.integration.causal_journal import Transaction
 
@@ -112,7 +112,7 @@ class CausalWorkload:
 
     def _transfer(self, client: BankClient, chance: random.Random, journal: list[Transaction]) -> Callable[[], None]:
         def move() -> None:
-            transfer = chosen_transfer(chance, len(self.dsns), CROSS_SHARD_RATIO)
+            transfer = choose_transfer(chance, len(self.dsns), CROSS_SHARD_RATIO)
             shards = tuple({shard_of(transfer.from_account), shard_of(transfer.to_account)})
             one = Transaction(f"bank-{transfer.id}", tuple(("transfer", s, str(transfer.id)) for s in shards))
             journal.append(one)

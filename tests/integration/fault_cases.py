@@ -16,9 +16,9 @@ from snapshots.operations.crash_points import (
     INCREMENT_POINTS,
     LAST_POINTS,
     PER_NODE,
-    Point,
-    of_changed_schema,
-    of_terminal,
+    CrashPoint,
+    ddl_crash_points,
+    terminal_crash_points,
 )
 from tests.faults import (
     FLEET_FAULTS,
@@ -46,7 +46,7 @@ class Step:
     """A point of a full create or of an increment, reached for the `count`th time, or something seen from outside."""
 
     incremental: bool
-    point: Point | Sight
+    point: CrashPoint | Sight
     count: int = 1
     terminal: bool = False
     anew: bool = False
@@ -56,8 +56,8 @@ class Step:
         """Whether the commit is stored when the point is reached."""
         if isinstance(self.point, Sight):
             return False
-        points = of_terminal(of_changed_schema(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
-        return points.index(self.point) >= points.index(Point.COMMITTED)
+        points = terminal_crash_points(ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
+        return points.index(self.point) >= points.index(CrashPoint.COMMITTED)
 
     @property
     def kind(self) -> dict[str, bool]:
@@ -86,26 +86,31 @@ class Case:
 
 
 # Of a terminal increment the points from the freeze on, most in the long form alone.
-TERMINAL = [(Point.FROZEN, 1), (Point.SESSIONS_ENDED, 2), (Point.COMMITTED, 1)]
+TERMINAL = [(CrashPoint.FROZEN, 1), (CrashPoint.SESSIONS_ENDED, 2), (CrashPoint.COMMITTED, 1)]
 if SOAK_SECONDS:
     TERMINAL += [
-        (Point.FROZEN, 2),
-        (Point.SESSIONS_ENDED, 1),
+        (CrashPoint.FROZEN, 2),
+        (CrashPoint.SESSIONS_ENDED, 1),
         *((point, 1) for point in (*CUT_POINTS, *LAST_POINTS[:1], *LAST_POINTS[2:])),
     ]
 
 
 # Of an increment that finds a table new the points that others have not.
-ANEW = [(Point.TABLES_PUBLISHED, 1), (Point.SLOT_MADE, 1), (Point.BASE_COPIED, 1), (Point.SCHEMA_STORED, 1)]
+ANEW = [
+    (CrashPoint.TABLES_PUBLISHED, 1),
+    (CrashPoint.SLOT_MADE, 1),
+    (CrashPoint.BASE_COPIED, 1),
+    (CrashPoint.SCHEMA_STORED, 1),
+]
 if SOAK_SECONDS:
-    ANEW += [(Point.SLOT_MADE, NODES), (Point.COPY_SLOTS_DROPPED, 1), *((point, 1) for point in CUT_POINTS)]
+    ANEW += [(CrashPoint.SLOT_MADE, NODES), (CrashPoint.COPY_SLOTS_DROPPED, 1), *((point, 1) for point in CUT_POINTS)]
 
 
 def steps() -> list[Step]:
     """Every point of both commands; of those that are reached on every node the first and the last."""
     found: list[Step] = []
     for incremental, points in ((False, FULL_POINTS), (True, INCREMENT_POINTS)):
-        seen: Counter[Point] = Counter()
+        seen: Counter[CrashPoint] = Counter()
         for point in points:
             seen[point] += 1
             found.append(Step(incremental, point, seen[point]))

@@ -23,7 +23,7 @@ from cli.commands.restore import document_of as restore_document
 from cli.commands.restore import lines_of as restore_lines
 from fleet.config import Fleet
 from fleet.nodes.connections import connect
-from fleet.tables.append_only import AppendOnlyChangedError, Counters, has_changed, is_untold, read_counters
+from fleet.tables.append_only import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters
 from snapshots.records.commits import increment_numbers
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import execute, go_on, refused
@@ -236,18 +236,18 @@ def test_counters_that_are_lost_leave_a_trace(fleet_factory: FleetFactory, tmp_p
         embedded.kill_node(server)
         embedded.start_node(server)
         after = counters(fleet)
-        assert (after.rows, has_changed(before, after), is_untold(before, after)) == ((0, 0), False, True)
+        assert (after.rows, has_changed(before, after), are_counters_unknown(before, after)) == ((0, 0), False, True)
         execute(node.dsn, "UPDATE log SET what = 'counted' WHERE at < 4")
         assert counters(fleet).rows == (3, 0)
         assert has_changed(before, counters(fleet))
         # That of another table says the same of the database, and leaves these as they are.
         now = counters(fleet)
         execute(node.dsn, "SELECT pg_stat_reset_single_table_counters('keyed'::regclass)")
-        assert (counters(fleet).rows, is_untold(now, counters(fleet))) == ((3, 0), True)
+        assert (counters(fleet).rows, are_counters_unknown(now, counters(fleet))) == ((3, 0), True)
         for setting in ("DATABASE counting", "ROLE postgres", "ROLE postgres IN DATABASE counting", "SYSTEM"):
             now = counters(fleet)
-            assert not is_untold(now, now)
+            assert not are_counters_unknown(now, now)
             execute(node.dsn, f"ALTER {setting} SET track_counts = off", "SELECT pg_reload_conf()")
-            assert eventually(lambda now=now: is_untold(now, counters(fleet))), setting
+            assert eventually(lambda now=now: are_counters_unknown(now, counters(fleet))), setting
             execute(node.dsn, f"ALTER {setting} RESET track_counts", "SELECT pg_reload_conf()")
             assert eventually(lambda now=now: counters(fleet) == now), setting

@@ -7,7 +7,7 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
 from fleet.nodes.connections import NodeUnreachableError, connect
-from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.exported_snapshot import open_exported
 
 
 def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_that(shared_fleet: EmbeddedFleet) -> None:
@@ -17,11 +17,11 @@ def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_th
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
             later = writer.execute("SELECT pg_current_xact_id()").fetchone()
-            with exported_session(node, exported) as session:
+            with open_exported(node, exported) as session:
                 shows = "SELECT pg_visible_in_snapshot(%s, pg_current_snapshot())"
                 assert session.execute(shows, later).fetchone() == (False,)
-            with pytest.raises(NodeUnreachableError, match="read-only"), exported_session(node, exported) as session:
+            with pytest.raises(NodeUnreachableError, match="read-only"), open_exported(node, exported) as session:
                 session.execute("CREATE TABLE public.never (id int)")
         gone = pytest.raises(NodeUnreachableError, match=f"node {node.id}: .*snapshot")
-        with gone, exported_session(node, exported):
+        with gone, open_exported(node, exported):
             pytest.fail("a snapshot that is gone was used")

@@ -23,8 +23,8 @@ from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from snapshots.operations.crash_points import (
     FULL_POINTS,
     INCREMENT_POINTS,
-    Point,
-    of_terminal,
+    CrashPoint,
+    terminal_crash_points,
 )
 from tests.fault_world import World, eventually
 from tests.fault_writers import JOURNAL
@@ -72,9 +72,9 @@ FAULT_CODES = {5, 6, 9}
 
 def test_the_sample_is_wide_enough() -> None:
     chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
-    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, Point)} == {
+    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, CrashPoint)} == {
         *((False, point) for point in FULL_POINTS),
-        *((True, point) for point in of_terminal(INCREMENT_POINTS)),
+        *((True, point) for point in terminal_crash_points(INCREMENT_POINTS)),
         *((True, point) for point, _ in ANEW),
     }
     assert {case.step for case in chosen if case.fault == KILLED} == set(steps())
@@ -205,7 +205,7 @@ def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool)
         assert frozen == []
     elif case.fault == KILLED:
         assert frozen
-        if case.step.point == Point.FROZEN:
+        if case.step.point == CrashPoint.FROZEN:
             assert sorted(world.resume()) == frozen
             world.writers.write()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commits import read_chain
 from tests.contest import Contest, Entrant, Run, commits_in, failed_that_committed, held, stop_at, stops
 from tests.fault_command import ABOUT_TO_COMMIT
@@ -59,7 +59,7 @@ def hardest() -> list[Contest]:
     """The first is stopped when all is checked: nothing but the put itself can keep it from committing."""
     increment = Entrant(CHAIN, stop_at(ABOUT_TO_COMMIT, incremental=True), incremental=True)
     full = Entrant(NEW, stop_at(ABOUT_TO_COMMIT, incremental=False))
-    second = Entrant(NEW, stop_at(Point.SNAPSHOTS_RELEASED, incremental=False))
+    second = Entrant(NEW, stop_at(CrashPoint.SNAPSHOTS_RELEASED, incremental=False))
     return [
         Contest(increment, Entrant(CHAIN, None, incremental=True), lock_lost=True),
         Contest(increment, Entrant(CHAIN, None, incremental=True), lock_lost=False),
@@ -139,16 +139,16 @@ def place_of(run: Run) -> tuple[str, int]:
 
 def check_who_must_win(contest: Contest, first: Run, second: Run) -> None:
     """What follows from who has the lock, besides that nobody lies."""
-    is_locked = contest.first.is_past(Point.LOCKED) and not contest.first.is_past(Point.RELEASED)
-    if contest.first.is_past(Point.COMMITTED):
+    is_locked = contest.first.is_past(CrashPoint.LOCKED) and not contest.first.is_past(CrashPoint.RELEASED)
+    if contest.first.is_past(CrashPoint.COMMITTED):
         assert first.code == 0, first
     if is_locked and not contest.lock_lost:
         assert first.code == 0, first
-        if contest.second.stop is None or contest.second.is_past(Point.LOCKED):
+        if contest.second.stop is None or contest.second.is_past(CrashPoint.LOCKED):
             # A name that is taken is refused before anybody asks for the lock.
-            exists = contest.same and not contest.second.incremental and contest.first.is_past(Point.COMMITTED)
+            exists = contest.same and not contest.second.incremental and contest.first.is_past(CrashPoint.COMMITTED)
             assert second.code == (REFUSED if exists else BUSY), second
-    elif contest.second.stop is None or contest.second.is_past(Point.LOCKED):
+    elif contest.second.stop is None or contest.second.is_past(CrashPoint.LOCKED):
         # Whoever is away without the lock keeps nobody from committing, unless it has done so.
         is_taken = contest.same and not contest.second.incremental and first.code == 0
         assert second.code == 0 or is_taken, second

@@ -19,11 +19,11 @@ from fleet.progress import Silent
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import Point
-from snapshots.operations.operation import close
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.operation import record_outcome
 from snapshots.records.commits import increment_numbers, read_chain
 from snapshots.records.store_identity import ensure_identity
-from snapshots.removal.garbage import Why
+from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import GcReport, collect_garbage
 from storage.errors import BusyError, IndeterminateError
 from tests.s3_server import S3Server
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 RESTORED = "restored"
 # Behind each of them more is in the store than behind the one before.
-FULL_DEATHS = (Point.BASE_COPIED, Point.SEQUENCES_READ)
-INCREMENT_DEATHS = (Point.ARCHIVED, Point.RESOLVED)
+FULL_DEATHS = (CrashPoint.BASE_COPIED, CrashPoint.SEQUENCES_READ)
+INCREMENT_DEATHS = (CrashPoint.ARCHIVED, CrashPoint.RESOLVED)
 BESIDE = 2
 TRIES = 200
 BUCKET = "garbage"
@@ -48,7 +48,7 @@ class DiedError(IndeterminateError):
     """What ends a create as a kill does: nothing on the nodes is undone, and no outcome is stored."""
 
 
-def dying_at(point: Point) -> Watching:
+def dying_at(point: CrashPoint) -> Watching:
     def then(reached: Reached) -> None:
         if reached.point == point:
             raise DiedError(f"died at {point}")
@@ -127,13 +127,13 @@ def test_what_dead_creates_left_goes_and_the_chain_goes_on(runs: Runs) -> None:
 
 def test_a_dead_full_create_is_settled_before_its_objects_are_looked_at(runs: Runs) -> None:
     with pytest.raises(DiedError):
-        create_full(runs.fleet, CreateRequest("daily"), runs.spark, dying_at(Point.RESOLVED))
+        create_full(runs.fleet, CreateRequest("daily"), runs.spark, dying_at(CrashPoint.RESOLVED))
     foreseen = collect_garbage(runs.fleet, 0.0, Silent(), dry_run=True)
     assert foreseen.garbage == []
     assert [one.id for one in foreseen.open_operations]
     assert all(slots_of(node.dsn) for node in runs.fleet.nodes)
     report = gc(runs)
-    assert {one.why for one in report.garbage} == {Why.FAILED}
+    assert {one.why for one in report.garbage} == {GarbageReason.FAILED}
     assert (report.unsettled, report.refused, report.open_operations) == ("", [], ())
     assert not any(slots_of(node.dsn) for node in runs.fleet.nodes)
     store = runs.fleet.store.open()
@@ -193,7 +193,7 @@ def test_beside_creates_that_run_nothing_is_lost(runs: Runs) -> None:
             write(runs.fleet)
             persistently(runs.increment, "daily")
         with pytest.raises(DiedError):
-            persistently(create_full, runs.fleet, CreateRequest("other"), runs.spark, dying_at(Point.ARCHIVED))
+            persistently(create_full, runs.fleet, CreateRequest("other"), runs.spark, dying_at(CrashPoint.ARCHIVED))
         persistently(runs.full, "other")
     assert beside.errors == []
     assert len(beside.reports) > BESIDE
@@ -229,7 +229,7 @@ def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
     begin(f"shop/{key}")
     begin("elsewhere/file")
     assert collected(made.store).garbage == []
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     code, done = run_command(bucket, "gc", "--grace", "0")
     assert (code, done["objects"]) == (0, len(left) + 1)
     assert {one["object"] for one in done["garbage"] if one["kind"] == "unfinished"} == {key}
@@ -247,7 +247,7 @@ def test_what_a_lock_keeps_is_named_and_goes_by_a_repeat_once_it_may(
     made = MadeStore(fleet.store.open())
     failed = made.begin("other")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     place = {"Bucket": "locked-garbage", "Key": f"shop/{left[0]}"}
     s3.client.put_object_legal_hold(**place, LegalHold={"Status": "ON"})
     code, done = run_command(fleet, "gc", "--grace", "0")

@@ -9,7 +9,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.baseline import ICU, NodeIdentity, find_node
 from fleet.nodes.connections import connect, with_database
-from fleet.record import fields_of, from_plain
+from fleet.record import fields_of, from_builtins
 from restore.target import TargetUnfitError, create_database, drop_loading, target_of
 
 OPERATION = "20260101T000000Z-abcdef0123"
@@ -32,7 +32,7 @@ def test_a_restored_database_has_the_locale_of_its_source(shared_fleet: Embedded
         try:
             with connect(source) as found:
                 identity = find_node(source, found).identity
-            create_database(target, connection, from_plain(fields_of(identity), NodeIdentity))
+            create_database(target, connection, from_builtins(fields_of(identity), NodeIdentity))
             expected = connection.execute(LOCALE, ("sorted_source",)).fetchone()
             assert connection.execute(LOCALE, (target.loading,)).fetchone() == expected
         finally:

@@ -22,12 +22,12 @@ from snapshots.operations.crash_points import (
     FULL_POINTS,
     INCREMENT_POINTS,
     PER_NODE,
-    Point,
-    of_changed_schema,
-    of_terminal,
-    of_void_attempt,
+    CrashPoint,
+    ddl_crash_points,
+    terminal_crash_points,
+    void_attempt_crash_points,
 )
-from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.operation import Operation, new_operation, record_operation
 from storage.errors import IndeterminateError
 from tests.effects import LOGGING, Effects
 from tests.snapshot_runs import Ready, Runs, described
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 NOTHING: frozenset[str] = frozenset()
 # What may be done before a point, and after the one before it. The DDL is stored beside the rows.
-CUT_EFFECTS: Mapping[Point, frozenset[str]] = {
-    Point.STARTS_WRITTEN: frozenset({"start marker"}),
-    Point.FINISHES_WRITTEN: frozenset({"finish marker"}),
-    Point.ARCHIVED: frozenset({"segment", "slot advanced"}),
-    Point.COMMITTED: frozenset({"commit"}),
-    Point.OUTCOME_STORED: frozenset({"outcome"}),
-    Point.RELEASED: frozenset({"unlock"}),
-    Point.LOCKED: frozenset({"lock"}),
-    Point.INTENT_STORED: frozenset({"intent"}),
+CUT_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
+    CrashPoint.STARTS_WRITTEN: frozenset({"start marker"}),
+    CrashPoint.FINISHES_WRITTEN: frozenset({"finish marker"}),
+    CrashPoint.ARCHIVED: frozenset({"segment", "slot advanced"}),
+    CrashPoint.COMMITTED: frozenset({"commit"}),
+    CrashPoint.OUTCOME_STORED: frozenset({"outcome"}),
+    CrashPoint.RELEASED: frozenset({"unlock"}),
+    CrashPoint.LOCKED: frozenset({"lock"}),
+    CrashPoint.INTENT_STORED: frozenset({"intent"}),
 }
-FULL_EFFECTS: Mapping[Point, frozenset[str]] = {
+FULL_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     **CUT_EFFECTS,
-    Point.LOCKED: frozenset({"lock", "baseline"}),
-    Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
-    Point.SPARK_READY: frozenset({"schema object"}),
-    Point.BASE_COPIED: frozenset({"schema object", "base object"}),
-    Point.SCHEMA_STORED: frozenset({"schema object"}),
-    Point.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
+    CrashPoint.LOCKED: frozenset({"lock", "baseline"}),
+    CrashPoint.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
+    CrashPoint.SPARK_READY: frozenset({"schema object"}),
+    CrashPoint.BASE_COPIED: frozenset({"schema object", "base object"}),
+    CrashPoint.SCHEMA_STORED: frozenset({"schema object"}),
+    CrashPoint.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
 }
 # Dropping a slot ends whoever reads it.
 VOID_EFFECTS = {
     **FULL_EFFECTS,
-    Point.COPY_SLOTS_DROPPED: frozenset({"snapshot released", "slot dropped", "session ended"}),
+    CrashPoint.COPY_SLOTS_DROPPED: frozenset({"snapshot released", "slot dropped", "session ended"}),
 }
 
 
@@ -91,35 +91,35 @@ class Stretches:
         self.watching = Watching(self.note)
 
     def note(self, reached: Reached) -> None:
-        if reached.point in (Point.SNAPSHOTS_RELEASED, Point.COPY_SLOTS_DROPPED):
+        if reached.point in (CrashPoint.SNAPSHOTS_RELEASED, CrashPoint.COPY_SLOTS_DROPPED):
             self.effects.await_release()
         self.found.append((reached, self.effects.look()))
 
-    def undeclared(self, declared: Mapping[Point, frozenset[str]]) -> list[tuple[str, set[str]]]:
+    def undeclared(self, declared: Mapping[CrashPoint, frozenset[str]]) -> list[tuple[str, set[str]]]:
         """What was done in the wrong place, by the point after it."""
-        every = [(one.point, kinds - declared.get(Point(one.point), NOTHING)) for one, kinds in self.found]
+        every = [(one.point, kinds - declared.get(CrashPoint(one.point), NOTHING)) for one, kinds in self.found]
         return [(point, kinds) for point, kinds in every if kinds]
 
     def kinds(self) -> set[str]:
         return {kind for _, kinds in self.found for kind in kinds}
 
 
-ANEW_EFFECTS: Mapping[Point, frozenset[str]] = {
+ANEW_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     **CUT_EFFECTS,
-    Point.TABLES_PUBLISHED: frozenset({"table published"}),
-    Point.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
-    Point.BASE_COPIED: frozenset({"base object"}),
-    Point.COPY_SLOTS_DROPPED: VOID_EFFECTS[Point.COPY_SLOTS_DROPPED],
-    Point.SCHEMA_STORED: frozenset({"schema object"}),
+    CrashPoint.TABLES_PUBLISHED: frozenset({"table published"}),
+    CrashPoint.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
+    CrashPoint.BASE_COPIED: frozenset({"base object"}),
+    CrashPoint.COPY_SLOTS_DROPPED: VOID_EFFECTS[CrashPoint.COPY_SLOTS_DROPPED],
+    CrashPoint.SCHEMA_STORED: frozenset({"schema object"}),
 }
-TERMINAL_EFFECTS: Mapping[Point, frozenset[str]] = {
+TERMINAL_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     **CUT_EFFECTS,
-    Point.FROZEN: frozenset({"freeze"}),
-    Point.SESSIONS_ENDED: frozenset({"session ended"}),
+    CrashPoint.FROZEN: frozenset({"freeze"}),
+    CrashPoint.SESSIONS_ENDED: frozenset({"session ended"}),
 }
 
 
-def expected(points: tuple[Point, ...], nodes: int, primaries: int = 2) -> list[str]:
+def expected(points: tuple[CrashPoint, ...], nodes: int, primaries: int = 2) -> list[str]:
     counts = dict.fromkeys(PER_NODE, nodes) | dict.fromkeys(FREEZE_POINTS, primaries)
     return [str(point) for point in points for _ in range(counts.get(point, 1))]
 
@@ -160,14 +160,14 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
         anew = Stretches(Effects(fleet, servers))
         create_increment(fleet, CreateRequest("chain"), Ready(spark), anew.watching)
     # On the nodes of its shard alone.
-    points = of_changed_schema(INCREMENT_POINTS)
+    points = ddl_crash_points(INCREMENT_POINTS)
     assert [one.point for one in anew.watching.reached_points] == expected(points, len(fleet.nodes) // 2)
     assert anew.undeclared(ANEW_EFFECTS) == []
     assert anew.kinds() | {"standby snapshot"} == {kind for kinds in ANEW_EFFECTS.values() for kind in kinds}
     with written(servers.dsns()):
         terminal = Stretches(Effects(fleet, servers))
         create_increment(fleet, CreateRequest("chain", terminal=True), Ready(spark), terminal.watching)
-    points = of_terminal(INCREMENT_POINTS)
+    points = terminal_crash_points(INCREMENT_POINTS)
     assert [one.point for one in terminal.watching.reached_points] == expected(points, len(fleet.nodes))
     assert terminal.undeclared(TERMINAL_EFFECTS) == []
     assert terminal.kinds() == {kind for kinds in TERMINAL_EFFECTS.values() for kind in kinds}
@@ -175,7 +175,7 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
     void = Stretches(Effects(fleet, servers))
     void.watching = Changing(void.note, dsn=servers.dsns()[0])
     create_full(fleet, CreateRequest("met"), Ready(spark), void.watching)
-    points = of_void_attempt(FULL_POINTS)
+    points = void_attempt_crash_points(FULL_POINTS)
     assert [one.point for one in void.watching.reached_points] == expected(points, len(fleet.nodes))
     assert void.undeclared(VOID_EFFECTS) == []
     what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
@@ -186,16 +186,16 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     intent = new_operation("create", "died", 0, (fleet.nodes[0].id,))
     died = Operation(structs.replace(intent, slot="cutline_died"))
     create_exported_slot(fleet.nodes[0], fleet.nodes[0], "cutline_died", 30).connection.close()
-    with suppress(IndeterminateError), recorded(fleet.store.open(), died):
+    with suppress(IndeterminateError), record_operation(fleet.store.open(), died):
         raise IndeterminateError("it died")
     effects.look()
     stretches = Stretches(effects)
     strict = replace(fleet, nodes=tuple(replace(node, retained_wal_bytes_max=1) for node in fleet.nodes))
     create_full(strict, CreateRequest("next"), Ready(spark), stretches.watching)
     found = {reached.point: kinds for reached, kinds in stretches.found}
-    assert found[Point.SETTLED] == {"void", "session ended", "slot dropped", "outcome"}
-    assert found[Point.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
-    late = {point: frozenset(found[point]) for point in (Point.SETTLED, Point.GIVEN_UP)}
+    assert found[CrashPoint.SETTLED] == {"void", "session ended", "slot dropped", "outcome"}
+    assert found[CrashPoint.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
+    late = {point: frozenset(found[point]) for point in (CrashPoint.SETTLED, CrashPoint.GIVEN_UP)}
     assert stretches.undeclared({**FULL_EFFECTS, **late}) == []
 
 
@@ -224,12 +224,12 @@ def test_an_effect_without_a_point_is_found(fleet_factory: FleetFactory) -> None
     stretches = Stretches(Effects(fleet, servers))
     store = fleet.store.open()
     with psycopg.connect(servers.dsns()[0], autocommit=True, application_name="cutline") as connection:
-        stretches.watching.reached(Point.LOCKED)
+        stretches.watching.reached(CrashPoint.LOCKED)
         connection.execute("CREATE TABLE left_behind (id int)")
         store.create("operations/x/notes.json", b"{}")
-        stretches.watching.reached(Point.SETTLED)
+        stretches.watching.reached(CrashPoint.SETTLED)
     assert stretches.undeclared(FULL_EFFECTS) == [
-        (Point.SETTLED, {"statement CREATE TABLE left_behind (id int)", "object operations/x/notes.json"})
+        (CrashPoint.SETTLED, {"statement CREATE TABLE left_behind (id int)", "object operations/x/notes.json"})
     ]
 
 

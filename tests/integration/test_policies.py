@@ -26,8 +26,8 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from snapshots.operations.crash_points import Point
-from snapshots.operations.operation import pending
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.operation import pending_operations
 from snapshots.removal.gc import collect_garbage
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
@@ -129,7 +129,7 @@ def restored(shared_fleet: EmbeddedFleet) -> Iterator[None]:
 
 def create_killed(fleet: Fleet, name: str) -> None:
     """A full snapshot that dies when its first slot is made: its intent stays, and its slots do."""
-    program = [sys.executable, "-m", "tests.fault_command", "SIGKILL", Point.SLOT_MADE, "1", "--"]
+    program = [sys.executable, "-m", "tests.fault_command", "SIGKILL", CrashPoint.SLOT_MADE, "1", "--"]
     words = ["--fleet", str(fleet.path), "create", name, "--only-primary"]
     done = subprocess.run([*program, *words], capture_output=True, timeout=COMMAND_SECONDS_MAX, cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -169,11 +169,11 @@ def test_a_chain_is_taken_and_read_by_those_who_may_no_more_than_that(
 
         # Taken where nothing can be deleted, also after one that has to be settled.
         create_killed(creating.fleet, DIED)
-        (died,) = pending(place.store("read"))
+        (died,) = pending_operations(place.store("read"))
         garbage = f"snapshots/{DIED}/base/s1/{died.id}/part-0000.parquet"
         place.store("create").create(garbage, b"x")
         creating.full(NAME)
-        assert pending(place.store("read")) == []
+        assert pending_operations(place.store("read")) == []
         for dsn in shared_fleet.dsns():
             with psycopg.connect(dsn) as connection:
                 connection.execute(f"INSERT INTO transfer SELECT gen_random_uuid(), 1, 2, n FROM {ROWS} AS n".encode())

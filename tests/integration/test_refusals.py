@@ -22,7 +22,7 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import check_restore, restore_fleet
-from restore.target import locked_targets
+from restore.target import lock_targets
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, changed, create, go_on, refused
@@ -85,7 +85,7 @@ def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:
 def test_of_two_restores_of_one_database_the_second_is_told_of_the_first(chain: Runs) -> None:
     request = RestoreRequest(NAME, replace=True)
     with (
-        locked_targets(plan_restore(chain.fleet, chain.fleet, request).targets),
+        lock_targets(plan_restore(chain.fleet, chain.fleet, request).targets),
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
         check_restore(plan_restore(chain.fleet, chain.fleet, request), Silent())

@@ -18,17 +18,17 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, GroupRules
 from fleet.nodes.connections import connect
 from fleet.nodes.sessions import open_sessions
-from fleet.nodes.watch import watched
+from fleet.nodes.watch import watch_nodes
 from fleet.progress import Silent
 from fleet.tables.groups import read_tables
 from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
-from snapshots.base_copy.exported_snapshot import exported_session
-from snapshots.base_copy.large_objects import LargeTask, copy_large
+from snapshots.base_copy.exported_snapshot import open_exported
+from snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
 from snapshots.create.initialise import initialise
 from snapshots.create.sequences import read_sequences
 from snapshots.ddl.dump import PRE_DATA, dump_sections
 from snapshots.ddl.fingerprint import read_fingerprint
-from snapshots.ddl.table_changes import Followed, publish_new
+from snapshots.ddl.table_changes import TableSelection, add_to_publications
 from storage.errors import SnapshotError, error_of
 from storage.location import StoreLocation
 from tests.integration.own_shard import database_on
@@ -58,7 +58,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dump(fleet: Fleet) -> None:
     (node,) = fleet.primaries
-    with watched([node]) as watch:
+    with watch_nodes([node]) as watch:
         assert "held" in dump_sections(node, None, watch)[PRE_DATA]
 
 
@@ -74,13 +74,13 @@ def copy(fleet: Fleet) -> None:
             raise error_of(problem)
 
 
-def copy_large_objects(fleet: Fleet) -> None:
+def copy_all_large_objects(fleet: Fleet) -> None:
     (node,) = fleet.primaries
     with connect(node) as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        if problem := copy_large(
-            LargeTask(node, 0, exported, 0, None, "large", StoreLocation("memory://locked"))
+        if problem := copy_large_objects(
+            LargeObjectTask(node, 0, exported, 0, None, "large", StoreLocation("memory://locked"))
         ).problem:
             raise error_of(problem)
 
@@ -93,7 +93,7 @@ def read(fleet: Fleet) -> None:
 
 def publish(fleet: Fleet) -> None:
     with open_sessions(fleet, fleet.primaries) as sessions:
-        publish_new(sessions, {"s1": ["public.held"]}, Followed("0123abcd", GroupRules()), 0, Silent())
+        add_to_publications(sessions, {"s1": ["public.held"]}, TableSelection("0123abcd", GroupRules()), 0, Silent())
         sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
 
 
@@ -102,7 +102,7 @@ def fingerprint(fleet: Fleet) -> None:
     with connect(node) as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        with exported_session(node, exported) as connection:
+        with open_exported(node, exported) as connection:
             read_fingerprint(connection)
 
 
@@ -121,7 +121,7 @@ Work = Callable[[Fleet], None]
         ("REFRESH MATERIALIZED VIEW filled", "public.filled", dump, "reading the DDL"),
         (EXCLUSIVE, "public.held", copy, "copying public.held"),
         ("TRUNCATE held RESTART IDENTITY", "public.held_number_seq", read, "reading sequences"),
-        ("LOCK TABLE pg_largeobject IN ACCESS EXCLUSIVE MODE", "pg_largeobject", copy_large_objects,
+        ("LOCK TABLE pg_largeobject IN ACCESS EXCLUSIVE MODE", "pg_largeobject", copy_all_large_objects,
          "copying large objects"),
         ("LOCK TABLE pg_seclabel IN ACCESS EXCLUSIVE MODE", "pg_seclabel", fingerprint, "reading the catalogs"),
         ("LOCK TABLE held IN SHARE MODE", "public.held", publish, "publishing new tables"),

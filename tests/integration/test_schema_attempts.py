@@ -16,7 +16,7 @@ from fleet.tables.groups import SchemaChangedError
 from fleet.tables.publications import ensure_publications
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from tests.integration.tried_chain import Interrupted, Tried, tried
 from tests.snapshot_runs import slots_of
 from wal.slots.slots import slot_name
@@ -60,7 +60,7 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
             "ALTER TABLE tried.bag ALTER n TYPE text USING 'n' || n",
         )  # fmt: skip
 
-    commit = tried.create(Point.BASE_COPIED, while_copied, full=True)
+    commit = tried.create(CrashPoint.BASE_COPIED, while_copied, full=True)
     assert commit.definition_changes
     assert {group.table for group in commit.definition_changes.groups["s1"]} == {"t", "came", "bag"}
     tried.check(0)
@@ -68,7 +68,7 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
     def while_cut() -> None:
         tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
 
-    tried.create(Point.STARTS_WRITTEN, while_cut)
+    tried.create(CrashPoint.STARTS_WRITTEN, while_cut)
     assert any("met a change of the schema" in note for note in tried.notes), tried.notes
     tried.check(1)
 
@@ -79,7 +79,7 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
             "ALTER TABLE tried.t RENAME e TO d",
         )  # fmt: skip
 
-    tried.create(Point.FINISHES_WRITTEN, undone)
+    tried.create(CrashPoint.FINISHES_WRITTEN, undone)
     tried.check(2)
     tried.run("UPDATE tried.t SET d = 'later' WHERE id = 13")
     assert tried.runs.increment(tried.name).definition_changes is None
@@ -114,7 +114,7 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
     # After the checks, and before anything is read for the slots: nothing is void.
     tried.name = "later"
-    tried.create(Point.INTENT_STORED, while_made, full=True)
+    tried.create(CrashPoint.INTENT_STORED, while_made, full=True)
     assert not any("met a change" in note for note in tried.notes), tried.notes
     tried.check(0)
 
@@ -133,12 +133,12 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
         )  # fmt: skip
 
     # Before the checks have read the catalogs, after that, and after the plan.
-    for increment, point in enumerate((Point.LOCKED, Point.CHECKED, Point.FINISHES_WRITTEN), start=1):
+    for increment, point in enumerate((CrashPoint.LOCKED, CrashPoint.CHECKED, CrashPoint.FINISHES_WRITTEN), start=1):
         commit = tried.create(point, unpublished)
         assert commit.definition_changes
         assert [group.table for group in commit.definition_changes.groups["s1"]] == ["t"]
         is_met = any("tried.t was published otherwise" in note for note in tried.notes)
-        assert is_met == (point == Point.FINISHES_WRITTEN), tried.notes
+        assert is_met == (point == CrashPoint.FINISHES_WRITTEN), tried.notes
         tried.check(increment)
     assert tried.runs.check(tried.name).exit_code == 0
 
@@ -150,7 +150,7 @@ def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried:
     def changed() -> None:
         tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
 
-    commit = tried.create(Point.CHECKED, changed)
+    commit = tried.create(CrashPoint.CHECKED, changed)
     assert commit.definition_changes
     assert len(commit.definition_changes.successions["s1"]) == 1
     assert not any("met a change" in note for note in tried.notes), tried.notes
@@ -188,7 +188,7 @@ def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
     tried.runs.full(tried.name)
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)", "UPDATE tried.t SET a = 'beside' WHERE id = 1")
     monkeypatch.setattr(PUBLISH, dropped)
-    tried.create(Point.LOCKED, lambda: None)
+    tried.create(CrashPoint.LOCKED, lambda: None)
     assert [note for note in tried.notes if "met a change" in note and "can't be published" in note], tried.notes
     tried.check(1)
     # Nothing else is taken for a change: what never works ends the command, and says why.

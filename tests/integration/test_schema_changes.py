@@ -20,7 +20,7 @@ from fleet.programs.wheel import run_tool
 from fleet.progress import Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.chain import Chain
 from snapshots.records.commits import read_chain
 from tests.integration.odd_tables import statements
@@ -88,7 +88,7 @@ class Dying(Silent):
     """Ends a create once its cut is made, all WAL archived, and nothing committed."""
 
     def reached(self, point: str, *, node: str = "") -> None:
-        if point == Point.SEQUENCES_READ:
+        if point == CrashPoint.SEQUENCES_READ:
             raise DiedError
 
 

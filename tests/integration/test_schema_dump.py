@@ -16,7 +16,7 @@ import snapshots.create.cut_attempt as taking
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import connect, with_database
-from fleet.nodes.watch import watched
+from fleet.nodes.watch import watch_nodes
 from fleet.tables.publications import publication_names
 from snapshots.create.sequences import read_sequences
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, dump_sections
@@ -56,7 +56,7 @@ def node(shared_fleet: EmbeddedFleet) -> Iterator[Node]:
 
 def test_sections_hold_what_belongs_into_them(node: Node) -> None:
     execute(node.dsn, *SCHEMA)
-    with watched([node]) as watch:
+    with watch_nodes([node]) as watch:
         found = dump_sections(node, None, watch)
     assert set(found) == {PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS}
     statements = {

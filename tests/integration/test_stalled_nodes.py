@@ -255,7 +255,7 @@ import sys, time
 import fleet.nodes.watch
 from fleet.config import Node
 fleet.nodes.watch.PROBE_SECONDS, fleet.nodes.watch.SILENCE_SECONDS_MAX = 0.1, 1.0
-with fleet.nodes.watch.watched([Node(id="s", dsn=sys.argv[1])]) as watch:
+with fleet.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
     time.sleep(0.5)
     print("watching", flush=True)
     sys.stdin.readline()

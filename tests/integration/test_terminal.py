@@ -20,8 +20,8 @@ from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.create.terminal import FinalStateError
 from snapshots.listing.name_templates import new_name, newest_name
-from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, Point, of_terminal
-from snapshots.operations.operation import pending
+from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
+from snapshots.operations.operation import pending_operations
 from snapshots.records.commits import SnapshotExistsError, read_chain
 from storage.errors import SnapshotError
 from tests.integration.entry_writers import ENTRY, TABLE, check_final, restored, value, writing
@@ -96,9 +96,9 @@ def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(r
             workload.stop()
         assert commit.terminal
         assert [one.undecided for one in commit.cut.nodes] == [(), ()]
-        twice = PER_NODE | {Point.FROZEN, Point.SESSIONS_ENDED}
+        twice = PER_NODE | {CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED}
         assert [one.point for one in watching.reached_points] == [
-            point for point in of_terminal(FULL_POINTS) for _ in range(2 if point in twice else 1)
+            point for point in terminal_crash_points(FULL_POINTS) for _ in range(2 if point in twice else 1)
         ]
         check_final(runs, "last", writers)
         # An ordinary one has the same state, and says what it finds; a terminal one would lose the way back.
@@ -137,10 +137,10 @@ def after_a_failure(runs: Runs, name: str, was: list[Any]) -> None:
     assert name not in names_of_snapshots(runs.fleet)
     assert settings(runs.fleet) == was
     assert all(may_write(node.dsn) for node in runs.fleet.primaries)
-    assert pending(store_of(runs)) == []
+    assert pending_operations(store_of(runs)) == []
 
 
-def at(point: Point, act: Callable[[], object], count: int = 1) -> Watching:
+def at(point: CrashPoint, act: Callable[[], object], count: int = 1) -> Watching:
     """Do it when the point is reached."""
 
     def then(reached: Reached) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
     first, second = runs.fleet.primaries
     was = settings(runs.fleet)
     with pytest.raises(FinalStateError, match=rf"node {first.id}: public.entry was written") as caught:
-        taken(runs, "insisted", at(Point.STARTS_WRITTEN, lambda: insist(first)))
+        taken(runs, "insisted", at(CrashPoint.STARTS_WRITTEN, lambda: insist(first)))
     assert caught.value.exit_code == 3
     assert caught.value.details == {"node": first.id, "groups": ["public.entry"]}
     after_a_failure(runs, "insisted", was)
@@ -181,7 +181,7 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
             writer.stop.wait(0.05)
     after_a_failure(runs, "insisted", was)
     with pytest.raises(FinalStateError, match=rf"node {first.id}: 1 changes were made after the cut"):
-        taken(runs, "insisted", at(Point.ARCHIVED, lambda: insist(first)))
+        taken(runs, "insisted", at(CrashPoint.ARCHIVED, lambda: insist(first)))
     after_a_failure(runs, "insisted", was)
 
 
@@ -189,7 +189,7 @@ def test_a_node_that_somebody_makes_writable_meanwhile_is_found(runs: Runs) -> N
     was, (node, _) = settings(runs.fleet), runs.fleet.primaries
     reset = "ALTER DATABASE bank RESET default_transaction_read_only"
     with pytest.raises(FinalStateError, match=rf"node {node.id}: somebody has let it accept writes"):
-        taken(runs, "reset", at(Point.ARCHIVED, lambda: execute(node, reset)))
+        taken(runs, "reset", at(CrashPoint.ARCHIVED, lambda: execute(node, reset)))
     after_a_failure(runs, "reset", was)
 
 
@@ -202,7 +202,7 @@ def test_nobody_is_disturbed_for_what_is_prepared_for_ever(runs: Runs) -> None:
         try:
             with pytest.raises(SlotWaitError, match="'in-doubt'"):
                 taken(runs, "doubt", watching, incremental=True, wait=1)
-            assert Point.FROZEN not in {one.point for one in watching.reached_points}
+            assert CrashPoint.FROZEN not in {one.point for one in watching.reached_points}
             session.execute(WRITE)
         finally:
             session.execute("ROLLBACK PREPARED 'in-doubt'")
@@ -214,7 +214,7 @@ def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Ru
     runs.full("left")
     was, (node, _) = settings(runs.fleet), runs.fleet.primaries
     with closing(psycopg.connect(node.dsn, autocommit=True)) as session:
-        leaving = at(Point.FROZEN, lambda: prepare(session, "left-1"), 2)
+        leaving = at(CrashPoint.FROZEN, lambda: prepare(session, "left-1"), 2)
         with pytest.raises(SlotWaitError, match=r"the last cut: .*'left-1'"):
             taken(runs, "left", leaving, incremental=True, wait=1)
     after_a_failure(runs, "left at 1", was)
@@ -230,9 +230,9 @@ def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Ru
         timer = threading.Timer(0.5, decide)
 
         def then(reached: Reached) -> None:
-            if (reached.point, reached.count) == (Point.FROZEN, 2):
+            if (reached.point, reached.count) == (CrashPoint.FROZEN, 2):
                 prepare(session, "left-2")
-            elif (reached.point, reached.count) == (Point.SESSIONS_ENDED, 2):
+            elif (reached.point, reached.count) == (CrashPoint.SESSIONS_ENDED, 2):
                 timer.start()
 
         entries = value(node, "SELECT count(*) FROM entry")
@@ -244,8 +244,10 @@ def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Ru
     resume_fleet(runs.fleet, Silent())
 
 
-@pytest.mark.parametrize("point", [Point.FROZEN, Point.SESSIONS_ENDED, Point.FINISHES_WRITTEN, Point.SEQUENCES_READ])
-def test_ctrl_c_brings_the_writes_back(runs: Runs, point: Point) -> None:
+@pytest.mark.parametrize(
+    "point", [CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED, CrashPoint.FINISHES_WRITTEN, CrashPoint.SEQUENCES_READ]
+)
+def test_ctrl_c_brings_the_writes_back(runs: Runs, point: CrashPoint) -> None:
     was = settings(runs.fleet)
     with pytest.raises(KeyboardInterrupt):
         taken(runs, "stopped", at(point, interrupt))
@@ -279,10 +281,10 @@ def test_of_two_creates_that_made_the_same_name_the_second_says_so(runs: Runs) -
     first, second = new_name(runs.fleet, template), new_name(runs.fleet, template)
     assert first == second == "both-1"
     # The second one has made its checks when the first one begins, and is over.
-    watching = at(Point.CHECKED, lambda: runs.full(first))
+    watching = at(CrashPoint.CHECKED, lambda: runs.full(first))
     with pytest.raises(SnapshotExistsError, match="snapshot both-1 exists already") as caught:
         create_full(runs.fleet, CreateRequest(second), runs.spark, watching)
     assert caught.value.exit_code == 3
-    assert Point.INTENT_STORED not in {one.point for one in watching.reached_points}
+    assert CrashPoint.INTENT_STORED not in {one.point for one in watching.reached_points}
     assert new_name(runs.fleet, template) == "both-2"
     assert newest_name(runs.fleet, template) == "both-1"

@@ -12,7 +12,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
 from fleet.nodes.connections import connect_replication
 from fleet.nodes.sessions import open_sessions
-from snapshots.operations.operation import Operation, close, new_operation, recorded
+from snapshots.operations.operation import Operation, new_operation, record_operation, record_outcome
 from snapshots.operations.slot_guard import guard_nodes
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
@@ -58,10 +58,10 @@ def test_a_slot_that_an_operation_made_after_it_had_failed_is_dropped_by_the_nex
 ) -> None:
     fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore(f"memory://failed-{failed}")
     node, operation = fleet.primaries[0], new_operation("create", "slept", 0, ())
-    with pytest.raises(IndeterminateError), recorded(store, Operation(operation)):
+    with pytest.raises(IndeterminateError), record_operation(store, Operation(operation)):
         raise IndeterminateError("it sleeps")
     if failed:
-        close(store, operation, "failed", "found without a commit")
+        record_outcome(store, operation, "failed", "found without a commit")
     slot = slot_name(operation.id)
     create_exported_slot(node, node, slot, 30).connection.close()
     watching = Watching()

@@ -21,7 +21,7 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.create.full import create_full
-from snapshots.create.prepared import await_prepared
+from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.request import CreateRequest
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute

@@ -16,7 +16,7 @@ from fleet.progress import Noting, Silent
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.crash_points import Point
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commit import Commit, DefinitionChanges
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
@@ -45,7 +45,7 @@ class GivenUpError(SnapshotError):
 class Interrupted(Silent):
     """Whenever a point is reached or a step begun, up to so many times, something is done."""
 
-    point: Point | str
+    point: CrashPoint | str
     then: Callable[[], None]
     times: int = 1
 
@@ -73,7 +73,7 @@ class Tried:
     def run(self, *statements: str) -> None:
         execute(self.fleet.primaries[0].dsn, *statements)
 
-    def create(self, point: Point | str, then: Callable[[], None], *, full: bool = False) -> Commit:
+    def create(self, point: CrashPoint | str, then: Callable[[], None], *, full: bool = False) -> Commit:
         noting = Noting(Interrupted(point, then))
         try:
             work = create_full if full else create_increment
@@ -81,7 +81,7 @@ class Tried:
         finally:
             self.notes = noting.notes
 
-    def fail(self, point: Point = Point.RESOLVED) -> None:
+    def fail(self, point: CrashPoint = CrashPoint.RESOLVED) -> None:
         """An increment that ends at the point; what it archived stays."""
 
         def give_up() -> None:

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from fleet.config import GroupRules, Node
 from fleet.lsn import Lsn
-from fleet.tables.groups import Group, column_list, number_groups, qualified, read_tables
+from fleet.tables.groups import Group, column_list, number_groups, qualify, read_tables
 from fleet.tables.publications import ensure_publications, publication_names
-from snapshots.base_copy.exported_snapshot import exported_session
+from snapshots.base_copy.exported_snapshot import open_exported
 from storage.location import StoreLocation
 from wal.drain.drain import drain
 from wal.drain.drain_task import DrainReport, DrainTask
@@ -39,7 +39,7 @@ def prepare_groups(connection: psycopg.Connection[Any]) -> dict[str, Group]:
 
 def copy_lines(connection: psycopg.Connection[Any], group: Group) -> list[bytes]:
     """What PostgreSQL's own COPY prints for the group now."""
-    query = f"COPY (SELECT {column_list(group)} FROM ONLY {qualified(group)}) TO STDOUT"
+    query = f"COPY (SELECT {column_list(group)} FROM ONLY {qualify(group)}) TO STDOUT"
     with connection.cursor().copy(query.encode()) as copy:
         return list(io.BytesIO(b"".join(bytes(part) for part in copy)))
 
@@ -137,7 +137,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
     """Make a slot on `node` and copy the groups in its exported snapshot."""
     exported = create_exported_slot(node, primary, slot, 60)
     try:
-        with exported_session(node, exported.snapshot) as connection:
+        with open_exported(node, exported.snapshot) as connection:
             base = {name: copy_lines(connection, group) for name, group in groups.items()}
     finally:
         exported.connection.close()

@@ -20,14 +20,14 @@ from fleet.nodes.baseline import NodeIdentity
 from snapshots.create.continuable import check_commits, check_objects
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.exclusive import check_exclusive
-from snapshots.operations.operation import Operation, commit_operation, has_failed, new_operation, recorded
+from snapshots.operations.operation import Operation, commit_operation, has_failed, new_operation, record_operation
 from snapshots.operations.settling import settle_operations
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
 from snapshots.records.commits import (
     check_name,
     check_not_pruned,
-    commit_gone,
+    commit_missing_error,
     free_turn,
     increment_numbers,
     read_chain,
@@ -84,7 +84,7 @@ def create_full(process: Process, name: str) -> None:
     check_not_deleted(store, name)
     free_turn(store, name, 0)
     if increment_numbers(store, name):
-        raise commit_gone(name, 0)
+        raise commit_missing_error(name, 0)
     with exclusive(process) as lock:
         settle_operations(store, FLEET, process)
         check_not_deleted(store, name)
@@ -93,7 +93,7 @@ def create_full(process: Process, name: str) -> None:
         slot = slot_name(intent.id)
         operation = Operation(structs.replace(intent, slot=slot, turn=free_turn(store, name, 0)))
         begin(process, operation.intent)
-        with recorded(store, operation, lambda: not process.drop_slots(slot)):
+        with record_operation(store, operation, lambda: not process.drop_slots(slot)):
             process.ask_node("make slots")
             base = dict(nodes.wal)
             nodes.slots[slot] = dict(base)
@@ -135,7 +135,7 @@ def create_increment(process: Process, name: str) -> None:
         intent = new_operation("create", name, number, ())
         operation = Operation(structs.replace(intent, turn=free_turn(store, name, number)))
         begin(process, operation.intent, previous=chain.last.operation)
-        with recorded(store, operation):
+        with record_operation(store, operation):
             known = {node: chain.segments(node) for node in NODES}
             work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
             cut = make_cut(work)

@@ -27,25 +27,25 @@ Mutant = Callable[[], AbstractContextManager[object]]
 
 def no_raising() -> AbstractContextManager[object]:
     """Positions stay at the start markers."""
-    real = rule._raised
+    real = rule._raise_positions
 
     def broken(events: FleetEvents, history: rule._History) -> object:
         # What ends at the beginning of all WAL raises nothing.
         return real(replace(events, prepared=replace(events.prepared, end=np.zeros_like(events.prepared.end))), history)
 
-    return patch.object(rule, "_raised", broken)
+    return patch.object(rule, "_raise_positions", broken)
 
 
 def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
     """Only what is prepared raises a position, and not a tagged one-phase commit."""
-    real = rule._raised
+    real = rule._raise_positions
 
     def broken(events: FleetEvents, history: rule._History) -> object:
         is_tagged = np.isin(events.prepared.place, events.committed.place)
         ends = np.where(is_tagged, 0, events.prepared.end)
         return real(replace(events, prepared=replace(events.prepared, end=ends)), history)
 
-    return patch.object(rule, "_raised", broken)
+    return patch.object(rule, "_raise_positions", broken)
 
 
 def tags_are_not_known() -> AbstractContextManager[object]:

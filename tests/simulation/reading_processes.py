@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from snapshots.listing.listing import Entry, _entry
-from snapshots.operations.leases import leased
+from snapshots.operations.leases import hold_lease
 from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
@@ -41,7 +41,7 @@ def restore(process: Process, name: str, increment: int | None = None) -> None:
     chain = read_chain(process.store, name, increment)
     chain.check_archive()
     operation = new_operation("restore", name, chain.last.increment, NODES)
-    with excusing_damage(process, chain), leased(process.store, operation, process):
+    with excusing_damage(process, chain), hold_lease(process.store, operation, process):
         state = {node: restored(process, chain, node) for node in NODES}
     check_restored(process.world, process, chain, state)
     if increment is None:

@@ -16,7 +16,7 @@ from snapshots.operations import committing as publishing
 from snapshots.operations import deciding
 from snapshots.operations import operation as operations
 from snapshots.operations import settling as settle
-from snapshots.operations.operation import Operation, is_open, pending
+from snapshots.operations.operation import Operation, is_open, pending_operations
 from snapshots.records import commits, operation_records
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import Intent, Outcome
@@ -87,7 +87,7 @@ def taken_is_an_answer() -> AbstractContextManager[object]:
 
     def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         if isinstance(error, ObjectExistsError):
-            raise publishing._taken(commit)
+            raise publishing._name_taken(commit)
         real(store, key, commit, error, at_once=at_once)
 
     return patch.object(publishing, "_check_stored", broken)
@@ -152,7 +152,7 @@ def slots_dropped_first() -> AbstractContextManager[object]:
     real = settle.settle_operations
 
     def broken(store: ObjectStore, fleet: Fleet, progress: Progress) -> None:
-        for operation in pending(store):
+        for operation in pending_operations(store):
             if operation.slot:
                 settle.drop_slots([], operation.slot)
         real(store, fleet, progress)
@@ -205,7 +205,7 @@ def nothing_recorded() -> AbstractContextManager[object]:
     def broken(store: ObjectStore, operation: Operation, undo: Callable[[], bool] | None = None) -> Iterator[None]:
         yield
 
-    return patch.object(create_processes, "recorded", broken)
+    return patch.object(create_processes, "record_operation", broken)
 
 
 def lost_object_is_stored() -> AbstractContextManager[object]:
@@ -235,20 +235,20 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
     """The segments after the last that a commit lists are taken for garbage."""
-    return patch.object(garbage, "GARBAGE", garbage.GARBAGE | {garbage.Why.NEXT})
+    return patch.object(garbage, "GARBAGE", garbage.GARBAGE | {garbage.GarbageReason.NEXT})
 
 
 def gc_trusts_a_listing() -> AbstractContextManager[object]:
     """A commit that a listing does not show is taken not to be there."""
-    real = garbage.fate_of
+    real = garbage.create_outcome
 
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateFate:
+    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateOutcome:
         shown = store.list_children(f"snapshots/{snapshot}")
         if not any(one.startswith("snapshot.") for one in shown):
-            return garbage.CreateFate(garbage.Verdict(garbage.Why.FAILED))
+            return garbage.CreateOutcome(garbage.GarbageVerdict(garbage.GarbageReason.FAILED))
         return real(store, snapshot, owner)
 
-    return patch.object(garbage, "fate_of", broken)
+    return patch.object(garbage, "create_outcome", broken)
 
 
 def mark_comes_last() -> AbstractContextManager[object]:
@@ -256,8 +256,12 @@ def mark_comes_last() -> AbstractContextManager[object]:
     real_put, real_remove = removal.put_mark, removal._remove
 
     def broken(
-        store: ObjectStore, removed: removal.Removed, one: removal.Removal, nodes: removal.OnNodes, progress: Progress
-    ) -> removal.Removed:
+        store: ObjectStore,
+        removed: removal.RemovalResult,
+        one: removal.Removal,
+        nodes: removal.NodeCleanup,
+        progress: Progress,
+    ) -> removal.RemovalResult:
         found = real_remove(store, removed, one, nodes, progress)
         real_put(store, one.mark)
         return found

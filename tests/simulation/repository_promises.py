@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from snapshots.listing.listing import Entry
 from snapshots.operations.open_operations import OpenOperation
-from snapshots.operations.operation import pending
+from snapshots.operations.operation import pending_operations
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import read_outcome
@@ -135,7 +135,7 @@ def check_attempts(world: RepositoryWorld) -> None:
 def check_nothing_open(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:
     """Assert that nothing is left unsettled, no slot but those of the chains that go on, and no object changed ever."""
     store = FaultyStore(world.bucket, Weather())
-    left = [one.id for one in pending(store) if one.kind != "restore"]
+    left = [one.id for one in pending_operations(store) if one.kind != "restore"]
     assert not left, f"settled: operations are open after the next command: {left}"
     slots = {slot_name(one.chain.full.chain) for one in entries.values() if one.chain and goes_on(one)}
     assert world.nodes.slots.keys() == slots, f"slots: {world.nodes.slots.keys() ^ slots}"

@@ -10,13 +10,13 @@ from fleet.config import Retention
 from fleet.nodes.lock import FleetBusyError
 from snapshots.operations.leases import open_leases
 from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import close, now_text
+from snapshots.operations.operation import now_text, record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import read_chain
 from snapshots.records.lost_chains import Lost, mark_lost
-from snapshots.removal.deletion import Deleting, delete_held, is_finished
+from snapshots.removal.deletion import Deleting, delete_locked, is_finished
 from snapshots.removal.gc import find_garbage, remove_garbage
-from snapshots.removal.pruning import prune_held
+from snapshots.removal.pruning import prune_locked
 from storage.errors import RefusedError, UnreachableError
 from storage.store import StoreUnreachableError
 from tests.simulation.create_processes import FLEET
@@ -39,7 +39,7 @@ def _settle(process: Process) -> None:
     try:
         for lease in open_leases(store):
             if not lease.is_running(process.world.clock()):
-                close(store, lease.operation, "failed", "its lease ran out")
+                record_outcome(store, lease.operation, "failed", "its lease ran out")
         if not any(one.operation is None or one.operation.kind == "create" for one in read_open_operations(store)):
             return
         with exclusive(process):
@@ -83,7 +83,7 @@ def delete(process: Process, name: str) -> None:
     """`snapshot delete NAME`."""
     if not is_finished(process.store, name):
         with deleting(process) as held:
-            done = delete_held(held, name, lambda plan: None)
+            done = delete_locked(held, name, lambda plan: None)
         if done.removed and not done.removed.is_done:
             raise LeftOverError(f"something of {name} is left")
     process.world.is_told_deleted(name)
@@ -92,7 +92,7 @@ def delete(process: Process, name: str) -> None:
 def prune(process: Process, rules: Retention) -> None:
     """`snapshot prune --yes`."""
     with deleting(process) as held:
-        done = prune_held(
+        done = prune_locked(
             held, rules, lambda plan: process.tell(", ".join(f"{s.kind} {s.mark.snapshot}" for s in plan.steps))
         )
     for removed in done.removed:

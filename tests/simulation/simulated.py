@@ -50,7 +50,7 @@ def verified_once(key: str, body: bytes) -> tuple[bytes, str]:
     return _verified[body]
 
 
-_UNSEALED = documents.unsealed
+_UNSEALED = documents.unseal
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (storing, "time", SimpleNamespace(sleep=sleep)),
             (commits, "ThreadPoolExecutor", InlineExecutor),
             (settle, "drop_slots", drop_slots),
-            (documents, "unsealed", verified_once),
-            (commits, "unsealed", verified_once),
+            (documents, "unseal", verified_once),
+            (commits, "unseal", verified_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -18,7 +18,7 @@ from fleet.progress import Silent
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import rows_that_hold
 from snapshots.fold.fold import fold
-from snapshots.fold.sources import read_present, sources_of
+from snapshots.fold.sources import read_at_cut, sources_of
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 from storage.open import open_store
@@ -42,7 +42,7 @@ def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, l
         rows = [(row["node"], row["group"], bytes(row["row"])) for row in images]
         for base in sources.bases:
             number = base.source.number
-            for batch in (one for table in read_present(store, base, BASE_SCHEMA) for one in table.to_batches()):
+            for batch in (one for table in read_at_cut(store, base, BASE_SCHEMA) for one in table.to_batches()):
                 held = batch.filter(pa.array(rows_that_hold(batch, base, folded.changed.get(number, {}))))
                 rows += [(number, one["group"], one["row"]) for one in held.to_pylist()]
     finally:

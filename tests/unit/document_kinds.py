@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.tables.left_out import LeftOut, LeftOutKind
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
-from snapshots.operations.majority import claim_majority, recorded_baseline
-from snapshots.operations.operation import Operation, begin, recorded, recorded_commits
+from snapshots.operations.majority import claim_majority, read_baseline
+from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
 from snapshots.records.commit import Previous, Sequence
 from snapshots.records.commits import commit_key, find_place, read_chain, read_commit
 from snapshots.records.lost_chains import Lost, lost_key, mark_lost, read_lost
@@ -47,12 +47,12 @@ LOST = Lost("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
 def increment_of(store: ObjectStore) -> None:
-    publish(store, FULL)
-    publish(store, replace(commit(1), previous=Previous("op-0", read_commit(store, "daily", 0).digest)))
+    put_commit(store, FULL)
+    put_commit(store, replace(commit(1), previous=Previous("op-0", read_commit(store, "daily", 0).digest)))
 
 
 def outcome_of(store: ObjectStore) -> None:
-    with recorded(store, Operation(OPERATION)):
+    with record_operation(store, Operation(OPERATION)):
         pass
 
 
@@ -64,7 +64,7 @@ def lease_of(store: ObjectStore) -> None:
 # What writes a document of each kind, its key, and what reads it.
 Kind = tuple[Callable[[ObjectStore], object], str, Callable[[ObjectStore], object]]
 KINDS: dict[str, Kind] = {
-    "full": (lambda store: publish(store, FULL), commit_key("daily", 0), lambda store: read_chain(store, "daily")),
+    "full": (lambda store: put_commit(store, FULL), commit_key("daily", 0), lambda store: read_chain(store, "daily")),
     "increment": (increment_of, commit_key("daily", 1), lambda store: read_chain(store, "daily")),
     "void": (
         lambda store: decide(store, replace(OPERATION, snapshot="daily")),
@@ -90,11 +90,11 @@ KINDS: dict[str, Kind] = {
     "baseline": (
         lambda store: claim_majority(store, {"a": identity("a")}),
         "baselines/0000000000000001.json",
-        recorded_baseline,
+        read_baseline,
     ),
     "intent": (outcome_of, INTENT, lambda store: read_intent(store, OPERATION.id)),
     "lease": (lease_of, LEASE, lambda store: open_leases(store)),
-    "outcome": (outcome_of, OUTCOME, recorded_commits),
+    "outcome": (outcome_of, OUTCOME, read_recorded_commits),
 }
 # What may be absent since earlier versions lacked it.
 OPTIONAL = {

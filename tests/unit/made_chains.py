@@ -11,7 +11,7 @@ from msgspec import structs
 from fleet.config import Fleet, GroupRules, Node
 from fleet.progress import Silent
 from snapshots.ddl.dump import SECTIONS
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.records.commit import FullSnapshot, Previous, StoredObject
 from snapshots.records.commits import read_chain
 from snapshots.removal.deletion import Deleting
@@ -47,7 +47,7 @@ def take(store: ObjectStore, name: str, *taken_at: str) -> str:
         )
         for key, size in made.object_sizes.items():
             store.create(key, bytes(size))
-        publish(store, made)
+        put_commit(store, made)
         last = read_chain(store, name).last
         previous = Previous(last.operation, last.digest)
     return chain

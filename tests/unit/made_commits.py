@@ -10,7 +10,7 @@ from fleet.config import GroupRules
 from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
-from snapshots.records.documents import sealed, unsealed
+from snapshots.records.documents import seal, unseal
 from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from storage.memory import InMemoryStore
 from wal.cut.cut_values import NodeCut, Undecided
@@ -70,7 +70,7 @@ def _segments(number: int) -> dict[str, tuple[Segment, ...]]:
 
 def as_read(commit: Commit) -> Commit:
     """The commit as it is read back: with the digest that its file has."""
-    return structs.replace(commit, digest=unsealed("", sealed(commit))[1])
+    return structs.replace(commit, digest=unseal("", seal(commit))[1])
 
 
 def mark(name: str = "daily", *, only_full: bool = False) -> Mark:

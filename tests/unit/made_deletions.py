@@ -18,10 +18,10 @@ from snapshots.records.tombstones import (
     is_only_full,
 )
 from snapshots.removal.deletion import (
-    Deletion,
-    delete_held,
+    DeletionResult,
+    delete_locked,
 )
-from snapshots.removal.pruning import Pruned, prune_held
+from snapshots.removal.pruning import PruneResult, prune_locked
 from snapshots.removal.removal import COMMIT_FILE
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -33,12 +33,12 @@ NEW = ("2020-02-01T00:00:00Z", "2020-02-02T00:00:00Z")
 CALLS_MAX = 400
 
 
-def delete(store: ObjectStore, nodes: HeldNodes, name: str = "old", *, force: bool = False) -> Deletion:
-    return delete_held(deleting(store, nodes, force=force), name, lambda _plan: None)
+def delete(store: ObjectStore, nodes: HeldNodes, name: str = "old", *, force: bool = False) -> DeletionResult:
+    return delete_locked(deleting(store, nodes, force=force), name, lambda _plan: None)
 
 
-def prune(store: ObjectStore, nodes: HeldNodes, *, force: bool = False, **rules: int) -> Pruned:
-    return prune_held(deleting(store, nodes, force=force), Retention(**rules), lambda _plan: None)
+def prune(store: ObjectStore, nodes: HeldNodes, *, force: bool = False, **rules: int) -> PruneResult:
+    return prune_locked(deleting(store, nodes, force=force), Retention(**rules), lambda _plan: None)
 
 
 def two_chains(store: ObjectStore) -> HeldNodes:

@@ -12,16 +12,16 @@ from msgspec import structs
 
 from fleet.lsn import Lsn
 from fleet.progress import Silent
-from snapshots.operations.operation import Operation, begin, close, commit_operation, new_operation
+from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Previous, StoredObject
 from snapshots.records.commits import free_turn, read_chain
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix
 from snapshots.records.lost_chains import Lost, mark_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import only_full_key, tombstone_key
-from snapshots.removal.garbage import Why
+from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import GcReport, find_garbage, remove_garbage
 from storage.digest import digest
 from storage.local import LocalStore
@@ -94,7 +94,7 @@ class MadeStore:
         objects = self.base(operation)
         self.segments(name, operation.id, (1, 2))
         commit_operation(self.store, Operation(operation), self.commit(operation, objects))
-        close(self.store, operation, "done")
+        record_outcome(self.store, operation, "done")
         return read_chain(self.store, name)
 
     def increment(self, name: str, *, copies: bool = False) -> Chain:
@@ -107,7 +107,7 @@ class MadeStore:
         objects = self.base(operation) if copies else []
         self.segments(name, chain.full.operation, [self.next_number(chain)])
         commit_operation(self.store, Operation(operation), self.commit(operation, objects, chain=chain))
-        close(self.store, operation, "done")
+        record_outcome(self.store, operation, "done")
         return read_chain(self.store, name)
 
     def next_number(self, chain: Chain) -> int:
@@ -120,10 +120,10 @@ class MadeStore:
         )
 
     def tombstone(self, name: str) -> None:
-        self.store.create(tombstone_key(name), sealed(mark(name)))
+        self.store.create(tombstone_key(name), seal(mark(name)))
 
     def only_full(self, name: str) -> None:
-        self.store.create(only_full_key(name), sealed(mark(name, only_full=True)))
+        self.store.create(only_full_key(name), seal(mark(name, only_full=True)))
 
     def _found(self, name: str, node: str, chain: str, after: int) -> tuple[Segment, ...]:
         prefix = archive_prefix(name, node, chain)
@@ -175,6 +175,6 @@ def needed_by(chain: Chain) -> set[str]:
     return {key for commit in chain.commits for key in commit.object_sizes}
 
 
-def kept(report: GcReport, why: Why) -> int:
+def kept(report: GcReport, why: GarbageReason) -> int:
     """How many objects are kept for the reason."""
     return sum(total.objects for (_, reason, _), total in report.kept.items() if reason is why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.tables.append_only import AppendOnlyChangedError, Counters, check_counters, untold
+from fleet.tables.append_only import AppendOnlyChangedError, Counters, check_counters, unknown_counters_error
 
 FIRST, LATER, NOTHING = "since the start", "since a crash", ""
 
@@ -48,7 +48,7 @@ def test_where_nothing_tells_it_is_a_warning(
     was: dict[str, Counters], now: dict[str, Counters], named: list[str]
 ) -> None:
     check_counters("s1", "increment 3", was, now)
-    found = untold("s1", was, now)
+    found = unknown_counters_error("s1", was, now)
     assert [one.name for one in found] == named
     assert {(one.node, one.kind) for one in found} <= {("s1", "uncounted_table")}
 
@@ -56,4 +56,4 @@ def test_where_nothing_tells_it_is_a_warning(
 def test_a_table_of_one_reading_alone_is_nobodys_business() -> None:
     check_counters("s1", "the full snapshot", {}, counters(3, 3))
     check_counters("s1", "the full snapshot", counters(3, 3), {})
-    assert untold("s1", {}, counters(0, 0, LATER)) == []
+    assert unknown_counters_error("s1", {}, counters(0, 0, LATER)) == []

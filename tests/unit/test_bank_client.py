@@ -3,12 +3,12 @@ from __future__ import annotations
 import random
 
 from embedded.bank import shard_of
-from embedded.bank_client import Transfer, chosen_transfer
+from embedded.bank_client import Transfer, choose_transfer
 
 
 def chosen(seed: int, *, shards: int, cross_shard_ratio: float, count: int = 400) -> list[Transfer]:
     chance = random.Random(seed)
-    return [chosen_transfer(chance, shards, cross_shard_ratio) for _ in range(count)]
+    return [choose_transfer(chance, shards, cross_shard_ratio) for _ in range(count)]
 
 
 def test_accounts_are_locked_in_the_order_of_their_ids_across_shards_too() -> None:

@@ -14,7 +14,7 @@ from snapshots.operations.majority import (
     check_majority,
     claim_majority,
     forget_nodes,
-    recorded_baseline,
+    read_baseline,
 )
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -69,7 +69,7 @@ def test_only_a_larger_baseline_is_recorded() -> None:
     claim_majority(store, identities(*FOUR))
     claim_majority(store, identities("s1", "s2", "s3"))
     assert stored(store) == [{"s1", "s2"}, set(FOUR)]
-    assert recorded_baseline(store).primaries == FOUR
+    assert read_baseline(store).primaries == FOUR
 
 
 def test_of_two_halves_that_begin_with_an_empty_store_the_second_is_refused() -> None:

@@ -9,8 +9,8 @@ from cli.commands.prune import document_of as prune_document
 from cli.commands.prune import lines_of as prune_result_lines
 from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
-from snapshots.removal.deletion import Deletion, delete_held, plan_deletion
-from snapshots.removal.pruning import plan_prune, prune_held
+from snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
+from snapshots.removal.pruning import plan_prune, prune_locked
 from storage.memory import InMemoryStore
 from tests.unit.made_chains import FLEET, HeldNodes, deleting, nodes_of, take
 from tests.unit.made_commits import memory
@@ -54,7 +54,7 @@ def test_a_deletion_tells_first_what_is_lost_what_is_freed_and_what_stays() -> N
 def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
     store, nodes = two_chains()
     nodes.away = {"b"}
-    deletion = delete_held(deleting(store, nodes), "old", lambda _plan: None)
+    deletion = delete_locked(deleting(store, nodes), "old", lambda _plan: None)
     assert deletion.removed is not None
     assert code_of(deletion.removed) == 6
     assert document_of(deletion)["state"] == "unfinished"
@@ -64,19 +64,19 @@ def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
     ]
     refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
     assert code_of(refused) == 3
-    told = Deletion(deletion.mark, refused)
+    told = DeletionResult(deletion.mark, refused)
     assert "warning: the store keeps snapshots/old/x: object lock" in lines_of(told)
     assert document_of(told)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
-    assert lines_of(Deletion(deletion.mark, None))[0].endswith("nothing is left of it")
+    assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing is left of it")
 
 
 def test_the_last_deletion_says_that_the_publications_go_and_what_the_next_snapshot_needs() -> None:
     store, nodes = two_chains()
-    delete_held(deleting(store, nodes), "old", lambda _plan: None)
+    delete_locked(deleting(store, nodes), "old", lambda _plan: None)
     seen: list[str] = []
-    deletion = delete_held(deleting(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan)))
+    deletion = delete_locked(deleting(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan)))
     assert "it is the last snapshot: the publications are dropped too" in seen
     lines = lines_of(deletion)
     assert "publication dropped: a" in lines
@@ -100,7 +100,7 @@ def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
         "  lost: full snapshot of 2020-01-01 10:00:00 UTC",
         "  lost: increment 1 of 2020-01-02 10:00:00 UTC",
     ]
-    pruned = prune_held(deleting(store, nodes), rules, lambda _plan: None)
+    pruned = prune_locked(deleting(store, nodes), rules, lambda _plan: None)
     document = prune_document(pruned)
     assert document["schema"] == "cutline/prune/1"
     assert document["rules"] == {"keep_full": 1, "keep_days": None, "keep_increments": None}

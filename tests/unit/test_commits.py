@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 import storage.storing as storing
-from snapshots.operations.committing import CommitIndeterminateError, publish
+from snapshots.operations.committing import CommitIndeterminateError, put_commit
 from snapshots.records.chain import Chain
 from snapshots.records.commits import (
     SnapshotExistsError,
@@ -19,7 +19,7 @@ from snapshots.records.commits import (
     read_commit,
     snapshot_names,
 )
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError, ObjectExistsError, StoreUnreachableError
@@ -29,7 +29,7 @@ from wal.segments.archive import ArchiveError
 
 def test_a_commit_in_anothers_place_is_refused() -> None:
     store = memory()
-    store.create(commit_key("daily", 2), sealed(commit(1)))
+    store.create(commit_key("daily", 2), seal(commit(1)))
     with pytest.raises(ManifestError, match="is the commit of increment 1 of daily"):
         read_commit(store, "daily", 2)
 
@@ -37,7 +37,7 @@ def test_a_commit_in_anothers_place_is_refused() -> None:
 def test_a_chain_is_read_up_to_an_increment() -> None:
     store = memory()
     for number in range(3):
-        publish(store, commit(number))
+        put_commit(store, commit(number))
     chain = read_chain(store, "daily")
     assert [one.increment for one in chain.commits] == [0, 1, 2]
     assert read_chain(store, "daily", 1) == chain.up_to(1)
@@ -52,11 +52,11 @@ def test_a_chain_is_read_up_to_an_increment() -> None:
 
 def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
     store = memory()
-    publish(store, commit(0))
-    publish(store, commit(2))
+    put_commit(store, commit(0))
+    put_commit(store, commit(2))
     with pytest.raises(SnapshotMissingError, match="increment 1"):
         read_chain(store, "daily")
-    publish(store, commit(1, chain="another"))
+    put_commit(store, commit(1, chain="another"))
     with pytest.raises(ManifestError, match="increment 1 of daily belongs to another chain"):
         read_chain(store, "daily")
 
@@ -77,13 +77,13 @@ def test_a_chain_tells_what_its_state_is_made_of() -> None:
 
 def test_of_two_creators_of_one_increment_one_wins() -> None:
     store = memory()
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     with pytest.raises(SnapshotExistsError) as error:
-        publish(store, structs.replace(commit(0), operation="another"))
+        put_commit(store, structs.replace(commit(0), operation="another"))
     assert error.value.exit_code == 3
     assert read_commit(store, "daily", 0) == as_read(commit(0))
     # The same operation again: its first answer was lost somewhere below.
-    publish(store, commit(0))
+    put_commit(store, commit(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Losing(InMemoryStore):
 
 def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
-    publish(Losing(own_url()), commit(0))
+    put_commit(Losing(own_url()), commit(0))
     for arrives, reads in ((False, True), (True, False)):
         store = Losing(own_url(), arrives=arrives, reads=reads)
         with pytest.raises(CommitIndeterminateError) as error:
-            publish(store, commit(0))
+            put_commit(store, commit(0))
         assert error.value.exit_code == 5
 
 
@@ -131,13 +131,13 @@ class Growing(InMemoryStore):
     def list_children(self, prefix: str) -> list[str]:
         key = commit_key("daily", 1)
         if prefix.endswith("/increments") and not self.exists(key):
-            publish(self, commit(1))
+            put_commit(self, commit(1))
         return InMemoryStore.list_children(self, prefix)
 
 
 def test_a_chain_that_grows_while_it_is_read_has_lost_nothing() -> None:
     store = Growing(own_url())
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     assert read_chain(store, "daily").last.increment == 1
 
 
@@ -161,5 +161,5 @@ class Cut(InMemoryStore):
 def test_a_412_is_read_back_until_it_is_told_whose_commit_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
     store = Cut(own_url())
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     assert not store.cut

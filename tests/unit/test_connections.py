@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from fleet.config import Node
-from fleet.nodes.connections import unreachable
+from fleet.nodes.connections import unreachable_error
 
 LOST = """consuming input failed: server closed the connection unexpectedly
 \tThis probably means the server terminated abnormally
@@ -22,5 +22,5 @@ REFUSED = """connection failed: connection to server at "127.0.0.1", port 1 fail
     ],
 )
 def test_a_node_is_unreachable_for_the_reason_that_was_given_and_not_for_a_guess(text: str, reason: str) -> None:
-    error = unreachable(Node("a", "dbname=x"), psycopg.OperationalError(text))
+    error = unreachable_error(Node("a", "dbname=x"), psycopg.OperationalError(text))
     assert error.message == f"node a: {reason}"

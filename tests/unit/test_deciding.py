@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 import storage.storing as storing
-from snapshots.operations.committing import OperationSettledError, publish
+from snapshots.operations.committing import OperationSettledError, put_commit
 from snapshots.operations.deciding import UndecidedError, decide, has_committed
 from snapshots.records.commit import Previous
 from snapshots.records.commits import (
@@ -21,7 +21,7 @@ from snapshots.records.commits import (
     read_chain,
     snapshot_names,
 )
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.memory import InMemoryStore
@@ -41,14 +41,14 @@ def test_what_was_voided_can_not_commit_any_more_however_late() -> None:
     store = memory()
     assert not decide(store, operation())
     with pytest.raises(OperationSettledError):
-        publish(store, commit(0))
+        put_commit(store, commit(0))
     assert snapshot_names(store) == []
     assert not decide(store, operation())
 
 
 def test_what_was_committed_can_not_be_voided() -> None:
     store = memory()
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     assert decide(store, operation())
     assert not decide(store, operation(name="another"))
     assert read_chain(store, "daily").full == as_read(commit(0))
@@ -57,32 +57,32 @@ def test_what_was_committed_can_not_be_voided() -> None:
 def test_looking_changes_nothing() -> None:
     store = memory()
     assert not has_committed(store, operation())
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     assert has_committed(store, operation())
 
 
 @pytest.mark.parametrize("voids", [1, 2, 11])
 def test_the_next_try_takes_the_next_turn(voids: int) -> None:
     store = memory()
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     for turn in range(1, voids + 1):
         assert free_turn(store, "daily", 1) == turn
         assert not decide(store, operation(1, turn))
         assert increment_numbers(store, "daily") == []
         assert read_chain(store, "daily").increments == ()
-    publish(store, commit(1), voids + 1)
+    put_commit(store, commit(1), voids + 1)
     assert read_chain(store, "daily").increments == (as_read(commit(1)),)
     assert increment_numbers(store, "daily") == [1]
     with pytest.raises(SnapshotExistsError, match="increment 1 of daily exists"):
         free_turn(store, "daily", 1)
-    publish(store, commit(2))
+    put_commit(store, commit(2))
     assert [one.increment for one in read_chain(store, "daily").commits] == [0, 1, 2]
 
 
 def test_a_full_snapshot_of_a_later_turn_is_listed() -> None:
     store = memory()
     decide(store, operation())
-    publish(store, commit(0), free_turn(store, "daily", 0))
+    put_commit(store, commit(0), free_turn(store, "daily", 0))
     assert snapshot_names(store) == ["daily"]
     assert find_place(store, "daily", 0).key == commit_key("daily", 0, 2) == "snapshots/daily/snapshot.2.json"
 
@@ -110,32 +110,32 @@ def test_a_lost_answer_to_a_void_is_read_back(monkeypatch: pytest.MonkeyPatch) -
         decide(store, operation())
     assert error.value.exit_code == 5
     # Nothing was decided: the operation may still commit.
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     assert decide(store, operation())
 
 
 def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> None:
     store = memory()
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     full = read_chain(store, "daily").full
     wrong = structs.replace(commit(1), previous=Previous(full.operation, "0" * 64))
     with pytest.raises(ManifestError, match="snapshot daily is not the one"):
-        publish(store, wrong)
-    publish(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
+        put_commit(store, wrong)
+    put_commit(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
     assert read_chain(store, "daily").last.previous == Previous(full.operation, full.digest)
     forged = memory()
-    publish(forged, structs.replace(commit(0), comment="the same operation, another file"))
-    forged.create(commit_key("daily", 1), sealed(wrong))
+    put_commit(forged, structs.replace(commit(0), comment="the same operation, another file"))
+    forged.create(commit_key("daily", 1), seal(wrong))
     with pytest.raises(ManifestError, match="belongs to another chain"):
         read_chain(forged, "daily")
 
 
 def test_nothing_comes_back_under_a_deleted_name() -> None:
     store = memory()
-    publish(store, commit(0))
-    store.create(tombstone_key("daily"), sealed(mark()))
+    put_commit(store, commit(0))
+    store.create(tombstone_key("daily"), seal(mark()))
     assert snapshot_names(store) == []
-    for ask in (lambda: read_chain(store, "daily"), lambda: publish(store, commit(1))):
+    for ask in (lambda: read_chain(store, "daily"), lambda: put_commit(store, commit(1))):
         with pytest.raises(SnapshotDeletedError, match="deleted at 2026-11-20T11:00:00Z"):
             ask()
     # An operation of before the deletion is over, and leaves no void behind.
@@ -146,15 +146,15 @@ def test_nothing_comes_back_under_a_deleted_name() -> None:
 
 def test_pruned_increments_are_not_read_nor_continued() -> None:
     store = memory()
-    publish(store, commit(0))
+    put_commit(store, commit(0))
     full = read_chain(store, "daily").full
-    publish(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
+    put_commit(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
     first = read_chain(store, "daily").last
-    store.create(only_full_key("daily"), sealed(mark(only_full=True)))
+    store.create(only_full_key("daily"), seal(mark(only_full=True)))
     assert read_chain(store, "daily").increments == ()
     for ask in (
         lambda: read_chain(store, "daily", 1),
-        lambda: publish(store, structs.replace(commit(2), previous=Previous(first.operation, first.digest))),
+        lambda: put_commit(store, structs.replace(commit(2), previous=Previous(first.operation, first.digest))),
     ):
         with pytest.raises(SnapshotMissingError, match="increments of snapshot daily were pruned"):
             ask()

@@ -10,10 +10,10 @@ from msgspec import structs
 
 from check.structure import check_listing, check_structure
 from snapshots.listing.name_templates import used_names
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
-from snapshots.operations.operation import begin, close, new_operation, pending
-from snapshots.operations.slot_guard import _kept
+from snapshots.operations.operation import begin, new_operation, pending_operations, record_outcome
+from snapshots.operations.slot_guard import _kept_chain
 from snapshots.records.commits import (
     SnapshotMissingError,
     check_not_pruned,
@@ -28,7 +28,7 @@ from snapshots.records.tombstones import (
 )
 from snapshots.removal.deletion import (
     is_finished,
-    unfinished_deletions,
+    list_unfinished_deletions,
 )
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -41,7 +41,7 @@ from tests.unit.made_deletions import (
     prune,
     two_chains,
 )
-from wal.slots.retained import Answers, Retained
+from wal.slots.retained import Retained, RetainedAnswers
 from wal.slots.slots import chain_of_slot, slot_name
 
 
@@ -63,7 +63,7 @@ def test_a_deleted_name_is_never_used_again() -> None:
     delete(store, two_chains(store))
     assert "old" in used_names(store)
     with pytest.raises(SnapshotDeletedError):
-        publish(store, structs.replace(commit(0), snapshot="old"))
+        put_commit(store, structs.replace(commit(0), snapshot="old"))
     # A put that was under way arrives: it is garbage, and a repeat takes it away.
     store.create(commit_key("old", 0), b"late")
     assert snapshot_names(store) == ["new"]
@@ -76,7 +76,7 @@ def test_nobody_deletes_what_never_was() -> None:
     store = memory()
     with pytest.raises(SnapshotMissingError):
         delete(store, two_chains(store), "another")
-    assert pending(store) == []
+    assert pending_operations(store) == []
 
 
 def lease(store: ObjectStore, minutes: int, name: str = "old") -> str:
@@ -101,7 +101,7 @@ def test_what_is_being_restored_is_neither_deleted_nor_pruned() -> None:
         assert error.value.details["operation"] == operation
     assert (contents(store, "old"), nodes.slots) == before
     assert snapshot_names(store) == ["new", "old"]
-    assert pending(store)[0].id == operation
+    assert pending_operations(store)[0].id == operation
 
 
 def test_a_lease_that_ran_out_holds_nobody() -> None:
@@ -109,7 +109,7 @@ def test_a_lease_that_ran_out_holds_nobody() -> None:
     nodes = two_chains(store)
     lease(store, minutes=-1)
     assert delete(store, nodes).removed is not None
-    assert pending(store) == []
+    assert pending_operations(store) == []
 
 
 def test_a_restore_that_comes_right_before_the_tombstone_keeps_its_objects() -> None:
@@ -128,7 +128,7 @@ def test_a_restore_that_comes_right_before_the_tombstone_keeps_its_objects() -> 
     assert (contents(store, "old"), nodes.slots) == before
     # It is deleted for everybody else, and a repeat goes on once the restore has ended.
     assert snapshot_names(store) == ["new"]
-    assert unfinished_deletions(store) == ["old"]
+    assert list_unfinished_deletions(store) == ["old"]
 
 
 def test_a_pruned_chain_is_whole_and_gets_no_more_increments() -> None:
@@ -178,11 +178,13 @@ def test_the_slots_of_what_is_gone_are_known_for_what_they_are() -> None:
     nodes = two_chains(store)
     for name in ("old", "new"):
         begin(store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"))
-        close(store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"), "done")
+        record_outcome(
+            store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"), "done"
+        )
 
     def gone(name: str) -> str:
         slot = slot_name(f"op-{name}-0")
-        return _kept(store, slot, Answers((Retained("b", slot, 1, 100),), {}), f"op-{name}-0").gone
+        return _kept_chain(store, slot, RetainedAnswers((Retained("b", slot, 1, 100),), {}), f"op-{name}-0").gone
 
     assert (gone("old"), gone("new")) == ("", "")
     prune(store, nodes, keep_increments=1)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from check.structure import names_to_check
 from fleet.config import Retention
-from snapshots.operations.operation import begin, new_operation, pending
+from snapshots.operations.operation import begin, new_operation, pending_operations
 from snapshots.records.commits import (
     commit_key,
     read_chain,
@@ -27,7 +27,7 @@ from snapshots.removal.deletion import (
     LastSnapshotError,
     SnapshotUnreadableError,
     is_finished,
-    unfinished_deletions,
+    list_unfinished_deletions,
 )
 from snapshots.removal.pruning import plan_prune
 from storage.memory import InMemoryStore
@@ -53,8 +53,8 @@ def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
     def check_end(store: InMemoryStore, nodes: HeldNodes, _before: object, others: dict[str, bytes]) -> None:
         assert store.list("snapshots/old") == []
         assert is_finished(store, "old")
-        assert unfinished_deletions(store) == []
-        assert pending(store) == []
+        assert list_unfinished_deletions(store) == []
+        assert pending_operations(store) == []
         assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
         assert contents(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
@@ -74,7 +74,7 @@ def test_a_pruning_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         assert read_mark(store, only_full_key("old")).points == (RestorePoint(1, OLD[1]), RestorePoint(2, OLD[2]))
         assert contents(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
-        assert pending(store) == []
+        assert pending_operations(store) == []
         assert plan_prune(store, FLEET, Retention(keep_increments=1), force=False).steps == ()
 
     assert crash_everywhere(lambda store, nodes: prune(store, nodes, keep_increments=1), check_end) > 20
@@ -100,7 +100,7 @@ def test_a_prune_finishes_what_a_deletion_has_left() -> None:
     nodes = two_chains(store)
     nodes.away = {"b"}
     delete(store, nodes)
-    assert unfinished_deletions(store) == ["old"]
+    assert list_unfinished_deletions(store) == ["old"]
     nodes.away = set()
     (removed,) = prune(store, nodes, keep_full=9).removed
     assert (removed.mark.snapshot, removed.is_done) == ("old", True)
@@ -123,7 +123,7 @@ def test_a_node_that_is_away_keeps_its_slot_and_the_rest_goes() -> None:
     assert again is not None
     assert again.is_done
     assert (slot, "b") not in nodes.slots
-    assert pending(store) == []
+    assert pending_operations(store) == []
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def test_the_last_snapshot_that_can_be_restored_stays_unless_it_is_asked_for() -
         delete(store, nodes)
     assert error.value.exit_code == 3
     assert not is_deleted(store, "old")
-    assert pending(store) == []
+    assert pending_operations(store) == []
     assert delete(store, nodes, force=True).removed is not None
     # What is damaged goes without a word: nothing is lost that could be restored.
     removed = delete(store, nodes, "new").removed

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from snapshots.operations.majority import recorded_baseline
-from snapshots.operations.operation import pending, recorded_commits
+from snapshots.operations.majority import read_baseline
+from snapshots.operations.operation import pending_operations, read_recorded_commits
 from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key, find_place, read_chain
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from snapshots.records.lost_chains import lost_key, read_lost
 from snapshots.records.operation_records import read_intent
 from snapshots.records.store_identity import (
@@ -83,7 +83,7 @@ def refusal(kind: str, body: bytes) -> ManifestError:
 def test_a_document_as_it_was_written_is_read(kind: str) -> None:
     body, _ = written(kind)
     assert KINDS[kind][2](damaged(kind, body))
-    assert sealed(json.loads(body)) == body
+    assert seal(json.loads(body)) == body
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +135,7 @@ def test_a_newer_or_unknown_version_is_said_to_be_one(kind: str) -> None:
     document = json.loads(body)
     name = document["schema"].rpartition("/")[0]
     for schema in (f"{name}/3", f"{name}/999999999", f"{name}/", "else", "", 1, None, [name]):
-        assert "newer version" in refusal(kind, sealed(document | {"schema": schema})).hint
+        assert "newer version" in refusal(kind, seal(document | {"schema": schema})).hint
     # Whose fixed form may be another, too.
     newer = json.dumps(document | {"schema": f"{name}/3"}).encode()
     assert f"a newer version of Cutline may have written it: its schema is {name}/3" in refusal(kind, newer).hint
@@ -156,7 +156,7 @@ def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], N
     for name in path[:-1]:
         holder = holder[name]
     change(holder, path[-1])
-    return sealed(copy)
+    return seal(copy)
 
 
 def read_places(document: Any) -> list[tuple[Any, ...]]:
@@ -198,7 +198,7 @@ def test_a_field_that_is_unknown_is_refused_wherever_it_is(kind: str) -> None:
     def add(holder: Any, name: Any) -> None:
         holder[name]["novel"] = 7
 
-    whole = refusal(kind, sealed(document | {"novel": 7}))
+    whole = refusal(kind, seal(document | {"novel": 7}))
     assert "unknown field `novel`" in whole.message
     assert "newer version" in whole.hint
     for path in read_places(document):
@@ -234,7 +234,7 @@ def as_text(path: tuple[Any, ...]) -> str:
 ])  # fmt: skip
 def test_what_is_wrong_is_named_by_its_place(kind: str, change: dict[str, Any], message: str) -> None:
     body, _ = written(kind)
-    assert message in refusal(kind, sealed(json.loads(body) | change)).message
+    assert message in refusal(kind, seal(json.loads(body) | change)).message
 
 
 def put_together(*found: tuple[str, bytes]) -> InMemoryStore:
@@ -248,9 +248,9 @@ def test_what_was_copied_from_elsewhere_is_refused() -> None:
     store = memory()
     increment_of(store)
     full, increment = store.read(commit_key("daily", 0)), store.read(commit_key("daily", 1))
-    of_another = sealed(json.loads(full) | {"operation": "op-x"})
-    of_another_chain = sealed(json.loads(increment) | {"chain": "op-x"})
-    of_other_nodes = sealed(json.loads(increment) | {"sequences": {"c": []}})
+    of_another = seal(json.loads(full) | {"operation": "op-x"})
+    of_another_chain = seal(json.loads(increment) | {"chain": "op-x"})
+    of_other_nodes = seal(json.loads(increment) | {"sequences": {"c": []}})
     first, second = commit_key("daily", 0), commit_key("daily", 1)
     for copied, key in (
         # Another snapshot's, another increment's, and an increment that was made for another full snapshot.
@@ -273,12 +273,12 @@ def test_a_document_in_anothers_place_is_refused() -> None:
         ("lost", lost_key("daily", "op-1"), lambda store: read_lost(store, "daily", "op-1")),
         ("lost", lost_key("weekly", "op-0"), lambda store: read_lost(store, "weekly", "op-0")),
         ("intent", "operations/op-x/intent.json", lambda store: read_intent(store, "op-x")),
-        ("outcome", "operations/op-x/outcome.json", recorded_commits),
+        ("outcome", "operations/op-x/outcome.json", read_recorded_commits),
         ("tombstone", tombstone_key("weekly"), lambda store: read_mark(store, tombstone_key("weekly"))),
         ("only-full", tombstone_key("daily"), lambda store: read_mark(store, tombstone_key("daily"))),
         ("full", FLEET_KEY, lambda store: read_identity(store, FLEET)),
         ("fleet", commit_key("daily", 0), lambda store: read_chain(store, "daily")),
-        ("intent", "baselines/0000000000000001.json", recorded_baseline),
+        ("intent", "baselines/0000000000000001.json", read_baseline),
     ):
         with pytest.raises(ManifestError, match=f"object {elsewhere}"):
             read(put_together((elsewhere, written(kind)[0])))
@@ -306,9 +306,9 @@ def test_documents_of_before_they_had_digests_are_read() -> None:
     documents = ((FLEET_KEY, fleet), (INTENT, intent), (OUTCOME, outcome))
     store = put_together(*((key, json.dumps(one, indent=1).encode()) for key, one in documents))
     assert read_identity(store, FLEET).fleet_id == "0a1b2c3d"
-    assert recorded_commits(store) == {"weekly": {OPERATION.id: 2}}
+    assert read_recorded_commits(store) == {"weekly": {OPERATION.id: 2}}
     store.delete(OUTCOME)
-    assert [one.increment for one in pending(store)] == [2]
+    assert [one.increment for one in pending_operations(store)] == [2]
 
 
 def test_what_a_check_can_not_read_does_not_hide_the_rest() -> None:
@@ -317,6 +317,6 @@ def test_what_a_check_can_not_read_does_not_hide_the_rest() -> None:
     store.create("operations/20261121T000000Z-0000000002/outcome.json", b"{")
     store.create("operations/nothing", b"")
     unread: list[ManifestError] = []
-    assert recorded_commits(store, unread=unread) == {"weekly": {OPERATION.id: 0}}
+    assert read_recorded_commits(store, unread=unread) == {"weekly": {OPERATION.id: 0}}
     assert [one.details["object"] for one in unread] == ["operations/20261121T000000Z-0000000002/outcome.json"]
-    assert pending(store) == []
+    assert pending_operations(store) == []

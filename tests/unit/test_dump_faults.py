@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.ddl.dump_faults import OtherType, corrected, with_other_types
+from snapshots.ddl.dump_faults import OtherType, correct_script, restore_types
 
 # As pg_dump 18.4 writes it, with --quote-all-identifiers.
 HEIR = '''CREATE TABLE "public"."q" (
@@ -19,7 +19,7 @@ INHERITS ("public"."p");
     ("na me", '"na me"'), ('Capital"s', '"Capital""s"'), ("plain", '"plain"'), ("new\nline", '"new\nline"'),
 ])  # fmt: skip
 def test_the_name_of_an_inherited_not_null_constraint_is_quoted(bare: str, quoted: str) -> None:
-    assert corrected(HEIR.format(bare) * 2) == HEIR.format(quoted) * 2
+    assert correct_script(HEIR.format(bare) * 2) == HEIR.format(quoted) * 2
 
 
 @pytest.mark.parametrize("script", [
@@ -28,7 +28,7 @@ def test_the_name_of_an_inherited_not_null_constraint_is_quoted(bare: str, quote
     'COMMENT ON TABLE "public"."q" IS \'\n    CONSTRAINT x NOT NULL "y"\n\';\n',
 ])  # fmt: skip
 def test_all_else_stays_as_it_is(script: str) -> None:
-    assert corrected(script) == script
+    assert correct_script(script) == script
 
 
 # As pg_dump 18.4 writes it.
@@ -46,7 +46,7 @@ OTHER = OtherType("id", 'o"p', "t_id_seq", "bigint", 3, 1, 9000000000)
 def test_the_sequence_of_an_identity_column_gets_its_type_before_bounds_that_need_it() -> None:
     rest = 'ALTER TABLE "u" OWNER TO "x";\n'
     altered = 'ALTER SEQUENCE "o""p"."t_id_seq" AS bigint MINVALUE 1 MAXVALUE 9000000000 START WITH 3 RESTART;\n'
-    assert with_other_types(rest + WRITTEN + rest, [OTHER]) == rest + IDENTITY.format("", "") + altered + rest
+    assert restore_types(rest + WRITTEN + rest, [OTHER]) == rest + IDENTITY.format("", "") + altered + rest
     # What pg_dump does not write so is left alone, and where it can't be told from a text.
     for script in (rest, WRITTEN.replace('"id"', '"other"'), WRITTEN * 2):
-        assert with_other_types(script, [OTHER]) == script
+        assert restore_types(script, [OTHER]) == script

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from fleet.progress import Silent
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide, has_committed
-from snapshots.operations.leases import leased
-from snapshots.operations.operation import close, new_operation
+from snapshots.operations.leases import hold_lease
+from snapshots.operations.operation import new_operation, record_outcome
 from snapshots.records.commits import commit_key, free_turn, read_chain, snapshot_names
 from snapshots.records.keys import base_prefix
 from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key
 from snapshots.records.tombstones import only_full_key, tombstone_key
-from snapshots.removal.garbage import Why
+from snapshots.removal.garbage import GarbageReason
 from storage.ids import new_operation_id
 from storage.local import LocalStore
 from tests.unit.made_garbage import MadeStore, age, collected, found, garbage_of, kept, needed_by
@@ -38,7 +38,7 @@ def test_what_whole_chains_need_is_no_garbage(made: MadeStore) -> None:
     before = made.store.list("")
     report = collected(made.store)
     assert (report.garbage, report.removed.objects, report.unknown) == ([], 0, [])
-    assert kept(report, Why.NEEDED) == len(before)
+    assert kept(report, GarbageReason.NEEDED) == len(before)
     assert made.store.list("") == before
     assert needed_by(chain) < set(before)
 
@@ -47,7 +47,7 @@ def test_what_a_failed_attempt_left_goes_and_its_name_can_be_taken(made: MadeSto
     failed = made.begin("daily")
     left = {*made.base(failed), *made.segments("daily", failed.id, (1, 2))}
     decide(made.store, failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     chain = made.full("daily")
     assert chain.full.operation != failed.id
     assert garbage_of(made.store) == dict.fromkeys(left, "failed")
@@ -63,7 +63,7 @@ def test_what_a_failed_attempt_left_goes_and_its_name_can_be_taken(made: MadeSto
 def test_an_attempt_that_failed_before_its_put_leaves_no_void_and_its_objects_go(made: MadeStore) -> None:
     failed = made.begin("daily")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     assert garbage_of(made.store) == dict.fromkeys(left, "failed")
     collected(made.store)
     assert made.store.list("snapshots") == []
@@ -75,7 +75,7 @@ def test_what_an_operation_without_an_outcome_has_stored_stays_until_it_is_settl
     left = {*made.base(running), *made.segments("daily", running.id, (1,))}
     report = found(made.store)
     assert garbage_of(made.store) == {}
-    assert kept(report, Why.OPEN) == len(left)
+    assert kept(report, GarbageReason.OPEN) == len(left)
     assert [one.id for one in report.open_operations] == [running.id]
     # A void decides, also where its slots can't be dropped yet and no outcome is written.
     assert not decide(made.store, running)
@@ -86,9 +86,9 @@ def test_a_commit_counts_although_its_outcome_is_missing_or_says_otherwise(made:
     operation = made.begin("daily")
     objects = made.base(operation)
     made.segments("daily", operation.id, (1,))
-    publish(made.store, made.commit(operation, objects), operation.turn)
+    put_commit(made.store, made.commit(operation, objects), operation.turn)
     assert garbage_of(made.store) == {}
-    close(made.store, operation, "failed")
+    record_outcome(made.store, operation, "failed")
     assert garbage_of(made.store) == {}
 
 
@@ -97,7 +97,7 @@ def test_a_commit_file_that_is_gone_may_be_put_back(made: MadeStore) -> None:
     made.increment("daily")
     made.store.delete(commit_key("daily", 0))
     assert garbage_of(made.store) == {}
-    text = [text for _, why, text in found(made.store).kept if why is Why.UNCLEAR]
+    text = [text for _, why, text in found(made.store).kept if why is GarbageReason.UNCLEAR]
     assert all("its commit file snapshots/daily/snapshot.json is gone" in one for one in text)
     assert text
 
@@ -114,12 +114,12 @@ def test_the_beginning_of_the_next_increment_stays_and_the_increment_takes_it(ma
     failed = made.begin("daily", 1)
     begun = made.segments("daily", chain.full.operation, (3, 4))
     decide(made.store, failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     report = collected(made.store)
     assert report.garbage == []
-    assert kept(report, Why.NEXT) == len(begun)
+    assert kept(report, GarbageReason.NEXT) == len(begun)
     assert set(begun) < needed_by(made.increment("daily"))
-    assert kept(found(made.store), Why.NEXT) == 0
+    assert kept(found(made.store), GarbageReason.NEXT) == 0
 
 
 @pytest.mark.parametrize("increments", [0, 1])
@@ -133,7 +133,7 @@ def test_what_follows_the_last_increment_of_a_lost_chain_goes(made: MadeStore, i
     # Whoever marks a chain has settled all before; one that is open all the same may list them yet.
     assert garbage_of(made.store) == {}
     decide(made.store, running)
-    close(made.store, running, "failed")
+    record_outcome(made.store, running, "failed")
     # Nor within an hour of the mark: who has not seen it yet has no intent yet.
     assert garbage_of(made.store) == {}
     age(made.store, 1.1 / 24)
@@ -161,7 +161,7 @@ def test_a_damaged_commit_file_keeps_what_it_may_list(made: MadeStore, increment
     made.store.delete(key)
     made.store.create(key, body.replace(b'"daily"', b'"dally"', 1))
     assert garbage_of(made.store) == {}
-    assert any(why is Why.UNCLEAR and key in text for _, why, text in found(made.store).kept)
+    assert any(why is GarbageReason.UNCLEAR and key in text for _, why, text in found(made.store).kept)
 
 
 def test_what_is_left_of_a_deleted_snapshot_goes_but_its_tombstone(made: MadeStore) -> None:
@@ -192,7 +192,7 @@ def test_copies_of_an_increment_that_failed_or_ran_twice_go_and_those_that_are_l
     failed = made.begin("daily", 1)
     left = dict.fromkeys(made.base(failed), "failed")
     decide(made.store, failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     chain = made.increment("daily", copies=True)
     twice = f"{base_prefix('daily', 'a', chain.last.operation)}/part-000000-000-cd.parquet"
     made.store.create(twice, b"")
@@ -215,11 +215,11 @@ def test_copies_of_pruned_increments_go(made: MadeStore) -> None:
 def test_a_restore_keeps_what_it_reads_until_it_is_done(made: MadeStore, mark: str) -> None:
     made.full("daily")
     made.increment("daily")
-    with leased(made.store, new_operation("restore", "daily", 1, ("a",)), Silent()):
+    with hold_lease(made.store, new_operation("restore", "daily", 1, ("a",)), Silent()):
         getattr(made, mark)("daily")
         report = collected(made.store)
         assert report.garbage == []
-        assert kept(report, Why.IN_USE) > 0
+        assert kept(report, GarbageReason.IN_USE) > 0
     assert garbage_of(made.store)
 
 
@@ -229,9 +229,9 @@ def test_what_is_younger_than_the_grace_period_stays() -> None:
     old = made.base(failed)
     age(made.store, 2)
     young = made.segments("daily", failed.id, (1,))
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     assert garbage_of(made.store, 24 * HOUR) == dict.fromkeys(old, "failed")
-    assert kept(found(made.store, 24 * HOUR), Why.YOUNG) == len(young)
+    assert kept(found(made.store, 24 * HOUR), GarbageReason.YOUNG) == len(young)
     assert garbage_of(made.store, 72 * HOUR) == {}
 
 
@@ -260,7 +260,7 @@ def test_objects_of_an_operation_without_a_record_stay(made: MadeStore) -> None:
     made.store.delete(operation_key(operation, "intent"))
     made.store.delete(operation_key(operation, "outcome"))
     assert garbage_of(made.store) == {}
-    assert any(stranger in text for _, why, text in found(made.store).kept if why is Why.UNCLEAR)
+    assert any(stranger in text for _, why, text in found(made.store).kept if why is GarbageReason.UNCLEAR)
     assert not any(operation in text for _, _, text in found(made.store).kept)
 
 
@@ -276,7 +276,7 @@ def test_turns_and_voids_stay_whatever_else_goes(made: MadeStore) -> None:
         failed = made.begin("daily")
         made.base(failed)
         assert not decide(made.store, failed)
-        close(made.store, failed, "failed")
+        record_outcome(made.store, failed, "failed")
     turn = free_turn(made.store, "daily", 0)
     collected(made.store)
     assert free_turn(made.store, "daily", 0) == turn == 4

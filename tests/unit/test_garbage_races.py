@@ -19,15 +19,22 @@ from msgspec import structs
 
 from fleet.progress import Silent
 from snapshots.operations.deciding import decide
-from snapshots.operations.leases import leased
-from snapshots.operations.operation import Operation, begin, close, commit_operation, new_operation, pending
+from snapshots.operations.leases import hold_lease
+from snapshots.operations.operation import (
+    Operation,
+    begin,
+    commit_operation,
+    new_operation,
+    pending_operations,
+    record_outcome,
+)
 from snapshots.records.commits import find_place, free_turn, read_chain, snapshot_names
 from snapshots.records.keys import Place
 from snapshots.records.lost_chains import is_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted, is_only_full
 from snapshots.removal import garbage
-from snapshots.removal.garbage import SnapshotJudge, Verdict, Why
+from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectMissingError
 from tests.soak import SOAK_SECONDS
@@ -111,10 +118,10 @@ class Crowd:
                 some.remove(one)
 
     def settle(self) -> Steps:
-        for one in pending(self.store):
+        for one in pending_operations(self.store):
             if one.kind == "create":
                 yield
-                close(self.store, one, "done" if decide(self.store, one) else "failed")
+                record_outcome(self.store, one, "done" if decide(self.store, one) else "failed")
 
     def _full(self, name: str, turn: int) -> Steps:
         yield from self.settle()
@@ -150,7 +157,7 @@ class Crowd:
 
     def _end(self, operation: Intent, commit: Callable[[], Any], turn: int) -> Steps:
         if self.choice.random() < 0.15:
-            close(self.store, operation, "failed")
+            record_outcome(self.store, operation, "failed")
             return
         made = commit()
         yield
@@ -161,7 +168,7 @@ class Crowd:
         commit_operation(self.store, Operation(operation), made)
         self.committed.add((operation.snapshot, operation.increment))
         yield
-        close(self.store, operation, "done")
+        record_outcome(self.store, operation, "done")
 
     def _mark(self, name: str, turn: int) -> Steps:
         yield from self.settle()
@@ -180,7 +187,7 @@ class Crowd:
     def _restore(self, name: str) -> Steps:
         chain = read_chain(self.store, name)
         yield
-        with leased(self.store, new_operation("restore", name, chain.last.increment, NODES), Silent()):
+        with hold_lease(self.store, new_operation("restore", name, chain.last.increment, NODES), Silent()):
             for key in sorted(needed_by(chain)):
                 yield
                 assert self.store.exists(key), f"{key} went while it was restored"
@@ -268,13 +275,13 @@ def test_nothing_that_is_needed_goes_and_nothing_else_stays() -> None:
 
 
 def takes_the_next_increment(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = SnapshotJudge.judge
+    judge = GarbageRules.judge
 
-    def wrong(self: SnapshotJudge, key: str, place: Place) -> Verdict:
+    def wrong(self: GarbageRules, key: str, place: Place) -> GarbageVerdict:
         verdict = judge(self, key, place)
-        return Verdict(Why.LOST) if verdict.why is Why.NEXT else verdict
+        return GarbageVerdict(GarbageReason.LOST) if verdict.why is GarbageReason.NEXT else verdict
 
-    monkeypatch.setattr(SnapshotJudge, "judge", wrong)
+    monkeypatch.setattr(GarbageRules, "judge", wrong)
 
 
 def asks_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fleet.config import Fleet, load_fleet
-from snapshots.operations.operation import close
+from snapshots.operations.operation import record_outcome
 from snapshots.records.keys import Kind
 from snapshots.records.store_identity import ensure_identity
-from snapshots.removal.garbage import Verdict, Why
-from snapshots.removal.gc import Garbage, GcReport, Refused, Total
+from snapshots.removal.garbage import GarbageReason, GarbageVerdict
+from snapshots.removal.gc import Garbage, GcReport, RefusedRemoval, SizeTotal
 from storage.local import LocalStore
 from tests.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import MadeStore, needed_by
@@ -57,7 +57,7 @@ def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, made: MadeS
     chain = made.full("daily")
     failed = made.begin("other")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     before = made.store.list("")
     foreseen = gc(fleet, "--grace", "0", "--dry-run")
     assert made.store.list("") == before
@@ -80,7 +80,7 @@ def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, made: MadeS
 def test_the_grace_period_is_that_of_the_fleet_unless_one_is_given(fleet: Fleet, made: MadeStore) -> None:
     failed = made.begin("other")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     document = gc(fleet)
     assert (document["grace_seconds"], document["objects"]) == (7 * 86400, 0)
     assert sum(one["objects"] for one in document["kept"] if one["why"] == "young") == len(left)
@@ -112,7 +112,7 @@ def test_what_is_open_stays_where_no_node_can_be_reached_and_that_is_said(fleet:
 def test_interrupted_it_ends_soon_and_a_repeat_finishes(fleet: Fleet, made: MadeStore) -> None:
     chain = made.full("daily")
     failed = made.begin("other")
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     folder = made.store.root / f"snapshots/other/base/a/{failed.id}"
     folder.mkdir(parents=True)
     for number in range(MANY):
@@ -142,9 +142,9 @@ def test_what_the_store_refuses_is_listed_and_the_exit_code_says_so(
     import cli.main
 
     assert made.store
-    report = GcReport(0.0, garbage=[Garbage(Kind.BASE, Why.FAILED, (), "other")], removed=Total(2, 20))
-    report.refused = [Refused("snapshots/other/x", "locked until tomorrow")]
-    report.keep("daily", Verdict(Why.UNCLEAR, "its commit is gone"), 7)
+    report = GcReport(0.0, garbage=[Garbage(Kind.BASE, GarbageReason.FAILED, (), "other")], removed=SizeTotal(2, 20))
+    report.refused = [RefusedRemoval("snapshots/other/x", "locked until tomorrow")]
+    report.keep("daily", GarbageVerdict(GarbageReason.UNCLEAR, "its commit is gone"), 7)
     monkeypatch.setattr(cli.commands.gc, "collect_garbage", lambda *_, **__: report)
     assert cli.main.run(["--fleet", str(fleet.path), "--quiet", "gc"]) == 3
     text = capsys.readouterr().out

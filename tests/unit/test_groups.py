@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import GroupRules
-from fleet.record import INTEGER_MAX, fields_of, from_plain
+from fleet.record import INTEGER_MAX, fields_of, from_builtins
 from fleet.tables.groups import (
     Column,
     Group,
     Table,
     column_list,
-    included,
+    is_included,
     number_groups,
-    qualified,
-    quoted,
+    qualify,
+    quote_identifier,
     table_name,
 )
 
@@ -42,7 +42,7 @@ def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identi
 
 @given(GROUPS)
 def test_a_group_is_what_its_json_says(group: Group) -> None:
-    assert from_plain(json.loads(json.dumps(fields_of(group))), Group) == group
+    assert from_builtins(json.loads(json.dumps(fields_of(group))), Group) == group
 
 
 def test_the_same_table_has_one_number_on_all_shards() -> None:
@@ -69,18 +69,18 @@ def test_partitions_are_a_power_of_two_by_the_largest_copy(rows: int, size: int,
     assert [tables[0].group.partitions for tables in found.values()] == [partitions, partitions]
 
 
-@pytest.mark.parametrize(("name", "is_included"), [
+@pytest.mark.parametrize(("name", "expected"), [
     ("public.a", True), ("public.ab", False), ("audit.log", False), ("audit.keep", False), ("other.a", False),
 ])  # fmt: skip
-def test_rules_include_and_then_exclude(name: str, *, is_included: bool) -> None:
+def test_rules_include_and_then_exclude(name: str, *, expected: bool) -> None:
     rules = GroupRules(include=("public.*", "audit.keep"), exclude=("audit.*", "public.?b"))
-    assert included(name, rules) is is_included
+    assert is_included(name, rules) is expected
 
 
 def test_names_are_quoted_whatever_they_hold() -> None:
-    assert quoted('a"b') == '"a""b"'
+    assert quote_identifier('a"b') == '"a""b"'
     group = Group(1, "Odd", "a.b", "default", 1, (Column("x y", "int", 23, -1, 0), Column('"', "int", 23, -1, 1)))
-    assert qualified(group) == '"Odd"."a.b"'
+    assert qualify(group) == '"Odd"."a.b"'
     assert column_list(group) == '"x y", """"'
 
 
@@ -108,7 +108,7 @@ def test_no_two_tables_have_one_name() -> None:
 
 
 def test_patterns_fit_names_with_and_without_quotes() -> None:
-    assert included(table_name("a.b", "c"), GroupRules(include=("a.b.c",)))
-    assert included(table_name("a.b", "c"), GroupRules(include=('"a.b".*',)))
-    assert not included(table_name("a", "b.c"), GroupRules(include=('"a.b".*',)))
-    assert included(table_name("a", 'b"'), GroupRules(include=('a.b"',)))
+    assert is_included(table_name("a.b", "c"), GroupRules(include=("a.b.c",)))
+    assert is_included(table_name("a.b", "c"), GroupRules(include=('"a.b".*',)))
+    assert not is_included(table_name("a", "b.c"), GroupRules(include=('"a.b".*',)))
+    assert is_included(table_name("a", 'b"'), GroupRules(include=('a.b"',)))

@@ -12,10 +12,10 @@ from msgspec import structs
 
 import snapshots.operations.leases as module
 from fleet.progress import Noting, Silent
-from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, leased, open_leases, time_of
-from snapshots.operations.operation import begin, is_open, new_operation, pending
+from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases, time_of
+from snapshots.operations.operation import begin, is_open, new_operation, pending_operations
 from snapshots.records.commits import SnapshotMissingError
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from snapshots.records.operation_records import Intent, LeaseRenewal, operation_key, write_operation_record
 from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.memory import InMemoryStore
@@ -43,7 +43,7 @@ def renew(store: InMemoryStore, operation: Intent, number: int, expires_at: str)
 def test_what_is_being_restored_is_in_use_until_it_is_done() -> None:
     store = memory()
     operation = restoring()
-    with leased(store, operation, Silent()):
+    with hold_lease(store, operation, Silent()):
         with pytest.raises(SnapshotInUseError) as error:
             check_not_in_use(store, "daily")
         check_not_in_use(store, "another")
@@ -90,7 +90,7 @@ def test_the_newest_renewal_counts(renewals: int) -> None:
 def test_a_restore_of_an_earlier_version_counts_from_its_beginning() -> None:
     store = memory()
     operation = restoring()
-    store.create(operation_key(operation.id, "intent"), sealed({
+    store.create(operation_key(operation.id, "intent"), seal({
         "schema": "cutline/operation/1", "operation": operation.id, "kind": "restore", "snapshot": "daily",
         "increment": 0, "began_at": "2026-11-20T12:00:00.000Z", "nodes": [], "slot": None,
     }))  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_lease_is_renewed_by_new_objects_and_that_ends_with_the_restore(monkey
     monkeypatch.setattr(module, "RENEW_SECONDS", 0.01)
     store = memory()
     operation = restoring()
-    with leased(store, operation, Silent()):
+    with hold_lease(store, operation, Silent()):
         first = open_leases(store)[0].until
         deadline = time.monotonic() + 10
         while not store.exists(operation_key(operation.id, "lease-3")):
@@ -132,7 +132,7 @@ class ReadOnly(InMemoryStore):
 def test_a_store_that_takes_no_writes_is_read_without_a_lease_and_that_is_said() -> None:
     store = ReadOnly(own_url())
     shown = Noting(Silent())
-    with leased(store, restoring(), shown):
+    with hold_lease(store, restoring(), shown):
         pass
     (note,) = shown.notes
     assert note.startswith("nothing keeps snapshot daily from being deleted while it is read")
@@ -152,20 +152,20 @@ def test_an_end_that_can_not_be_stored_does_not_undo_what_was_restored() -> None
             InMemoryStore.create(self, key, body)
 
     store = GoneAtTheEnd(own_url())
-    with leased(store, operation, shown):
+    with hold_lease(store, operation, shown):
         pass
     assert shown.notes == [f"the end of operation {operation.id} could not be stored: store {store.url}: no route"]
-    assert [one.id for one in pending(store)] == [operation.id]
+    assert [one.id for one in pending_operations(store)] == [operation.id]
 
 
 def delete(store: InMemoryStore) -> None:
     """A deletion's two steps in their order: its tombstone, then a look for leases."""
-    store.create(tombstone_key("daily"), sealed(mark()))
+    store.create(tombstone_key("daily"), seal(mark()))
     check_not_in_use(store, "daily")
 
 
 def restore(store: InMemoryStore, meanwhile: Callable[[], None] = lambda: None) -> None:
-    with leased(store, restoring(), Silent()):
+    with hold_lease(store, restoring(), Silent()):
         meanwhile()
 
 
@@ -174,7 +174,7 @@ def test_the_one_that_comes_second_gives_way() -> None:
     delete(store)
     with pytest.raises(SnapshotDeletedError):
         restore(store)
-    assert pending(store) == []
+    assert pending_operations(store) == []
     store = memory()
     with pytest.raises(SnapshotInUseError):
         restore(store, lambda: delete(store))
@@ -201,17 +201,17 @@ def test_where_each_comes_before_the_look_of_the_other_both_give_way() -> None:
 
 def test_an_increment_that_was_pruned_meanwhile_is_not_restored() -> None:
     store = memory()
-    store.create(only_full_key("daily"), sealed(mark(only_full=True)))
-    with leased(store, restoring(), Silent()):
+    store.create(only_full_key("daily"), seal(mark(only_full=True)))
+    with hold_lease(store, restoring(), Silent()):
         pass
-    with pytest.raises(SnapshotMissingError, match="pruned"), leased(store, restoring(1), Silent()):
+    with pytest.raises(SnapshotMissingError, match="pruned"), hold_lease(store, restoring(1), Silent()):
         pass
 
 
 def meet_a_missing_object(store: InMemoryStore, *, is_deleted: bool) -> None:
-    with leased(store, restoring(), Silent()):
+    with hold_lease(store, restoring(), Silent()):
         if is_deleted:
-            store.create(tombstone_key("daily"), sealed(mark()))
+            store.create(tombstone_key("daily"), seal(mark()))
         store.read("snapshots/daily/base/a")
 
 
@@ -221,4 +221,4 @@ def test_objects_that_go_with_their_snapshot_are_not_called_damaged() -> None:
         meet_a_missing_object(store, is_deleted=False)
     with pytest.raises(SnapshotDeletedError):
         meet_a_missing_object(store, is_deleted=True)
-    assert pending(store) == []
+    assert pending_operations(store) == []

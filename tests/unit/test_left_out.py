@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cli.output.left_out import left_out_lines, warning_lines, warnings_of_several
-from fleet.record import fields_of, from_plain
+from fleet.record import fields_of, from_builtins
 from fleet.tables.left_out import (
     COUNTED,
     WARNED,
     LeftOut,
     LeftOutKind,
-    warned_of,
+    count_warnings,
     with_large_objects,
 )
 
@@ -50,7 +50,7 @@ def test_an_entry_is_what_its_json_says() -> None:
     one = LeftOut("a", LARGE, "pg_largeobject", "why", 3)
     document = {"node": "a", "kind": "large_objects", "name": "pg_largeobject", "why": "why", "count": 3}
     assert fields_of(one) == document
-    assert from_plain(document, LeftOut) == one
+    assert from_builtins(document, LeftOut) == one
 
 
 def test_a_warning_of_several_snapshots_is_said_once() -> None:
@@ -65,4 +65,4 @@ def test_stored_large_objects_are_of_the_full_snapshot_and_no_longer_left_out() 
     kept, then = with_large_objects(found, {"a": (2, "0/1F")})
     assert (kept.name, then.kind, then.count) == ("t.x", LeftOutKind.LARGE_OBJECTS_OF_FULL, 2)
     assert then.why == "as they were at the full snapshot (0/1F): increments do not follow them"
-    assert warned_of((kept, then)) == (then,)
+    assert count_warnings((kept, then)) == (then,)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from columns.bytes_column import BytesColumn, from_list
-from columns.lines import Values, concatenated, escape, key_lines, keys_of, lines_of, with_constants
+from columns.lines import Values, concatenate, escape, key_lines, keys_of, lines_of, with_constants
 
 # None is NULL, an empty tuple stands for an unchanged TOASTed value.
 Value = bytes | None | tuple[()]
@@ -125,4 +125,4 @@ def test_columns_are_concatenated_without_what_lies_before_their_values(parts: l
     for values in parts:
         whole = from_list([b"rubbish", *values])
         columns.append(BytesColumn(whole.data, whole.offsets[1:]))
-    assert values_of(concatenated(columns)) == [value for values in parts for value in values]
+    assert values_of(concatenate(columns)) == [value for values in parts for value in values]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import snapshots.fold.long_lines
 from columns.bytes_column import Bytes, from_list
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.long_images import completed
+from snapshots.fold.long_images import complete_image
 from snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
     NO_PLACE,
@@ -108,7 +108,7 @@ def test_one_row_is_completed_as_whole_columns_of_them_are(history: list[bytes |
     if not lines[-1]:
         return
     merged, complete = merge(Images(from_list(lines), np.array([0, len(lines)])), 3)
-    found = completed((np.frombuffer(line, np.uint8) for line in reversed(lines)), 3)
+    found = complete_image((np.frombuffer(line, np.uint8) for line in reversed(lines)), 3)
     assert (found is not None) == bool(complete[0])
     if found is not None:
         assert found.tobytes() == merged.data.tobytes()
@@ -122,6 +122,6 @@ def test_no_older_line_is_read_than_is_needed() -> None:
             read.append(number)
             yield np.frombuffer(line, np.uint8)
 
-    found = completed(newest_first(), 2)
+    found = complete_image(newest_first(), 2)
     assert found is not None
     assert (found.tobytes(), read) == (b"1\tx\n", [0, 1])

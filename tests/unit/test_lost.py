@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
-from snapshots.records.documents import ManifestError, sealed
-from snapshots.records.lost_chains import Lost, chain_lost, is_lost, lost_key, mark_lost, read_lost
+from snapshots.records.documents import ManifestError, seal
+from snapshots.records.lost_chains import Lost, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
 from storage.memory import InMemoryStore
 
 STORES = count()
@@ -22,7 +22,7 @@ def memory() -> InMemoryStore:
 def test_a_mark_says_from_where_on_and_why() -> None:
     assert LOST.text == "can't be continued after increment 3: node s1 kept 17.0 GiB of WAL (limit 16.0 GiB)"
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
-    error = chain_lost(LOST)
+    error = chain_lost_error(LOST)
     assert (error.exit_code, error.slug) == (3, "chain-lost")
     assert "snapshot daily can't be continued after increment 3" in error.message
     assert LOST.at in error.message
@@ -54,6 +54,6 @@ def test_a_mark_that_was_changed_is_not_believed() -> None:
             read_lost(damaged, "daily", "op-1")
         assert is_lost(damaged, "daily", "op-1")
     newer = memory()
-    newer.create(lost_key("daily", "op-1"), sealed({"schema": "cutline/lost/2", "why": "another reason"}))
+    newer.create(lost_key("daily", "op-1"), seal({"schema": "cutline/lost/2", "why": "another reason"}))
     with pytest.raises(ManifestError, match="that this version understands"):
         read_lost(newer, "daily", "op-1")

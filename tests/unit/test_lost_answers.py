@@ -17,10 +17,16 @@ from fleet.config import Fleet, GroupRules
 from fleet.lsn import Lsn
 from snapshots.operations.committing import CommitIndeterminateError
 from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation, commit_operation, new_operation, pending, recorded
+from snapshots.operations.operation import (
+    Operation,
+    commit_operation,
+    new_operation,
+    pending_operations,
+    record_operation,
+)
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import commit_key, snapshot_names
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from snapshots.records.lost_chains import Lost, is_lost, lost_key, mark_lost
 from snapshots.records.operation_records import operation_key
 from snapshots.records.store_identity import FLEET_KEY, ensure_identity
@@ -96,7 +102,7 @@ class Life:
         claim_majority(self.store, {"a": identity("a")})
         operation = Operation(new_operation("create", "daily", 0, ("a",)))
         self.operation = operation.id
-        with recorded(self.store, operation, self.undo, self.watching):
+        with record_operation(self.store, operation, self.undo, self.watching):
             held = SegmentRange("a", operation.id, Lsn(0), Lsn(100))
             create_segment(self.store, archive_prefix("daily", "a", operation.id), 1, held, (EMPTY, EMPTY))
             mark_lost(self.store, OTHER)
@@ -159,7 +165,7 @@ def test_whatever_answer_is_lost_what_is_told_is_true_and_stays_so(lost: int, fa
     if code:
         settle_operations(store, FLEET, Watching())
         name_is_free(store)
-    assert pending(store) == []
+    assert pending_operations(store) == []
     if fate == "late" and lost == MARK:
         assert is_lost(store, "weekly", "op-9")
 
@@ -168,7 +174,7 @@ def name_is_free(store: ObjectStore) -> None:
     """The next operation of the name commits."""
     intent = new_operation("create", "daily", 0, ("a",))
     operation = Operation(structs.replace(intent, turn=commits.free_turn(store, "daily", 0)))
-    with recorded(store, operation):
+    with record_operation(store, operation):
         made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
         commit_operation(store, operation, made)
     assert commits.read_chain(store, "daily").full.operation == operation.id
@@ -179,7 +185,7 @@ def test_a_commit_whose_answer_was_lost_leaves_its_operation_open() -> None:
     life = Life(store)
     with pytest.raises(CommitIndeterminateError):
         life.run()
-    assert [one.id for one in pending(store)] == [life.operation]
+    assert [one.id for one in pending_operations(store)] == [life.operation]
     # Its put arrives before anybody looks: then it counts.
     assert store.deliver() == []
     settled = Watching()
@@ -225,7 +231,7 @@ def test_a_store_that_is_silent_after_that_ends_in_unreachable_and_not_in_indete
 def test_an_intent_that_can_not_be_read_is_named_and_blocks_nobody() -> None:
     store = InMemoryStore(own_url())
     foreign = {"schema": "cutline/operation/9", "operation": "op-9"}
-    for operation, body in (("op-8", b"{"), ("op-9", sealed(foreign))):
+    for operation, body in (("op-8", b"{"), ("op-9", seal(foreign))):
         store.create(operation_key(operation, "intent"), body)
     watching = Watching()
     settle_operations(store, FLEET, watching)

@@ -37,7 +37,7 @@ from snapshots.records.commits import (
     read_commit,
     read_turn,
 )
-from snapshots.records.documents import ManifestError, sealed
+from snapshots.records.documents import ManifestError, seal
 from tests.unit.made_commits import as_read, commit, full_commit, memory
 from wal.cut.cut_values import NodeCut, Undecided
 from wal.segments.archive import OpenTransaction, Segment
@@ -174,20 +174,20 @@ def read_back(body: bytes) -> Commit | Void:
 
 @given(COMMITS)
 def test_a_commit_is_what_its_file_says_and_would_be_written_so_again(found: Commit) -> None:
-    body = sealed(found)
+    body = seal(found)
     read = read_back(body)
     assert read == as_read(found)
-    assert sealed(read) == body
+    assert seal(read) == body
 
 
 @given(COMMITS)
 def test_a_seal_does_not_depend_on_who_sealed(found: Commit) -> None:
-    body = sealed(found)
-    assert sealed(json.loads(body)) == body
+    body = seal(found)
+    assert seal(json.loads(body)) == body
 
 
 def test_no_byte_of_a_commit_can_change_unnoticed() -> None:
-    body = sealed(commit(1))
+    body = seal(commit(1))
     for place in range(len(body)):
         store = memory()
         store.create(commit_key("daily", 1), body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
@@ -201,13 +201,13 @@ def test_a_commit_that_lacks_something_is_refused_by_name(name: str) -> None:
     document = fields_of(commit(0))
     del document[name]
     with pytest.raises(ManifestError, match=f"object the/key is not a document .*missing required field `{name}`"):
-        read_back(sealed(document))
+        read_back(seal(document))
 
 
 def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables_are_still_named() -> None:
     found = full_commit()
     assert "left_out" not in fields_of(found)
-    assert read_back(sealed(found)) == as_read(found)
+    assert read_back(seal(found)) == as_read(found)
     assert Chain(found).left_out == ()
     log = Group(1, "public", "log", "append_only", 0, ())
     chain = Chain(structs.replace(found, groups={"a": (log,)}))
@@ -217,5 +217,5 @@ def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables
 
 def test_a_commit_of_a_newer_format_is_refused() -> None:
     with pytest.raises(ManifestError) as error:
-        read_back(sealed(fields_of(commit(0)) | {"schema": "cutline/snapshot/3"}))
+        read_back(seal(fields_of(commit(0)) | {"schema": "cutline/snapshot/3"}))
     assert "newer version" in error.value.hint

@@ -15,7 +15,7 @@ from fleet.config import load_fleet
 from snapshots.listing.name_templates import new_name, newest_name, next_number, read_template, used_names
 from snapshots.operations.operation import begin, new_operation
 from snapshots.records.commits import SnapshotMissingError, commit_key
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, memory
@@ -101,7 +101,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
     store = memory()
     store.create("fleet.json", json.dumps({"schema": "cutline/fleet/1", "fleet": "ab", "name": "x"}).encode())
     for name in ("nightly-2026-11-09", "nightly-2026-11-10", "nightly-2026-10-31"):
-        store.create(commit_key(name, 0), sealed(structs.replace(commit(0), snapshot=name)))
+        store.create(commit_key(name, 0), seal(structs.replace(commit(0), snapshot=name)))
     store.create("snapshots/nightly-2026-11-11/base/a/x/part-0.parquet", b"")
     monkeypatch.setattr(module, "_store", lambda _: store)
     return load_fleet(file)

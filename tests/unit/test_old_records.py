@@ -11,11 +11,17 @@ import pytest
 from msgspec import structs
 
 from fleet.progress import Silent
-from snapshots.operations.leases import leased
-from snapshots.operations.operation import begin, close, new_operation, pending, recorded_commits
+from snapshots.operations.leases import hold_lease
+from snapshots.operations.operation import (
+    begin,
+    new_operation,
+    pending_operations,
+    read_recorded_commits,
+    record_outcome,
+)
 from snapshots.records.commits import commit_key
 from snapshots.records.operation_records import LeaseRenewal, operation_key, write_operation_record
-from snapshots.removal.garbage import Verdict, Why
+from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from snapshots.removal.old_records import judge_probe
 from storage.ids import new_operation_id
 from storage.local import LocalStore
@@ -38,11 +44,11 @@ def test_records_go_a_month_after_their_outcome_but_for_those_that_are_needed() 
     deleted = made.full("monthly").full.operation
     made.tombstone("monthly")
     failed, left, running = made.begin("daily", 2), made.begin("other"), made.begin("daily", 2)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     made.base(left)
-    close(made.store, left, "failed")
+    record_outcome(made.store, left, "failed")
     restored = new_operation("restore", "daily", 0, ())
-    with leased(made.store, restored, Silent()):
+    with hold_lease(made.store, restored, Silent()):
         write_operation_record(made.store, "lease-1", LeaseRenewal(restored.id, "2026-11-20T12:00:00Z"))
     age(made.store, 29)
     collected(made.store)
@@ -51,10 +57,10 @@ def test_records_go_a_month_after_their_outcome_but_for_those_that_are_needed() 
     gone = {*(one.operation for one in found(made.store).garbage)}
     assert gone == {pruned_increment, deleted, failed.id, left.id, restored.id}
     assert {committed, pruned, running.id}.isdisjoint(gone)
-    commits = recorded_commits(made.store)["daily"]
+    commits = read_recorded_commits(made.store)["daily"]
     collected(made.store)
-    assert recorded_commits(made.store)["daily"] == commits
-    assert [one.id for one in pending(made.store)] == [running.id]
+    assert read_recorded_commits(made.store)["daily"] == commits
+    assert [one.id for one in pending_operations(made.store)] == [running.id]
     assert made.store.list(f"operations/{restored.id}") == []
 
 
@@ -63,7 +69,7 @@ def test_the_record_of_a_commit_that_is_gone_stays_and_that_of_objects_that_are_
     made.full("daily")
     failed = made.begin("other")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     made.store.delete(commit_key("daily", 0))
     age(made.store, 31, "operations")
     # First the objects, and their record when they are gone.
@@ -77,12 +83,12 @@ def test_a_record_that_went_in_part_is_over_and_goes_on_going(deletions: int) ->
     made = MadeStore()
     failed = made.begin("daily")
     made.store.create(operation_key(failed.id, "progress"), b"{}")
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     age(made.store, 31)
     dying = Dying(made.store, deletions)
     with pytest.raises(StoreUnreachableError):
         collected(dying)  # type: ignore[arg-type]
-    assert pending(made.store) == []
+    assert pending_operations(made.store) == []
     collected(made.store)
     assert made.store.list("") == []
 
@@ -111,7 +117,7 @@ def test_what_a_probe_left_goes_after_an_hour() -> None:
     key = f"{PROBES}/{new_operation_id(datetime.now(UTC))}/put-once"
     made.store.create(key, b"x")
     assert garbage_of(made.store) == {}
-    assert pending(made.store) == []
+    assert pending_operations(made.store) == []
     age(made.store, 1.1 / 24)
     assert garbage_of(made.store) == {key: "left-over"}
     collected(made.store)
@@ -132,7 +138,7 @@ def test_every_object_of_a_real_probe_is_known_for_one() -> None:
     left = store.inventory("")
     assert len(left) > 2
     later = datetime.now(UTC) + timedelta(hours=2)
-    assert [one.key for one in left if judge_probe(one, later) != Verdict(Why.LEFT_OVER)] == []
+    assert [one.key for one in left if judge_probe(one, later) != GarbageVerdict(GarbageReason.LEFT_OVER)] == []
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ def test_what_the_store_does_not_let_go_is_named_and_the_rest_goes() -> None:
     made = MadeStore(Keeping(own_url()))
     failed = made.begin("daily")
     left = made.base(failed)
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     made.store.locked.update(left[:2])
     report = collected(made.store)
     assert [one.key for one in report.refused] == sorted(left[:2])
@@ -190,9 +196,9 @@ def test_unfinished_uploads_go_unless_their_snapshot_is_being_taken() -> None:
     made.store.left.extend([ours, foreign])
     report = found(made.store)
     assert report.garbage == []
-    assert kept(report, Why.OPEN) == 1
+    assert kept(report, GarbageReason.OPEN) == 1
     assert report.unknown == ["other/file (unfinished)"]
-    close(made.store, operation, "failed")
+    record_outcome(made.store, operation, "failed")
     assert garbage_of(made.store, HOUR) == {}
     assert collected(made.store).removed.size_bytes == 10
     assert made.store.left == [foreign]
@@ -214,7 +220,7 @@ def test_hidden_files_go_if_they_are_older_than_all_that_runs(tmp_path: Path) ->
     # It may have been written by that operation, whose clock may be off.
     assert garbage_of(store) == {}
     made.operations.append(operation)
-    close(store, operation, "failed")
+    record_outcome(store, operation, "failed")
     collected(store)
     assert not old.exists()
     assert new.exists()

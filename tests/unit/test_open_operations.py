@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from snapshots.operations.committing import publish
-from snapshots.operations.open_operations import read_open_operations, told_where_missing
-from snapshots.operations.operation import Operation, close, recorded
+from snapshots.operations.committing import put_commit
+from snapshots.operations.open_operations import naming_open_operations, read_open_operations
+from snapshots.operations.operation import Operation, record_operation, record_outcome
 from snapshots.records.commits import SnapshotMissingError, read_chain
 from snapshots.records.operation_records import Intent, operation_key
 from storage.errors import IndeterminateError
@@ -22,7 +22,7 @@ def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increm
         operation=f"op-{name}-{increment}-{kind}", kind=kind, snapshot=name, increment=increment,
         began_at="2026-11-20T11:00:00.000Z", nodes=("a",), slot=None,
     )  # fmt: skip
-    with pytest.raises(IndeterminateError), recorded(store, Operation(intent)):
+    with pytest.raises(IndeterminateError), record_operation(store, Operation(intent)):
         raise IndeterminateError("it died")
     return intent
 
@@ -46,7 +46,7 @@ def test_one_that_has_not_committed_is_named_without_alarm() -> None:
 def test_one_whose_commit_is_there_exists() -> None:
     store = memory()
     one = opened(store)
-    publish(store, structs.replace(commit(0), operation=one.id))
+    put_commit(store, structs.replace(commit(0), operation=one.id))
     (found,) = read_open_operations(store, "daily")
     assert found.committed
     assert found.text.endswith("has no outcome yet: its commit is in the store, so snapshot daily exists")
@@ -55,7 +55,7 @@ def test_one_whose_commit_is_there_exists() -> None:
 def test_restores_and_what_is_closed_are_not_named_and_others_are_not_of_this_snapshot() -> None:
     store = memory()
     opened(store, "restore")
-    close(store, opened(store), "failed")
+    record_outcome(store, opened(store), "failed")
     other = opened(store, name="weekly")
     assert read_open_operations(store, "daily") == ()
     assert [one.id for one in read_open_operations(store)] == [other.id]
@@ -72,7 +72,7 @@ def test_one_that_can_not_be_read_may_be_of_any_snapshot() -> None:
 def test_whoever_looks_for_a_snapshot_that_is_missing_is_told_who_was_to_make_it() -> None:
     store = memory()
     one = opened(store)
-    with pytest.raises(SnapshotMissingError) as raised, told_where_missing(read_open_operations(store, "daily")):
+    with pytest.raises(SnapshotMissingError) as raised, naming_open_operations(read_open_operations(store, "daily")):
         read_chain(store, "daily")
     assert one.id in raised.value.hint
     assert "see: snapshot list" in raised.value.hint
@@ -82,7 +82,7 @@ def test_whoever_looks_for_a_snapshot_that_is_missing_is_told_who_was_to_make_it
 def test_closed_operations_cost_nothing_but_their_place_in_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = memory()
     for number in range(20):
-        close(store, opened(store, increment=number), "failed")
+        record_outcome(store, opened(store, increment=number), "failed")
     asked: list[str] = []
     for name in ("list", "read", "exists", "size"):
         method = getattr(InMemoryStore, name)

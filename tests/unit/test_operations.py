@@ -7,9 +7,15 @@ from itertools import count
 import pytest
 from msgspec import structs
 
-from snapshots.operations.operation import Operation, new_operation, pending, recorded, recorded_commits
+from snapshots.operations.operation import (
+    Operation,
+    new_operation,
+    pending_operations,
+    read_recorded_commits,
+    record_operation,
+)
 from snapshots.records.commits import commit_key
-from snapshots.records.documents import sealed
+from snapshots.records.documents import seal
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from storage.open import open_store
@@ -30,41 +36,41 @@ def full() -> Operation:
 
 def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
     operation.is_committing = True
-    store.create(commit_key("shop", 0), sealed(structs.replace(commit(0), snapshot="shop", operation=operation.id)))
+    store.create(commit_key("shop", 0), seal(structs.replace(commit(0), snapshot="shop", operation=operation.id)))
     raise KeyboardInterrupt
 
 
 def test_an_error_undoes_and_closes(store: ObjectStore) -> None:
     undone: list[int] = []
-    with pytest.raises(KeyboardInterrupt), recorded(store, full(), lambda: undone.append(1) is None):
+    with pytest.raises(KeyboardInterrupt), record_operation(store, full(), lambda: undone.append(1) is None):
         raise KeyboardInterrupt
     assert undone == [1]
-    assert pending(store) == []
-    assert recorded_commits(store) == {}
+    assert pending_operations(store) == []
+    assert read_recorded_commits(store) == {}
 
 
 def test_an_interrupt_after_the_commit_undoes_nothing(store: ObjectStore) -> None:
     operation, undone = full(), []
-    with pytest.raises(KeyboardInterrupt), recorded(store, operation, lambda: undone.append(1) is None):
+    with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: undone.append(1) is None):
         commit_and_interrupt(store, operation)
     assert undone == []
-    assert pending(store) == []
-    assert recorded_commits(store) == {"shop": {operation.id: 0}}
+    assert pending_operations(store) == []
+    assert read_recorded_commits(store) == {"shop": {operation.id: 0}}
 
 
 def test_what_could_not_be_undone_stays_open_for_the_next_command(store: ObjectStore) -> None:
     operation = full()
-    with pytest.raises(KeyboardInterrupt), recorded(store, operation, lambda: False):
+    with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: False):
         raise KeyboardInterrupt
-    assert pending(store) == [operation.intent]
+    assert pending_operations(store) == [operation.intent]
 
 
 def test_what_is_not_known_is_neither_undone_nor_closed(store: ObjectStore) -> None:
     operation, undone = full(), []
-    with pytest.raises(IndeterminateError), recorded(store, operation, lambda: undone.append(1) is None):
+    with pytest.raises(IndeterminateError), record_operation(store, operation, lambda: undone.append(1) is None):
         raise IndeterminateError("lost")
     assert undone == []
-    assert pending(store) == [operation.intent]
+    assert pending_operations(store) == [operation.intent]
 
 
 def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +83,6 @@ def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: p
         create(store, key, body)
 
     monkeypatch.setattr(InMemoryStore, "create", away)
-    with recorded(store, operation):
+    with record_operation(store, operation):
         pass
-    assert pending(store) == [operation.intent]
+    assert pending_operations(store) == [operation.intent]

@@ -17,7 +17,7 @@ from fleet.tables.groups import Column, Group
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold import schema_at_cut as module
 from snapshots.fold.conversions import conversion
-from snapshots.fold.schema_at_cut import Present, in_present_terms, present_of
+from snapshots.fold.schema_at_cut import SchemaMapping, schema_mapping, to_schema_at_cut
 from wal.segments.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 # COPY's text: `\\\\u` is a value that is a backslash and a u, and no mark; so `\\\\N` is no NULL.
@@ -73,8 +73,8 @@ class History:
         return self.began.get(number, 0)
 
     @property
-    def present(self) -> Present:
-        return present_of([self.definitions[max(self.definitions)]], self.definitions, self.successions, self.began)
+    def present(self) -> SchemaMapping:
+        return schema_mapping([self.definitions[max(self.definitions)]], self.definitions, self.successions, self.began)
 
 
 @st.composite
@@ -171,10 +171,10 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
     return found
 
 
-def read(rows: list[dict[str, Any]], schema: pa.Schema, present: Present, chunks: int) -> list[dict[str, Any]]:
+def read(rows: list[dict[str, Any]], schema: pa.Schema, present: SchemaMapping, chunks: int) -> list[dict[str, Any]]:
     """The rows as they read now, from a table in several chunks."""
     parts = [pa.Table.from_pylist(rows[start::chunks], schema) for start in range(chunks)]
-    tables = list(in_present_terms(pa.concat_tables(parts), present))
+    tables = list(to_schema_at_cut(pa.concat_tables(parts), present))
     assert all(table.schema == schema for table in tables)
     return [row for table in tables for row in table.to_pylist()]
 
@@ -215,7 +215,7 @@ def test_the_value_of_older_rows_is_that_of_the_definition_that_added_the_column
         2: group(2, [column(1), column(2, "added")], 1),
         3: group(3, [column(1), column(2), column(3)], 1),
     }
-    present = present_of([definitions[3]], definitions, {2: 1, 3: 2}, {})
+    present = schema_mapping([definitions[3]], definitions, {2: 1, 3: 2}, {})
     row = {"group": 1, "partition": 0, "key": b"k", "row": b"k\n"}
     assert [one["row"] for one in read([row], BASE_SCHEMA, present, 1)] == [b"k\tadded\t\\N\n"]
 
@@ -232,7 +232,7 @@ def test_columns_that_come_go_and_change_places_or_are_none_at_all(
     before: list[Column], after: list[Column], line: bytes, expected: bytes
 ) -> None:
     definitions = {1: group(1, before, 0), 2: group(2, after, 0)}
-    present = present_of([definitions[2]], definitions, {2: 1}, {})
+    present = schema_mapping([definitions[2]], definitions, {2: 1}, {})
     row = {"group": 1, "partition": 3, "key": b"", "row": line}
     (found,) = read([row], BASE_SCHEMA, present, 1)
     assert found["row"] == expected
@@ -254,13 +254,13 @@ def test_a_block_is_bounded_by_what_conversion_adds() -> None:
         1: group(1, [column(1)], 1),
         2: group(2, [column(1), column(2, "x" * (module.BLOCK_BYTES // 2))], 1),
     }
-    present = present_of([definitions[2]], definitions, {2: 1}, {})
+    present = schema_mapping([definitions[2]], definitions, {2: 1}, {})
     rows = [{"group": 1, "partition": 0, "key": b"%d" % one, "row": b"%d\n" % one} for one in range(4)]
-    tables = list(in_present_terms(pa.Table.from_pylist(rows, BASE_SCHEMA), present))
+    tables = list(to_schema_at_cut(pa.Table.from_pylist(rows, BASE_SCHEMA), present))
     assert [len(table) for table in tables] == [1, 1, 1, 1]
 
 
 def test_a_chain_without_changes_of_definitions_is_read_as_it_is_stored() -> None:
     table = pa.Table.from_pylist([{"group": STRANGER, "partition": 0, "key": b"", "row": b"\n"}], BASE_SCHEMA)
-    (found,) = in_present_terms(table, None)
+    (found,) = to_schema_at_cut(table, None)
     assert found is table

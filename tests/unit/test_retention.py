@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import Retention
-from snapshots.removal.retention import Fate, Held, NoRetentionError, check_rules, judge
+from snapshots.removal.retention import HeldSnapshot, NoRetentionError, RetentionFate, apply_retention, check_rules
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def held(name: str, *ages: float, is_whole: bool = True) -> Held:
+def held(name: str, *ages: float, is_whole: bool = True) -> HeldSnapshot:
     """A snapshot whose points are so many days old, the full one first."""
-    return Held(name, tuple(NOW - age * DAY for age in ages), is_whole)
+    return HeldSnapshot(name, tuple(NOW - age * DAY for age in ages), is_whole)
 
 
-def fates(*found: Held, takes_last: bool = False, **rules: int) -> dict[str, str]:
-    return {one.name: one.fate.value for one in judge(found, Retention(**rules), NOW, takes_last=takes_last)}
+def fates(*found: HeldSnapshot, takes_last: bool = False, **rules: int) -> dict[str, str]:
+    return {one.name: one.fate.value for one in apply_retention(found, Retention(**rules), NOW, takes_last=takes_last)}
 
 
 def test_keep_full_keeps_the_newest() -> None:
@@ -58,15 +58,17 @@ def test_the_last_one_that_can_be_restored_stays_unless_it_is_asked_for() -> Non
 
 
 def test_damaged_ones_neither_go_nor_count() -> None:
-    found = fates(held("a", 4), held("b", 3), held("c", 2, is_whole=False), Held("d", (), is_whole=False), keep_full=1)
+    found = fates(
+        held("a", 4), held("b", 3), held("c", 2, is_whole=False), HeldSnapshot("d", (), is_whole=False), keep_full=1
+    )
     assert found == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
 
 
 def test_times_are_compared_whatever_their_zone() -> None:
     zone = timezone(timedelta(hours=14))
-    young = Held("a", (datetime(2026, 11, 20, 2, 0, 1, tzinfo=zone),))
-    old = Held("b", (datetime(2026, 11, 20, 2, 0, 0, tzinfo=zone),))
-    found = judge([young, old], Retention(keep_days=1), datetime(2026, 11, 20, 12, tzinfo=UTC))
+    young = HeldSnapshot("a", (datetime(2026, 11, 20, 2, 0, 1, tzinfo=zone),))
+    old = HeldSnapshot("b", (datetime(2026, 11, 20, 2, 0, 0, tzinfo=zone),))
+    found = apply_retention([young, old], Retention(keep_days=1), datetime(2026, 11, 20, 12, tzinfo=UTC))
     assert {one.name: one.fate.value for one in found} == {"a": "keep", "b": "delete"}
 
 
@@ -82,7 +84,9 @@ def test_nothing_configured_is_a_mistake() -> None:
 
 
 def test_every_verdict_says_why() -> None:
-    found = judge([held("a", 3, 2), held("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW)
+    found = apply_retention(
+        [held("a", 3, 2), held("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW
+    )
     assert found[0].why == (
         "keep_full 2: it is number 1",
         "keep_days 1: its newest restore point is of 2026-11-20 00:00",
@@ -96,27 +100,27 @@ POINTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 
 
 @st.composite
-def stores(draw: st.DrawFn) -> list[Held]:
+def stores(draw: st.DrawFn) -> list[HeldSnapshot]:
     # No two full snapshots are of the same moment: the fleet takes one at a time.
     firsts = draw(st.lists(st.integers(0, 400), max_size=8, unique=True))
-    made: list[Held] = []
+    made: list[HeldSnapshot] = []
     for number, first in enumerate(firsts):
         steps = sorted(draw(POINTS))[1:]
         moments = tuple(NOW - timedelta(hours=10 * first) + timedelta(hours=step) for step in [0, *steps])
-        made.append(Held(f"s{number}", moments, draw(st.booleans())))
+        made.append(HeldSnapshot(f"s{number}", moments, draw(st.booleans())))
     return made
 
 
 @given(stores(), COUNTS, COUNTS, COUNTS, st.booleans())
 def test_any_store_is_judged_as_each_rule_says_by_itself(
-    found: list[Held],
+    found: list[HeldSnapshot],
     full: int | None,
     days: int | None,
     increments: int | None,
     takes_last: bool,  # noqa: FBT001  # hypothesis gives it by position
 ) -> None:
     rules = Retention(keep_full=full, keep_days=days, keep_increments=increments)
-    verdicts = {one.name: one for one in judge(found, rules, NOW, takes_last=takes_last)}
+    verdicts = {one.name: one for one in apply_retention(found, rules, NOW, takes_last=takes_last)}
     assert verdicts.keys() == {one.name for one in found}
     kept: set[str] = set()
     for one in found:
@@ -124,17 +128,17 @@ def test_any_store_is_judged_as_each_rule_says_by_itself(
         is_young = days is not None and any((NOW - point).total_seconds() < days * 86400 for point in one.points)
         by_rule = is_young or (full is not None and newer < full) or (full is None and days is None)
         keeps_increments = increments is None or newer < increments or newer == 0 or is_young
-        expected = Fate.KEEP
+        expected = RetentionFate.KEEP
         if one.is_whole and not by_rule:
-            expected = Fate.DELETE
+            expected = RetentionFate.DELETE
         elif one.is_whole and not keeps_increments and len(one.points) > 1:
-            expected = Fate.ONLY_FULL
+            expected = RetentionFate.ONLY_FULL
         verdict = verdicts[one.name]
         assert verdict.why
         if verdict.fate is not expected:
             # Only ever the last that can be restored, and the newest of them.
-            assert (verdict.fate, expected, newer, takes_last) == (Fate.KEEP, Fate.DELETE, 0, False)
-        if one.is_whole and verdict.fate is not Fate.DELETE:
+            assert (verdict.fate, expected, newer, takes_last) == (RetentionFate.KEEP, RetentionFate.DELETE, 0, False)
+        if one.is_whole and verdict.fate is not RetentionFate.DELETE:
             kept.add(one.name)
     whole = {one.name for one in found if one.is_whole}
     assert kept or not whole or takes_last

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fleet.tables.groups import Column, Group, Table
 from fleet.tables.publications import PublicationChangedError
 from fleet.tables.table_state import TableState
-from snapshots.ddl.table_plan import Before, Changed, ShardPlan, plan_shard
+from snapshots.ddl.table_plan import ChangedTable, ShardPlan, TableBefore, plan_shard
 
 INT, TEXT, VARCHAR = 23, 25, 1043
 
@@ -36,7 +36,7 @@ def plan(
     *,
     old: Group = OLD,
     before: TableState | None = None,
-    archived: tuple[Before, ...] = (),
+    archived: tuple[TableBefore, ...] = (),
     moved: tuple[int, ...] = (),
     oid: int = OID,
 ) -> ShardPlan:
@@ -46,10 +46,10 @@ def plan(
         else [Table(oid, replace(new, number=0, partitions=2), 0, 0, readable=True, key_is_immediate=True)]
     )
     states = {} if new is None else {new.name: after or state(new)}
-    return plan_shard("n", [Before(OID, old, before or state(old))], archived, (tables, states), HIGHEST, moved)
+    return plan_shard("n", [TableBefore(OID, old, before or state(old))], archived, (tables, states), HIGHEST, moved)
 
 
-def only(found: ShardPlan) -> Changed:
+def only(found: ShardPlan) -> ChangedTable:
     (one,) = found.changed
     return one
 
@@ -185,19 +185,21 @@ def test_a_table_changed_under_a_definition_that_nobody_knows_is_copied_anew() -
 
 
 NEW = with_columns(ID, A, B, C)
-TRIED = Before(OID, replace(NEW, number=30))
+TRIED = TableBefore(OID, replace(NEW, number=30))
 
 
 def test_a_definition_that_was_archived_under_already_keeps_its_number() -> None:
-    found = plan(NEW, state(NEW, 4), archived=(TRIED, Before(OID + 1, replace(OLD, number=33))))
+    found = plan(NEW, state(NEW, 4), archived=(TRIED, TableBefore(OID + 1, replace(OLD, number=33))))
     assert is_carried(found)
     assert found.successions == {30: 7}
 
 
 @pytest.mark.parametrize(
-    "tried", [Before(OID, TRIED.group, is_copied=True), Before(OID, replace(OLD, number=30, table="x"))]
+    "tried", [TableBefore(OID, TRIED.group, is_copied=True), TableBefore(OID, replace(OLD, number=30, table="x"))]
 )
-def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_number_of_its_own(tried: Before) -> None:
+def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_number_of_its_own(
+    tried: TableBefore,
+) -> None:
     found = plan(NEW, state(NEW, 4), archived=(tried,))
     assert not is_carried(found)
     assert only(found).table.group.number == 41
@@ -206,7 +208,7 @@ def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_num
 
 
 def test_a_table_that_is_as_it_was_but_was_tried_as_it_is_now_is_carried_on() -> None:
-    again = Before(OID, replace(OLD, number=30))
+    again = TableBefore(OID, replace(OLD, number=30))
     assert plan(OLD, state(OLD), archived=(again,)).successions == {30: 7}
 
 

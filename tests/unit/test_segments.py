@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import wal.segments.segments as module
 from fleet.lsn import Lsn
-from fleet.record import fields_of, from_plain
+from fleet.record import fields_of, from_builtins
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectExistsError, ObjectStore
@@ -30,7 +30,7 @@ from wal.segments.archive import (
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.definitions import Definition
 from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment, read_events, read_metadata, unlisted_segments
+from wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 
 NAMES = count()
 PLACES = st.integers(0, 2**63 - 1).map(Lsn)
@@ -77,12 +77,12 @@ def event(lsn: int, op: str = "C") -> dict[str, object]:
 
 @given(RANGES)
 def test_a_range_comes_back_from_its_json(held: SegmentRange) -> None:
-    assert from_plain(json.loads(json.dumps(fields_of(held))), SegmentRange) == held
+    assert from_builtins(json.loads(json.dumps(fields_of(held))), SegmentRange) == held
 
 
 @given(SEGMENTS)
 def test_a_segment_comes_back_from_a_commit(segment: Segment) -> None:
-    assert from_plain(json.loads(json.dumps(fields_of(segment))), Segment) == segment
+    assert from_builtins(json.loads(json.dumps(fields_of(segment))), Segment) == segment
 
 
 @given(RANGES, st.lists(ROWS, max_size=8), st.lists(EVENTS, max_size=4))
@@ -245,10 +245,10 @@ def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
     store = memory()
     create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions)
     create_segment(store, "wal", 2, HELD, (table([]), table([])))
-    found = list(unlisted_segments(store, "wal", 0))
+    found = list(list_unlisted(store, "wal", 0))
     assert [one.definitions for one in found] == [definitions, ()]
     assert [one.first_changes for one in found] == [{5: 700}, {}]
-    assert [one.segment.number for one in unlisted_segments(store, "wal", 1)] == [2]
+    assert [one.segment.number for one in list_unlisted(store, "wal", 1)] == [2]
     # Commits say it themselves.
     assert not {"definitions", "first_changes"} & fields_of(found[0].segment).keys()
 
@@ -296,7 +296,7 @@ def test_events_of_a_commit_of_before_they_had_a_digest_are_read_whole(monkeypat
     store = memory()
     segment, body = small_segment(store)
     entry = {name: value for name, value in fields_of(segment).items() if not name.startswith("events_")}
-    older = from_plain(entry, Segment)
+    older = from_builtins(entry, Segment)
     assert older == replace(segment, events_at=None, events_digest="")
     assert read_events(store, older)["lsn"].to_pylist() == [2]
     with pytest.raises(ObjectDamagedError, match="its bytes are not those"):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, each, statement_ends
+from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, split_statements, statement_ends
 
 # Statements as pg_dump writes them, each with semicolons where none ends it.
 WHOLE = [
@@ -37,7 +37,7 @@ def test_a_script_is_divided_where_its_statements_end(chosen: list[str]) -> None
 def test_the_statements_come_one_by_one_without_what_is_said_before_them(chosen: list[str]) -> None:
     script = "".join(f"\n--\n-- Name: {number}; Type: ';\n--\n\n{one}\n" for number, one in enumerate(chosen))
     bare = [one.removeprefix("-- Name: x; Type: TABLE; it's\n") for one in chosen]
-    assert list(each(script)) == bare
+    assert list(split_statements(script)) == bare
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_batches_are_the_whole_script_in_bounded_pieces() -> None:
 def test_a_script_in_which_backslashes_escape_is_left_whole() -> None:
     script = "SET standard_conforming_strings = off;\nSELECT 'a\\';';\n" * STATEMENTS_MAX
     assert list(batches(script)) == [script]
-    assert list(each(script)) == []
+    assert list(split_statements(script)) == []

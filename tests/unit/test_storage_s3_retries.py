@@ -21,7 +21,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage.s3_failures import Failure, failure_of, is_passing, is_too_fast, reason_of, retry_after_seconds
+from storage.s3_failures import S3Failure, failure_of, is_passing, is_too_fast, reason_of, retry_after_seconds
 from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
 
 URL = "http://127.0.0.1:9"
@@ -89,16 +89,16 @@ def test_what_will_be_the_same_again_is_not_repeated(error: Exception) -> None:
 
 def test_only_a_definite_answer_says_what_became_of_a_put() -> None:
     for error in (*BROKEN, *SERVER, refused(507), ValueError()):
-        assert failure_of(error) is Failure.UNKNOWN
+        assert failure_of(error) is S3Failure.UNKNOWN
     for error in NOT_NOW:
-        assert failure_of(error) is Failure.NOT_NOW
+        assert failure_of(error) is S3Failure.NOT_NOW
     for error in NOT_MADE:
-        assert failure_of(error) is Failure.NOT_SENT
+        assert failure_of(error) is S3Failure.NOT_SENT
     for error in DEFINITE:
-        assert failure_of(error) is Failure.REFUSED
-    assert failure_of(refused(412)) is Failure.TAKEN
-    assert failure_of(refused(404, "NoSuchUpload")) is Failure.MISSING
-    assert failure_of(refused(501)) is Failure.NOT_IMPLEMENTED
+        assert failure_of(error) is S3Failure.REFUSED
+    assert failure_of(refused(412)) is S3Failure.TAKEN
+    assert failure_of(refused(404, "NoSuchUpload")) is S3Failure.MISSING
+    assert failure_of(refused(501)) is S3Failure.NOT_IMPLEMENTED
 
 
 def test_an_answer_behind_an_error_of_s3fs_is_seen() -> None:
@@ -106,7 +106,7 @@ def test_an_answer_behind_an_error_of_s3fs_is_seen() -> None:
     wrapped.__cause__ = refused(503, "SlowDown")
     assert is_passing(wrapped)
     assert is_too_fast(wrapped)
-    assert failure_of(wrapped) is Failure.NOT_NOW
+    assert failure_of(wrapped) is S3Failure.NOT_NOW
 
 
 def test_no_text_of_server_or_library_is_shown() -> None:

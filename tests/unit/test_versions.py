@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from columns.bytes_column import from_list
 from fleet.lsn import Lsn
-from fleet.record import fields_of, from_plain
+from fleet.record import fields_of, from_builtins
 from fleet.tables.groups import Column, Group, SchemaChangedError
 from storage.errors import error_of, report_of
 from tests import pgoutput_messages as made
@@ -168,4 +168,4 @@ LSNS = st.integers(0, 2**63 - 1).map(Lsn)
        st.booleans())  # fmt: skip
 def test_a_definition_comes_back_from_its_json(oid: int, group: Group, copied_from: Lsn | None, is_gone: bool) -> None:  # noqa: FBT001
     definition = Definition(oid, group, copied_from, is_gone)
-    assert from_plain(json.loads(json.dumps(fields_of(definition))), Definition) == definition
+    assert from_builtins(json.loads(json.dumps(fields_of(definition))), Definition) == definition

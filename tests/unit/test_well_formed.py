@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fleet.lsn import Lsn
 from fleet.tables.groups import Column, Group
-from snapshots.operations.committing import publish
+from snapshots.operations.committing import put_commit
 from snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
 from snapshots.records.commits import commit_key, read_chain, read_commit
 from snapshots.records.documents import ManifestError
@@ -40,17 +40,17 @@ def full_with(changes: DefinitionChanges | None) -> FullSnapshot:
 def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
     """A chain whose increments say this of definitions."""
     store = memory()
-    publish(store, full_with(None))
+    put_commit(store, full_with(None))
     for number, changes in enumerate(found, start=1):
         before = read_commit(store, "daily", number - 1)
         previous = Previous(before.operation, before.digest)
-        publish(store, replace(commit(number), definition_changes=changes, previous=previous))
+        put_commit(store, replace(commit(number), definition_changes=changes, previous=previous))
     return store
 
 
 def test_definitions_that_go_on_from_those_before_are_read() -> None:
     store = memory()
-    publish(store, full_with(CARRIED))
+    put_commit(store, full_with(CARRIED))
     assert read_chain(store, "daily").groups("b") == (SECOND,)
     third = replace(SECOND, number=3)
     again = DefinitionChanges({"a": (third,)}, {"a": (2,)}, {"a": {3: 2}}, {"a": {3: Lsn(60)}, "b": {3: Lsn(60)}})
@@ -64,6 +64,6 @@ def test_numbers_that_are_no_definitions_are_refused(what: str, wrong: dict[str,
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 1)}.*{what}"):
         read_chain(increment, "daily")
     full = memory()
-    publish(full, full_with(damaged))
+    put_commit(full, full_with(damaged))
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 0)}.*{what}"):
         read_chain(full, "daily")

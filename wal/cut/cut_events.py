@@ -41,7 +41,7 @@ class NodeWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EventRows:
     """Some events as columns. `gid` is a number of `FleetEvents.names`, `place` is on the line of all windows."""
 
     node: Ints
@@ -53,9 +53,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.node)
 
-    def where(self, rows: Flags | Ints) -> Rows:
+    def where(self, rows: Flags | Ints) -> EventRows:
         """These rows of them."""
-        return Rows(self.node[rows], self.gid[rows], self.lsn[rows], self.end[rows], self.place[rows])
+        return EventRows(self.node[rows], self.gid[rows], self.lsn[rows], self.end[rows], self.place[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class FleetEvents:
 
     starts: Ints
     offset: Ints
-    prepared: Rows
+    prepared: EventRows
     undone: Flags
-    committed: Rows
-    local_commits: Rows
+    committed: EventRows
+    local_commits: EventRows
     names: pa.Array[Any]
 
 
@@ -87,7 +87,7 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     at = np.where(is_rollback, end - 1, lsn)
     within = (at >= previous[node]) & (at < finishes[node])
     carried = [(number, e) for number, one in enumerate(windows.values()) for e in one.undecided]
-    gid, names = _numbered([entry.global_id for _, entry in carried], _column(tables, "global_id"))
+    gid, names = _number([entry.global_id for _, entry in carried], _column(tables, "global_id"))
     if carried:
         columns = np.array([(number, e.lsn, e.end_lsn) for number, e in carried], np.int64)
         node, lsn, end = (np.concatenate(pair) for pair in zip(columns.T, (node, lsn, end), strict=True))
@@ -98,7 +98,7 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     np.minimum.at(low, node, lsn)
     # As long as all the WAL between two cuts of the fleet is less than 8 EB, places don't overflow.
     offset = np.cumsum(finishes - low + 1) - finishes
-    rows = Rows(node, gid, lsn, end, lsn + offset[node])
+    rows = EventRows(node, gid, lsn, end, lsn + offset[node])
     is_commit = op == COMMIT
     has_gid = gid != NO_GLOBAL_ID
     tagged = is_commit & has_gid
@@ -113,7 +113,7 @@ def _column(tables: list[pa.Table], name: str) -> Any:
     return pa.chunked_array(chunks, tables[0].schema.field(name).type).combine_chunks()
 
 
-def _numbered(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
+def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
     """A number for every global id, NO_GLOBAL_ID where there is none, those carried over first."""
     if carried:
         first = from_list([name.encode() for name in carried]).to_arrow().cast(pa.string())

@@ -30,10 +30,10 @@ def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
     # Python's rules, so a rule of the operator's own is matched by those, once for every gid there is.
     encoded = gids.dictionary_encode()
     pattern = re.compile(form)
-    names = pa.array([_named(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
+    names = pa.array([_names_global(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
     return names.take(encoded.indices)
 
 
-def _named(pattern: re.Pattern[str], gid: str) -> str:
+def _names_global(pattern: re.Pattern[str], gid: str) -> str:
     found = pattern.search(gid)
     return (found and found["global"]) or gid

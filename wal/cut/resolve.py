@@ -53,8 +53,8 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
     events = fleet_events(windows)
     history = _history(events)
     _check_unique(events, history)
-    position, is_global = _raised(events, history)
-    return _described(windows, events, history, position, is_global)
+    position, is_global = _raise_positions(events, history)
+    return _describe(windows, events, history, position, is_global)
 
 
 def _history(events: FleetEvents) -> _History:
@@ -97,7 +97,7 @@ def _check_unique(events: FleetEvents, history: _History) -> None:
         )
 
 
-def _raised(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
+def _raise_positions(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
     """The least fixed point: every node's position, and which global ids are committed before one.
 
     A round looks only at the commits that the round before it reached, and at what is prepared of their
@@ -168,7 +168,7 @@ def _lsns(positions: Ints) -> list[Lsn]:
     return list(map(Lsn, positions.tolist()))
 
 
-def _described(
+def _describe(
     windows: Mapping[str, NodeWindow], events: FleetEvents, history: _History, position: Ints, is_global: Flags
 ) -> Cut:
     prepared, size = events.prepared, len(windows)

@@ -65,27 +65,27 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
     refuse(numbers, ~is_right, f"a decoded change of {group.name} has not the rows that its identity asks for")
     if (some := numbers[is_new]).size:
         columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
-        yield from _written(messages, some, columns, group, 0)
+        yield from _inserted_rows(messages, some, columns, group, 0)
     if (some := numbers[is_old & (kinds == pgoutput.UPDATED)]).size:
-        yield from _updated(messages, some, group)
+        yield from _updated_rows(messages, some, group)
     if (some := numbers[is_old & (kinds == pgoutput.DELETED)]).size:
         columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
-        yield _gone(messages, some, columns, group)
+        yield _deleted_rows(messages, some, columns, group)
 
 
-def _updated(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
+def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
     width = len(group.columns)
     old, place = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
     refuse(numbers, messages.u8(place) != NEW_TUPLE, f"a decoded update of {group.name} has no new row")
     new, _ = read_tuples(messages, numbers, place + 1, width, is_last=True)
     if group.is_multiset:
-        yield _gone(messages, numbers, old, group)
-        yield from _written(messages, numbers, [n.filled(o) for n, o in zip(new, old, strict=True)], group, 1)
+        yield _deleted_rows(messages, numbers, old, group)
+        yield from _inserted_rows(messages, numbers, [n.filled(o) for n, o in zip(new, old, strict=True)], group, 1)
         return
     keys = {column.position for column in group.columns[: group.key_width]}
     new = [n.filled(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
     _check_there(numbers, _key_columns(new, group), group)
-    gone = _gone(messages, numbers, old, group)
+    gone = _deleted_rows(messages, numbers, old, group)
     now = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
     # A key is sent too where it is only TOASTed; what did not change is no removal.
     moved = np.flatnonzero(~gone.keys.equals(gather(now.data, now.offsets[:-1], now.lengths - 1)))
@@ -95,13 +95,13 @@ def _updated(messages: Messages, numbers: Ints, group: Group) -> Iterator[Change
             numbers[moved],
             np.zeros(len(moved), np.int64),
             DELETE,
-            _taken(gone.keys, moved),
-            _taken(now, moved, keep=is_partial),
+            _take(gone.keys, moved),
+            _take(now, moved, keep=is_partial),
         )
-    yield from _written(messages, numbers, new, group, 1)
+    yield from _inserted_rows(messages, numbers, new, group, 1)
 
 
-def _written(
+def _inserted_rows(
     messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
 ) -> Iterator[ChangeColumns]:
     """New rows: complete ones, and apart from them those with unchanged values."""
@@ -120,7 +120,7 @@ def _written(
         yield ChangeColumns(numbers[rows], np.full(len(rows), second, np.int64), op, keys, lines)
 
 
-def _gone(messages: Messages, numbers: Ints, columns: list[Values], group: Group) -> ChangeColumns:
+def _deleted_rows(messages: Messages, numbers: Ints, columns: list[Values], group: Group) -> ChangeColumns:
     count = len(numbers)
     nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
     keys, rows = nothing, nothing
@@ -145,7 +145,7 @@ def _key_columns(columns: list[Values], group: Group) -> list[Values]:
     return [columns[column.position] for column in group.columns[: group.key_width]]
 
 
-def _taken(column: BytesColumn, rows: Ints, keep: Any = None) -> BytesColumn:
+def _take(column: BytesColumn, rows: Ints, keep: Any = None) -> BytesColumn:
     lengths = column.lengths[rows]
     if keep is not None:
         lengths = np.where(keep, lengths, 0)

@@ -29,7 +29,7 @@ from wal.decoding.known_definitions import EVERYWHERE, Described, KnownDefinitio
 from wal.decoding.message_forms import check_forms, truncated_tables
 from wal.decoding.nesting import BEGINS, ENDS, check_nesting, check_order
 from wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
-from wal.decoding.transactions import ROW_KINDS, Open, Transactions
+from wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions
 from wal.segments.definitions import Definition
 from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 
@@ -41,7 +41,7 @@ class Decoded:
     changes: pa.Table
     events: pa.Table
     through: Lsn
-    open: Open | None
+    open: OpenTransactionHead | None
     ignored: int
 
 
@@ -56,7 +56,7 @@ class Decoder:
     versions: tuple[Definition, ...]
     global_id_form: str
     described: dict[int, Described] = field(default_factory=dict)
-    open: Open | None = None
+    open: OpenTransactionHead | None = None
     read: int = 0
     read_bytes: int = 0
     ended: Lsn = ORIGIN

@@ -31,8 +31,8 @@ def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.T
     parts = [
         _commits(messages, transactions),
         _prepares(messages, transactions, form),
-        _settled(messages, pgoutput.COMMIT_OF_PREPARED, COMMIT_PREPARED, form),
-        _settled(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
+        _settlements(messages, pgoutput.COMMIT_OF_PREPARED, COMMIT_PREPARED, form),
+        _settlements(messages, pgoutput.ROLLBACK_OF_PREPARED, ROLLBACK_PREPARED, form),
         *_markers(messages),
     ]
     events = pa.concat_tables(parts)
@@ -56,7 +56,7 @@ def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.T
     return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
 
 
-def _settled(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
+def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == kind)
     at = messages.starts[numbers]
     is_commit = kind == pgoutput.COMMIT_OF_PREPARED

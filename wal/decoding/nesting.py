@@ -11,7 +11,7 @@ import numpy as np
 from columns.bytes_column import Ints, gather
 from wal.decoding import pgoutput
 from wal.decoding.pgoutput import Messages, refuse
-from wal.decoding.transactions import Open
+from wal.decoding.transactions import OpenTransactionHead
 
 BEGINS = (pgoutput.BEGIN, pgoutput.BEGIN_PREPARE)
 ENDS = (pgoutput.COMMIT_LOCAL, pgoutput.PREPARED)
@@ -23,7 +23,7 @@ ORDERED = (pgoutput.COMMIT_LOCAL, *BETWEEN)
 POSITION_BYTES = 8
 
 
-def check_nesting(messages: Messages, before: Open | None) -> None:
+def check_nesting(messages: Messages, before: OpenTransactionHead | None) -> None:
     """Raise DecodingError unless transactions are whole and none is within another.
 
     `before` is what the batch before has left open.
@@ -58,7 +58,7 @@ def check_order(messages: Messages, after: int) -> int:
     return int(places[-1]) if len(places) else after
 
 
-def _check_ends(messages: Messages, begins: Ints, ends: Ints, before: Open | None) -> None:
+def _check_ends(messages: Messages, begins: Ints, ends: Ints, before: OpenTransactionHead | None) -> None:
     what = "a decoded transaction ends as another than began"
     if before is not None:
         first, ends = ends[:1], ends[1:]

@@ -101,7 +101,7 @@ class Messages:
         starts = self.starts[numbers] + skip
         binary = gather(self.source, starts, self.ends[numbers] - 1 - starts).to_arrow()
         if self.convert is not None:
-            return converted(binary, self.convert)
+            return convert_texts(binary, self.convert)
         try:
             return binary.cast(pa.string())
         except pa.ArrowInvalid:
@@ -133,7 +133,7 @@ def is_text(name: bytes) -> bool:
     return True
 
 
-def converted(names: pa.Array[Any], convert: Texts) -> pa.Array[Any]:
+def convert_texts(names: pa.Array[Any], convert: Texts) -> pa.Array[Any]:
     """The texts of these bytes; each that differs is asked for once."""
     encoded = names.dictionary_encode()
     return pa.array(convert(encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)

@@ -21,7 +21,7 @@ from fleet.lsn import Lsn
 from fleet.nodes.encodings import Texts
 from wal.cut.global_ids import global_ids
 from wal.decoding import pgoutput
-from wal.decoding.pgoutput import Messages, converted, is_text
+from wal.decoding.pgoutput import Messages, convert_texts, is_text
 
 TAG_PREFIX = b"snapshot.gid"
 # PostgreSQL's own bound for gids (GIDSIZE, its terminating zero left out).
@@ -30,7 +30,7 @@ ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRU
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenTransactionHead:
     """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far.
 
     `global_id` is that of a prepared transaction, `tag` what one that will be committed in one phase is tagged with.
@@ -58,10 +58,10 @@ class Transactions:
     xid: Ints
     global_id: pa.Array[Any]
     tag: pa.Array[Any]
-    left_open: Open | None
+    left_open: OpenTransactionHead | None
 
     @classmethod
-    def of(cls, messages: Messages, before: Open | None, form: str) -> Transactions:
+    def of(cls, messages: Messages, before: OpenTransactionHead | None, form: str) -> Transactions:
         """The transactions of a batch that follows one which left `before` open."""
         kinds = messages.kinds
         begins = np.flatnonzero((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
@@ -92,11 +92,15 @@ class Transactions:
         if _is_left_open(kinds, of_message, was_open=before is not None):
             last = int(of_message[-1])
             head = messages.bytes_at(int(begins[last - 1]))[1:] if last else before.head if before else b""
-            left = Open(Lsn(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py(), head)
+            left = OpenTransactionHead(
+                Lsn(lsn[last]), int(xid[last]), identities[last].as_py(), sent, tags[last].as_py(), head
+            )
         return cls(of_message, ordinal, lsn, xid, identities, tags, left)
 
 
-def _tags(messages: Messages, of_message: Ints, is_prepared: Flags, before: Open | None, form: str) -> pa.Array[Any]:
+def _tags(
+    messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None, form: str
+) -> pa.Array[Any]:
     """The last tag of every transaction that was not prepared."""
     numbers, starts = messages.prefixed(TAG_PREFIX)
     # One that is not transactional comes whenever it is decoded, and belongs to no transaction.
@@ -118,7 +122,7 @@ def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any],
     """Those of the contents that are texts, and which these are."""
     binary = contents.to_arrow()
     if convert is not None:
-        return converted(binary, convert), np.ones(len(contents), np.bool_)
+        return convert_texts(binary, convert), np.ones(len(contents), np.bool_)
     try:
         return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
     except pa.ArrowInvalid:

@@ -21,7 +21,7 @@ from columns.arrow_numbers import to_mask, to_numpy
 from columns.bytes_column import from_arrow, from_list
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import ORIGIN, Lsn
-from fleet.nodes.connections import connect, unreachable
+from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import Texts, texts_of
 from storage.errors import BusyError, SnapshotError, UnreachableError, report_of
 from storage.store import ObjectExistsError, ObjectStore
@@ -40,7 +40,7 @@ from wal.segments.archive import (
     check_contiguous,
 )
 from wal.segments.segment_schema import SEGMENT_SCHEMA
-from wal.segments.segments import create_segment, unlisted_segments
+from wal.segments.segments import create_segment, list_unlisted
 from wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
 
 FIRST_CHUNK_MESSAGES = 200_000
@@ -87,9 +87,9 @@ class _Archive:
     def find(self) -> None:
         """Take over what others have stored after the segments that are known here."""
         # By key: a listing may be of a moment ago, and a slot that is ahead of what it shows would be taken for a loss.
-        for one in unlisted_segments(self.store, self.prefix, len(self.task.known) + len(self.segments)):
+        for one in list_unlisted(self.store, self.prefix, len(self.task.known) + len(self.segments)):
             if one.segment.number > self.task.planned and one.definitions != self.task.definitions:
-                raise archived_elsewhere(self.task)
+                raise read_archived_range(self.task)
             self.segments.append(one)
             self.grown_at = time.monotonic()
         archived = [*self.task.known, *(one.segment for one in self.segments)]
@@ -103,11 +103,11 @@ class _Archive:
             made = create_segment(self.store, self.prefix, number, held, tables, self.task.definitions)
             self.segments.append(made)
         except ObjectExistsError as error:
-            raise archived_elsewhere(self.task) from error
+            raise read_archived_range(self.task) from error
         self.grown_at = time.monotonic()
 
 
-def archived_elsewhere(task: DrainTask) -> DrainBusyError:
+def read_archived_range(task: DrainTask) -> DrainBusyError:
     """The error for an archive that grows by another process's hand."""
     return DrainBusyError(
         f"node {task.node.id}: another process archives this chain's WAL",
@@ -134,7 +134,7 @@ def drain(task: DrainTask) -> DrainReport:
         except SnapshotError as error:
             return DrainReport(task.node.id, problem=report_of(error))
         except psycopg.OperationalError as error:
-            return DrainReport(task.node.id, problem=report_of(unreachable(task.node, error)))
+            return DrainReport(task.node.id, problem=report_of(unreachable_error(task.node, error)))
 
 
 def _drain(task: DrainTask, archive: _Archive) -> None:
@@ -178,7 +178,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: Lsn)
     state = slot_state(connection, task.slot)
     if state is not None and state.confirmed > through:
         # Sound only if the archive has grown by another hand as well, which the next look at both tells.
-        raise archived_elsewhere(task)
+        raise read_archived_range(task)
     if state is None or state.confirmed != through:
         place = str(state.confirmed) if state else "nowhere"
         raise SlotLostError(

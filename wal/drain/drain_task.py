@@ -54,6 +54,6 @@ class DrainReport:
     problem: ErrorReport | None = None
 
 
-def advanced(task: DrainTask, finish: Lsn, known: tuple[Segment, ...]) -> DrainTask:
+def next_task(task: DrainTask, finish: Lsn, known: tuple[Segment, ...]) -> DrainTask:
     """The same task for a later cut, once `known` are archived."""
     return replace(task, finish=finish, known=known)

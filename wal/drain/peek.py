@@ -54,7 +54,7 @@ def peek(
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
         # What the server says while rows are under way comes by the stream, as Arrow's own errors.
-        raise _ended(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+        raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
 
 
 def _messages_of(batch: Any) -> pa.Array[Any]:
@@ -70,7 +70,7 @@ def slot_in_use(node: Node, slot: str) -> SlotInUseError:
     )
 
 
-def _ended(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
+def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
     # By its code where there is one: the server may speak another language.
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)

@@ -62,7 +62,7 @@ def undecodable_ahead(
     """
     begun, before = b"", ORIGIN
     with closing(connect_replication(node, client_encoding=RAW)) as connection:
-        for message in _streamed(connection.pgconn, slot, publications, finish):
+        for message in _stream(connection.pgconn, slot, publications, finish):
             kind = message[:1]
             if len(message) < LOOKED_AT_BYTES.get(kind, 0):
                 return None
@@ -92,7 +92,7 @@ def is_rolled_back(node: Node, xid: int) -> bool:
         return whole > 0 and connection.execute(STATUS_QUERY, [str(whole)]).fetchone() == ("aborted",)
 
 
-def _streamed(pgconn: Any, slot: str, publications: tuple[str, ...], finish: Lsn) -> Iterator[bytes]:
+def _stream(pgconn: Any, slot: str, publications: tuple[str, ...], finish: Lsn) -> Iterator[bytes]:
     """The slot's messages (pgoutput, protocol 3) up to `finish`, or until the reading ends for whatever reason."""
     names = ",".join(f'"{name}"' for name in publications)
     options = f"proto_version '3', publication_names '{names}', messages 'true'"

@@ -95,7 +95,7 @@ def create_segment(
     )
     body = segment_bytes(metadata, changes, events)
     create_or_find(store, key, body)
-    return _archived(metadata, number, body)
+    return _read_archived(metadata, number, body)
 
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
@@ -146,7 +146,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
     try:
         metadata = from_json(pq.read_metadata(pa.BufferReader(body)).metadata[METADATA_KEY], SegmentMetadata)
         _check_seal(key, metadata, body)
-        return _archived(metadata, number, body)
+        return _read_archived(metadata, number, body)
     except (pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError) as error:
         if len(body) != store.size(key):
             raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(body)} bytes") from error
@@ -158,7 +158,7 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         ) from error
 
 
-def unlisted_segments(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
+def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
     """The segments at the end of an archive, after the last that a commit lists, with what they begin.
 
     Each is looked for by its key, so that a listing of a moment ago hides none. Raises ArchiveError.
@@ -183,7 +183,7 @@ def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
         raise ValueError(metadata.seal)
 
 
-def _archived(metadata: SegmentMetadata, number: int, body: bytes) -> ArchivedSegment:
+def _read_archived(metadata: SegmentMetadata, number: int, body: bytes) -> ArchivedSegment:
     file = pq.read_metadata(pa.BufferReader(body))
     groups = _event_row_groups(file, metadata.changes)
     # The footer alone, which is followed by its length and four bytes, where there are no events.

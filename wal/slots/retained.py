@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable
+from fleet.nodes.connections import connect, unreachable_error
 from storage.errors import SnapshotError
 
 ASKING_SECONDS_MAX = 2.0
@@ -47,7 +47,7 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class RetainedAnswers:
     """What the nodes keep; `not_asked` are the nodes that did not answer, and why."""
 
     retained: tuple[Retained, ...]
@@ -63,12 +63,12 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
     try:
         rows = connection.execute(RETAINED_QUERY).fetchall()
     except psycopg.OperationalError as error:
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error
     return [Retained(node.id, slot, size_bytes, node.retained_wal_bytes_max) for slot, size_bytes in rows]
 
 
 @dataclass(slots=True)
-class Asking:
+class RetainedQuery:
     """All `nodes` being asked at once, in the background, from the moment that this is made."""
 
     nodes: tuple[Node, ...]
@@ -93,20 +93,20 @@ class Asking:
         except SnapshotError as error:
             self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
         except psycopg.Error as error:
-            self._problems[node.id] = unreachable(node, error).message.removeprefix(f"node {node.id}: ")
+            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
 
-    def answers(self) -> Answers:
+    def answers(self) -> RetainedAnswers:
         """Wait for the answers that come in time."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
         found, problems = dict(self._found), dict(self._problems)
         late = f"no answer within {self.seconds_max:.0f} s"
-        return Answers(
+        return RetainedAnswers(
             tuple(one for node in self.nodes for one in found.get(node.id, ())),
             {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in found},
         )
 
 
-def ask(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> Answers:
+def query_retained(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> RetainedAnswers:
     """Ask the nodes and wait for those that answer in time."""
-    return Asking(tuple(nodes), seconds_max).answers()
+    return RetainedQuery(tuple(nodes), seconds_max).answers()

@@ -20,7 +20,7 @@ from psycopg import sql
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable
+from fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress, Silent
 from storage.errors import RefusedError, SnapshotError
@@ -126,7 +126,7 @@ def create_exported_slot(
         ) from error
     except psycopg.OperationalError as error:
         connection.close()
-        raise unreachable(node, error) from error
+        raise unreachable_error(node, error) from error
     except BaseException:
         connection.close()
         raise

@@ -78,7 +78,7 @@ class Awaited:
     def details(self) -> dict[str, object]:
         """The same, field by field."""
         found = {name: value for name, value in asdict(self).items() if name not in ("name", "xid")}
-        return {**found, "gid" if self.kind == "prepared" else "pid": _numbered(self)}
+        return {**found, "gid" if self.kind == "prepared" else "pid": _number_waits(self)}
 
 
 def open_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
@@ -116,10 +116,10 @@ class WaitNotes:
         if keys == self._told and now - self._told_at < REPEAT_SECONDS:
             return
         self._told, self._told_at = keys, now
-        self.progress.note(f"{self.what} waits for {texts(found)}")
+        self.progress.note(f"{self.what} waits for {describe_waits(found)}")
 
 
-def texts(awaited: list[Awaited]) -> str:
+def describe_waits(awaited: list[Awaited]) -> str:
     """The first few of them, for a message."""
     more = [f"and {len(awaited) - NAMED_MAX} more"] if len(awaited) > NAMED_MAX else []
     return "; ".join([*(one.text() for one in awaited[:NAMED_MAX]), *more]) or "nothing that its primary shows"
@@ -129,7 +129,7 @@ def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | No
     """The error for a wait that is given up, with what ends each transaction as its hint."""
     remedies = [one.remedy() for one in awaited[:NAMED_MAX]]
     return SlotWaitError(
-        f"{what}: given up after {seconds:.0f} s of waiting for {texts(awaited)}",
+        f"{what}: given up after {seconds:.0f} s of waiting for {describe_waits(awaited)}",
         hint="\n".join(["wait until they end, or give them more time: --wait SECONDS; or end them:", *remedies])
         if remedies
         else "see the server's log; or give it more time: --wait SECONDS",
@@ -141,5 +141,5 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _numbered(awaited: Awaited) -> object:
+def _number_waits(awaited: Awaited) -> object:
     return awaited.name if awaited.kind == "prepared" else int(awaited.name)

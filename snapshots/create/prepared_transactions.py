@@ -26,9 +26,9 @@ def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, w
     `what` is what waits. Raises NodeUnreachableError.
     """
     notes = WaitNotes(what, progress)
-    awaited = {one.key for one in _prepared(sessions)}
+    awaited = {one.key for one in _list_prepared(sessions)}
     while awaited:
-        left = [one for one in _prepared(sessions) if one.key in awaited]
+        left = [one for one in _list_prepared(sessions) if one.key in awaited]
         if not left:
             return
         if notes.waited_seconds > seconds_max:
@@ -37,7 +37,7 @@ def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, w
         time.sleep(POLL_SECONDS)
 
 
-def _prepared(sessions: Sessions) -> list[Awaited]:
+def _list_prepared(sessions: Sessions) -> list[Awaited]:
     def read(connection: psycopg.Connection[Any]) -> list[Awaited]:
         return prepared_transactions("", connection)
 

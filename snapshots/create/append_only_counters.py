@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import structs
 
-from fleet.nodes.connections import answering
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.sessions import Sessions
-from fleet.tables.append_only import Counters, check_counters, read_counters, untold
+from fleet.tables.append_only import Counters, check_counters, read_counters, unknown_counters_error
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from fleet.tables.table_state import TableState
-from snapshots.ddl.table_changes import Known, SchemaPlan
+from snapshots.ddl.table_changes import DdlPlan, KnownTables
 from snapshots.records.chain import Chain
 
 
@@ -28,23 +28,23 @@ def check_counted(
     """
     found: list[LeftOut] = []
     for node, connection in sessions.primaries.items():
-        oids, was = _counted(states.get(node, {}).values())
+        oids, was = _read_counters(states.get(node, {}).values())
         if not was:
             continue
-        with answering(sessions.fleet.node(node)):
+        with raising_unreachable(sessions.fleet.node(node)):
             read = read_counters(connection, oids)
         now = {name: read[oid] for oid, name in oids.items()}
         check_counters(node, since, was, now)
-        found += untold(node, was, now)
+        found += unknown_counters_error(node, was, now)
     return tuple(found)
 
 
-def _counted(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str, Counters]]:
+def _read_counters(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str, Counters]]:
     kept = [(state, state.counted) for state in states if state.counted]
     return {state.oid: state.table for state, _ in kept}, {state.table: counters for state, counters in kept}
 
 
-def counted_states(plan: SchemaPlan, known: Known) -> dict[str, dict[str, TableState]]:
+def with_counters(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
     """From which states on nobody may have updated or deleted, by shard and by the tables' names now.
 
     That of the commit before; of a table that is copied anew that of the plan, which is older than the copy.

@@ -1,7 +1,6 @@
 """The benchmark: Cutline beside PostgreSQL's own tools, on one embedded shard, in one run.
 
-A *measurement* is what one tool took for one task, several times over; a *comparison* sets two measurements
-side by side, with the aim if there is one. Everything runs on this machine, in folders and servers of the
-benchmark's own, which are gone afterwards. A step that fails is reported and makes the run fail; the others
-go on.
+A *measurement* is one tool's runs of one task; a *comparison* sets two measurements side by side, with the aim if there
+is one. Everything runs on this machine, in temporary folders and servers that are deleted afterwards. A failed step is
+reported and makes the run fail; the other steps continue.
 """

@@ -1,9 +1,9 @@
 """`python -m benchmarks`: measure Cutline beside PostgreSQL's own tools and print the ratios.
 
-`python -m benchmarks writers` measures what cuts and increments cost the fleet's own writers, `… scale` time and memory
-at sizes that are unusual.
+`python -m benchmarks writers` measures what cuts and increments cost the fleet's writers, `… scale` measures time and
+memory at unusual sizes.
 
-Exits with 1 if a step failed, 0 otherwise: a missed aim is a figure, not a failure.
+Exits with 1 if a step failed, else with 0: a missed aim is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}; repeatable.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure one shard; everything made for it is removed afterwards."""
+    """Measure one shard; everything created for it is removed afterwards."""
     if context.invoked_subcommand:
         return
     parts = set(only or PARTS)
@@ -91,7 +91,7 @@ def writers(
     increments: Annotated[int, typer.Option(min=0, help="How many whole increments to take.")] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure how long the bank's transactions take with and without cuts; all made for it is removed."""
+    """Measure how long the bank's transactions take with and without cuts; everything is removed afterwards."""
     console, progress = Console(), Console(stderr=True)
     options = {"cuts": cuts, "seconds": seconds, "increments": increments}
     facts = environment()
@@ -118,7 +118,7 @@ def scale_cut(
     links: Annotated[int, typer.Option(min=1, help="How long a chain of raised positions is.")] = 100_000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure how resolving a cut, and its wave of markers, grow with the fleet; needs no server."""
+    """Measure how resolving a cut and its wave of markers grow with the fleet; needs no server."""
     console, progress = Console(), Console(stderr=True)
     options = {"nodes": nodes, "transactions": transactions, "links": links}
     facts = environment()
@@ -142,7 +142,7 @@ def scale_sizes(
     master: Annotated[str, typer.Option(help="Spark's; driver and executors have 1 GiB each.")] = Sizes().master,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure time and memory at sizes that are unusual; all made for it is removed."""
+    """Measure time and memory at unusual sizes; everything is removed afterwards."""
     parts = tuple(part or scale.PARTS)
     if unknown := set(parts) - set(scale.PARTS):
         raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--part")
@@ -165,7 +165,7 @@ def scale_sizes(
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
-    """Run the parts asked for, and of the others what these need."""
+    """Run the requested parts, and what they need of the others."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()
     bench = Bench(shard, peers, results, transactions, say)

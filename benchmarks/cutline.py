@@ -1,7 +1,7 @@
 """Cutline's side: the only module here that calls Cutline.
 
-A warm session runs everything: one Python process with one Spark session, as in a tool that is left running.
-Cold runs are the command itself as a process of its own.
+A warm session runs everything: one Python process with one Spark session, as in a long-running tool. Cold runs start
+the command as a separate process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ COLD_SECONDS_MAX = 600
 
 @dataclass(frozen=True, slots=True)
 class WarmSpark:
-    """The SparkSource of a session that is there already."""
+    """The SparkSource of a session that is already running."""
 
     started: SparkStart
 
     def begin(self) -> None:
-        """See SparkSource: it has begun long ago."""
+        """Do nothing: the session is already running."""
 
     def session(self) -> SparkSession:
         """See SparkSource."""
@@ -68,7 +68,7 @@ class Cutline:
     def check(self, name: str, increment: int) -> Any:
         """`check NAME --increment N`; raises if it finds a conflict or read nothing.
 
-        Without standbys there is no other copy to compare with, and the check calls that inconclusive.
+        Without standbys there is no other copy to compare with, so the check is inconclusive.
         """
         from check.verify import CheckRequest, check_snapshots
 
@@ -87,14 +87,14 @@ class Cutline:
         return restore_fleet(planned, self.spark, Silent())
 
     def forget(self, commit: Commit) -> None:
-        """Drop a chain's slots, so that it holds back no WAL."""
+        """Drop a chain's slots, so that they keep no WAL."""
         for node in self.fleet.nodes:
             drop_slot(node, slot_name(commit.chain))
 
 
 @contextmanager
 def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
-    """Start Spark, run `init`, and yield the commands; Spark is stopped in the end."""
+    """Start Spark, run `init`, and yield the commands; stop Spark at the end."""
     from cli.spark.start import start_spark
     from snapshots.create.initialise import initialise
 
@@ -106,12 +106,12 @@ def warm_session(fleet_toml: Path) -> Iterator[Cutline]:
 
 
 def size_bytes(commit: Commit) -> int:
-    """What a commit added to the store, the commit file left out."""
+    """The bytes that a commit added to the store, without the commit file."""
     return sum(commit.object_sizes.values())
 
 
 def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:
-    """`snapshot create NAME --incremental` as a process of its own; return its JSON document."""
+    """Run `snapshot create NAME --incremental` as a separate process; return its JSON document."""
     words = ["--fleet", str(fleet_toml), "--json", "create", name, "--incremental"]
     completed = subprocess.run(
         [sys.executable, "-c", COMMAND, *words],

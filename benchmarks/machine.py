@@ -1,4 +1,4 @@
-"""What the figures were measured on: versions and hardware, without names or paths of the machine."""
+"""The environment of the measurements: versions and hardware, without names or paths of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql"
 
 
 def environment() -> dict[str, object]:
-    """Versions of all that takes part, CPU, cores, memory, and how busy the machine is now."""
+    """Versions of all programs, CPU, cores, memory, and the current load."""
     return {
         "postgresql": run_tool("postgres", "--version").stdout.split()[-1],
         "python": platform.python_version(),
@@ -30,7 +30,7 @@ def environment() -> dict[str, object]:
 
 
 def java_version() -> str:
-    """The version of the Java that Spark is given, "none" if it finds none."""
+    """The version of the Java that Spark uses, "none" if there is none."""
     from cli.spark.cache_folder import cache_folder
     from cli.spark.java import find_java
     from storage.errors import SnapshotError
@@ -52,7 +52,7 @@ def package_version(name: str) -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name for itself."""
+    """The processor's model name."""
     lines = Path("/proc/cpuinfo")
     if lines.exists():
         for line in lines.read_text().splitlines():
@@ -62,20 +62,20 @@ def cpu_model() -> str:
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as it may; how many there may be now."""
+    """Raise this process's limit of open files as far as possible; return the new limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
 
 
 def resident_bytes() -> int:
-    """How much memory this process has now, from where its peak is counted anew."""
+    """The current resident memory of this process in bytes; resets its peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
 
 
 def resident_bytes_max() -> int:
-    """The most that it had since `resident_bytes` was asked."""
+    """The peak since `resident_bytes` was called."""
     return _status_bytes("VmHWM")
 
 

@@ -1,4 +1,4 @@
-"""What a command takes: the most memory that each process of it ever had, by kinds of processes; processor time."""
+"""A command's resources: the peak memory of its processes by kind, and processor time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KINDS = (DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL)
 
 @contextmanager
 def watched_memory(pid: int) -> Iterator[Mapping[str, int]]:
-    """While the block runs, keep the most bytes that one process of each kind has had resident, below `pid` and it.
+    """While the block runs, record the peak resident bytes by kind of process, of `pid` and its descendants.
 
-    The system keeps each process's peak itself; only what grows in the last moment before its end is missed.
+    The system keeps each process's peak; only growth in the last moment before its end is missed.
     """
     peaks: dict[str, int] = {}
     done = threading.Event()
@@ -40,7 +40,7 @@ def watched_memory(pid: int) -> Iterator[Mapping[str, int]]:
 
 
 def family(pid: int) -> set[int]:
-    """The process and all that descend from it."""
+    """The process and its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in PROCESSES.iterdir():
         if folder.name.isdecimal() and (parent := _parent(int(folder.name))) is not None:
@@ -54,7 +54,7 @@ def family(pid: int) -> set[int]:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that the process has had resident, 0 if it is gone."""
+    """The peak resident bytes of the process, 0 if it is gone."""
     try:
         lines = (PROCESSES / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time of the process, of all that descend from it, and of those that it has outlived."""
+    """The processor time of the process, its descendants, and its children that have ended."""
     ticks = 0
     for one in family(pid):
         if fields := _stat(one):
@@ -77,7 +77,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields behind the name of the program, which is in parentheses and may hold anything; [] if it is gone."""
+    """The fields after the program's name, which is in parentheses and may contain anything; [] if it is gone."""
     try:
         return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""The run, part by part. Every part leaves its figures and failures in Results and goes on.
+"""The run, part by part. Every part records its figures and failures in Results and continues.
 
-Whatever can be repeated cheaply is; tools take turns at going first, so that none always finds the caches
-warm or the disk busy.
+What is cheap to repeat is repeated. Tools take turns at going first, so that none always finds warm caches or a busy
+disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CUTLINE_DATABASE, PEER_DATABASE = "restored_by_cutline", "restored_by_peer"
 
 @dataclass(slots=True)
 class Bench:
-    """One run under way. `say` tells the person watching what is being done."""
+    """One run. `say` reports the current step."""
 
     shard: Shard
     peers: Peers
@@ -43,7 +43,7 @@ class Bench:
     dump: Path | None = None
 
     def in_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
-        """Run every tool once per repeat, each time beginning with the next one."""
+        """Run every tool once per repeat, starting with another one each time."""
         ordered = list(tools)
         for repeat in range(repeats):
             for tool in ordered[repeat % len(ordered) :] + ordered[: repeat % len(ordered)]:
@@ -51,7 +51,7 @@ class Bench:
 
 
 def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Full snapshots beside dumps. The first of them become the chains of the other parts."""
+    """Full snapshots and dumps. The first snapshots become the chains of the other parts."""
     names = [ONE, TEN, SPARE]
 
     def create(repeat: int) -> None:
@@ -72,17 +72,17 @@ def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
 
 
 def check_part(bench: Bench, cutline: Cutline) -> None:
-    """The check of a full snapshot, to be set beside taking one."""
+    """The check of a full snapshot, to compare with taking one."""
     for repeat in range(REPEATS):
         bench.say(f"check, run {repeat + 1}")
         bench.results.measure("check", lambda: cutline.check(ONE, 0))
 
 
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
-    """Increments beside draining the same WAL and a physical increment.
+    """Increments, compared with draining the same WAL and with a physical increment.
 
-    The first one's transactions come in ten pieces, each an increment of the chain "ten", so that in the end
-    both chains have the same state: that is what the restores are compared by.
+    The first one's transactions come in ten pieces, each an increment of the chain "ten", so that both chains end in
+    the same state, which the restores are compared by.
     """
     results = bench.results
     results.attempt("follow", bench.peers.follow)
@@ -124,7 +124,7 @@ def _transactions_in_pieces(bench: Bench, cutline: Cutline) -> None:
 
 
 def restore_part(bench: Bench, cutline: Cutline) -> None:
-    """Restores of the same state from one increment and from ten, beside pg_restore of its dump."""
+    """Restores of the same state from one increment and from ten, compared with pg_restore of its dump."""
     target = bench.shard.work / "target.toml"
     description = bench.shard.fleet.fleet_toml.read_text()
     target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))
@@ -158,7 +158,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
 
 
 def _expect_state(bench: Bench, database: str) -> bool:
-    """Raise unless the restored accounts are those of the final state; fast and wrong is no result."""
+    """Raise unless the restored accounts are those of the final state: a fast wrong restore does not count."""
     restored = bench.shard.state(database)
     if restored != bench.state:
         raise RuntimeError(f"restored {restored}, expected {bench.state}")
@@ -166,9 +166,9 @@ def _expect_state(bench: Bench, database: str) -> bool:
 
 
 def cold_part(bench: Bench) -> None:
-    """An increment of an idle fleet, by the command as cron runs it.
+    """An increment of an idle fleet, with a cold start as under cron.
 
-    The first run fills the caches; its JVM goes on writing the class archive for some seconds, beside the next.
+    The first run fills the caches; its JVM still writes the class archive during the first seconds of the next.
     """
     toml, cache = bench.shard.fleet.fleet_toml, bench.shard.work / "cache"
     cache.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""PostgreSQL's own tools at the same tasks, as somebody who backs up one node would run them."""
+"""PostgreSQL's own tools for the same tasks, run as for a backup of one node."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SECONDS_MAX = 3600
 
 
 def size_bytes(folder: Path) -> int:
-    """The size of all files below `folder`."""
+    """The size of all files in `folder`, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass(slots=True)
 class Peers:
-    """The tools on one shard; they write below `folder` and keep the last backup for the next."""
+    """The tools on one shard; they write to `folder` and keep the last backup for the next increment."""
 
     shard: Shard
     folder: Path
@@ -61,12 +61,12 @@ class Peers:
         return target
 
     def incremental_backup(self) -> Path:
-        """pg_basebackup of what changed since the last one."""
+        """Run pg_basebackup --incremental."""
         before = self.folder / f"backup-{self.backups}" / "backup_manifest"
         return self._base_backup(f"--incremental={before}")
 
     def _base_backup(self, *more: str) -> Path:
-        """Take a physical backup without the WAL that it needs to be restored, which is to its favour."""
+        """Take a physical backup without the WAL needed to restore it, which favours the tool."""
         self.backups += 1
         target = self._emptied(f"backup-{self.backups}")
         how = ["--checkpoint=fast", "--wal-method=none", *more]

@@ -16,7 +16,7 @@ MEBIBYTE = 2**20
 
 
 def document(results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
-    """The JSON document `cutline/bench/1`: durations in seconds, sizes in bytes, every single run."""
+    """The JSON document `cutline/bench/1` with every run: durations in seconds, sizes in bytes."""
     return {
         "schema": SCHEMA,
         "environment": dict(environment),
@@ -48,7 +48,7 @@ def show(console: Console, results: Results, environment: Mapping[str, object], 
 
 
 def show_facts(console: Console, environment: Mapping[str, object], options: Mapping[str, object]) -> None:
-    """Print on what was measured, and with which options."""
+    """Print the environment and the options of the measurement."""
     console.print(_one_line(environment), style="dim")
     console.print(_one_line(options), style="dim")
 

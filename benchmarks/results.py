@@ -1,4 +1,4 @@
-"""What was measured, what was compared with what, and what went wrong. Plain values; nothing here runs."""
+"""Measurements, comparisons and failures, as plain values. Nothing here runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Measurement:
-    """The runs of one tool at one task, in order; `sizes_bytes` where it stores something."""
+    """The runs of one tool at one task, in order; `sizes_bytes` if it stores something."""
 
     seconds: list[float] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`task` beside `peer`, in `unit`; without a peer the figure itself. `aim` is its upper bound."""
+    """The ratio of `task` to `peer`, in `unit`; without a peer the figure itself. `aim` is its upper bound."""
 
     task: str
     peer: str | None
@@ -50,7 +50,7 @@ COMPARISONS = (
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkFailure:
-    """A step that gave no figure."""
+    """A step that failed and has no figure."""
 
     task: str
     problem: str
@@ -58,7 +58,7 @@ class BenchmarkFailure:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkVerdict:
-    """A comparison's outcome; `value` is None where a side was not measured."""
+    """A comparison's result; `value` is None if a side was not measured."""
 
     comparison: Comparison
     value: float | None
@@ -72,7 +72,7 @@ class BenchmarkVerdict:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that one run found."""
+    """All results of one run."""
 
     measurements: dict[str, Measurement] = field(default_factory=dict)
     failures: list[BenchmarkFailure] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Results:
     def measure(
         self, task: str, work: Callable[[], Result], size: Callable[[Result], int] | None = None
     ) -> Result | None:
-        """Time `work` as one run of `task`; a failure is kept, and the result is None."""
+        """Time `work` as one run of `task`; on a failure, record it and return None."""
         began = time.perf_counter()
         result = self.attempt(task, work)
         seconds = time.perf_counter() - began
@@ -89,7 +89,7 @@ class Results:
         return result
 
     def attempt(self, task: str, work: Callable[[], Result]) -> Result | None:
-        """Do what is needed but not measured; a failure is kept, and the result is None."""
+        """Do what is needed but not measured; on a failure, record it and return None."""
         try:
             return work()
         except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail

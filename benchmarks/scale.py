@@ -1,7 +1,7 @@
-"""Sizes: thousands of tables, one huge transaction, many rows; every command as a process of its own, measured.
+"""Sizes: thousands of tables, one huge transaction, many rows; every command as a separate process.
 
-What is measured of a command is its time and the most memory that any of its processes had. A restore counts only if
-the restored database holds what the source held when the increment was taken.
+A command's time is measured, and the peak memory of its processes. A restore counts only if the restored database has
+the content that the source had when the increment was taken.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One command or tool: its seconds, the peak memory of its processes by kind, what it stored or said.
+    """One command or tool: its seconds, the peak memory of its processes by kind, what it stored or reported.
 
-    `cpu_seconds` is processor time of its own processes, `server_seconds` the server's: a busy machine changes little
-    about them.
+    `cpu_seconds` is the processor time of its processes, `server_seconds` the servers': a busy machine affects them
+    little.
     """
 
     task: str
@@ -82,7 +82,7 @@ class Run:
 
 @dataclass(slots=True)
 class Scale:
-    """One part under way, with a fleet of its own."""
+    """One part, with its own fleet."""
 
     fleet: EmbeddedFleet
     work: Path
@@ -96,7 +96,7 @@ class Scale:
         return self.fleet.primaries[0].dsn()
 
     def command(self, task: str, *words: str, accepted: tuple[int, ...] = (DONE,)) -> dict[str, Any]:
-        """Run `snapshot WORDS` and keep its figures; return its document. Raises RuntimeError if it fails."""
+        """Run `snapshot WORDS` and record its figures; return its document. Raises RuntimeError if it fails."""
         self.say(task)
         environment = os.environ | {
             "XDG_CACHE_HOME": str(self.work / "cache"),
@@ -120,14 +120,14 @@ class Scale:
         return document
 
     def tool(self, task: str, name: str, *arguments: str) -> None:
-        """Run one of PostgreSQL's tools and keep its time."""
+        """Run one of PostgreSQL's tools and record its time."""
         self.say(task)
         began = self._times()
         run_tool(name, *arguments, seconds_max=SECONDS_MAX)
         self.keep(Run(task, *self._since(began)))
 
     def _times(self) -> tuple[float, float, float]:
-        """What the clock says, and the processor times of all that this process has waited for and of the servers."""
+        """The clock, and the processor times of the ended children of this process and of the servers."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         servers = sum(cpu_seconds(pid) for node in self.fleet.nodes if (pid := running_pid(node)))
         return time.perf_counter(), used.ru_utime + used.ru_stime, servers
@@ -137,7 +137,7 @@ class Scale:
         return clock, own, servers
 
     def keep(self, run: Run) -> None:
-        """Add a run, and tell its figures at once."""
+        """Add a run, and print its figures at once."""
         self.runs.append(run)
         peaks = ", ".join(f"{kind} {size >> 20}" for kind, size in run.peak_bytes.items())
         times = f"{run.seconds:.1f} s, CPU {run.cpu_seconds:.1f} s, server's {run.server_seconds:.1f} s"
@@ -152,7 +152,7 @@ class Scale:
         self.expect(RESTORED, expected)
 
     def expect(self, database: str, expected: Mapping[str, tuple[int, int]]) -> None:
-        """Raise unless the database holds just that; then drop it."""
+        """Raise unless the database has exactly this content; then drop it."""
         found = databases.contents(self.fleet.primaries[0].dsn(database))
         if found != expected:
             wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
@@ -166,13 +166,13 @@ class Scale:
 
 
 def remark_of(document: Mapping[str, Any]) -> str:
-    """What a command's document says of how much it was."""
+    """The amounts in a command's document, as text."""
     counts = {name: document[name] for name in ("rows", "changes", "transactions") if name in document}
     return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
 def measure(parts: tuple[str, ...], sizes: Sizes, folder: Path, runs: list[Run], say: Callable[[str], None]) -> None:
-    """Run the parts, each in a fleet of its own; what is found is added to `runs`."""
+    """Run the parts, each on its own fleet; add the results to `runs`."""
     work = {TABLES: many_tables, CHANGES: many_changes, BYTES: many_bytes, ROWS: many_rows}
     for part in parts:
         place = folder / part
@@ -183,7 +183,7 @@ def measure(parts: tuple[str, ...], sizes: Sizes, folder: Path, runs: list[Run],
 
 @contextmanager
 def running(place: Path, sizes: Sizes, say: Callable[[str], None], runs: list[Run]) -> Iterator[Scale]:
-    """A fleet of one shard with an empty database, stopped and deleted in the end."""
+    """A fleet of one shard with an empty database; stopped and deleted at the end."""
     fleet = start_fleet(place / "fleet", shards=1, backups=sizes.backups, settings=SETTINGS, schema=False)
     try:
         scale = Scale(fleet, place, sizes, say, runs)
@@ -196,7 +196,7 @@ def running(place: Path, sizes: Sizes, say: Callable[[str], None], runs: list[Ru
 
 
 def many_tables(scale: Scale) -> None:
-    """Thousands of small tables: everything, beside pg_dump and pg_restore of the same database."""
+    """Thousands of small tables: every command, compared with pg_dump and pg_restore of the same database."""
     count = scale.sizes.tables
     scale.say(f"{count} tables")
     databases.make_tables(scale.dsn, count)
@@ -247,7 +247,7 @@ def many_bytes(scale: Scale) -> None:
 
 
 def many_rows(scale: Scale) -> None:
-    """A table of many narrow rows, of which one in a hundred changes."""
+    """A table of many narrow rows, one in a hundred of which changes."""
     databases.make_narrow(scale.dsn, scale.sizes.rows)
     scale.command("init", "init")
     scale.command("create", "create", "big")

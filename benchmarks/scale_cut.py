@@ -1,8 +1,7 @@
 """How a cut grows with the fleet: resolving it, and its wave of markers, for 1 to 10,000 nodes.
 
-Resolving is measured on real columns in a process of its own for every size. The wave is the product's, over
-psycopg's sessions, to nodes that one other process simulates: with real servers their own work would come on top,
-on machines of their own.
+Resolving is measured on real columns, in a separate process for every size. The wave is the product's, over psycopg's
+sessions, to nodes that one other process simulates: real servers would add their own work, on their own machines.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ RESOLVE, CHAIN, WAVE = "resolve", "resolve a chain", "marker wave"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement: the least of REPEATS. `peak_bytes` is what it took on top of its input.
+    """One measurement: the least of REPEATS. `peak_bytes` is the memory in addition to the input.
 
-    `cpu_seconds`: processor time, which other work on the machine disturbs less. `note`: what came out, so that it
-    is seen that the work was done.
+    `cpu_seconds` is processor time, which other work on the machine affects less. `note` is the result, as evidence
+    that the work was done.
     """
 
     task: str
@@ -51,7 +50,7 @@ class Figure:
 
 
 def measure(nodes_max: int, transactions: int, links: int, say: Callable[[str], None]) -> list[Figure]:
-    """Measure all sizes up to `nodes_max`, the wave only as far as the limit of open files allows."""
+    """Measure all sizes up to `nodes_max`; the wave only up to the limit of open files."""
     figures: list[Figure] = []
     sizes = [size for size in SIZES if size <= nodes_max]
     for size in sizes:
@@ -72,13 +71,13 @@ def measure(nodes_max: int, transactions: int, links: int, say: Callable[[str], 
 
 
 def alone(task: Callable[[], Figure]) -> Figure:
-    """The figure of a task in a fresh process, so that its memory is its own."""
+    """Measure a task in a fresh process, so that its memory is separate."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(task).result()
 
 
 def resolve_in_flight(nodes: int, transactions: int) -> Figure:
-    """Resolve with so many global transactions in flight, all told."""
+    """Resolve with this many global transactions in flight in total."""
     seconds, cpu, peak, cut = least(partial(resolve, in_flight(nodes, transactions)))
     raised = sum(part.position > part.start for part in cut.nodes)
     note = f"{cut.in_flight:,} in flight, {cut.included_early:,} included early, {raised:,} nodes raised"
@@ -86,7 +85,7 @@ def resolve_in_flight(nodes: int, transactions: int) -> Figure:
 
 
 def resolve_chain(nodes: int, links: int) -> Figure:
-    """Resolve where every raised position raises one other."""
+    """Resolve a fleet in which every raised position raises one other."""
     windows: dict[str, NodeWindow] = chained(nodes, links)
     seconds, cpu, peak, cut = least(partial(resolve, windows))
     return Figure(
@@ -105,7 +104,7 @@ def write_wave(nodes: int, port: int) -> Figure:
 
 @contextmanager
 def sessions(nodes: int, port: int) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Sessions to so many simulated nodes."""
+    """Sessions to this many simulated nodes."""
     dsn = f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable"
     connections: dict[str, psycopg.Connection[Any]] = {}
     try:
@@ -118,7 +117,7 @@ def sessions(nodes: int, port: int) -> Iterator[dict[str, psycopg.Connection[Any
 
 
 def least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
-    """The least seconds of several runs, by the clock and of the processor, the most memory, and the last result."""
+    """The least wall-clock and processor seconds of several runs, the most memory, and the last result."""
     seconds: list[float] = []
     cpu_seconds: list[float] = []
     peaks: list[int] = []
@@ -133,7 +132,7 @@ def least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
 
 
 def growth(figures: list[Figure], task: str) -> float | None:
-    """How many times the processor time of a tenth of it the largest fleet takes; None where one is not measured."""
+    """The processor time of the largest fleet divided by that of a tenth of it; None if one was not measured."""
     seconds = {figure.nodes: figure.cpu_seconds for figure in figures if figure.task == task}
     largest = max(seconds, default=0)
     smaller = seconds.get(largest // 10)
@@ -141,7 +140,7 @@ def growth(figures: list[Figure], task: str) -> float | None:
 
 
 def show(console: Console, figures: list[Figure]) -> None:
-    """Print the figures and how they grow."""
+    """Print the figures and their growth."""
     table = Table("task", "nodes", "seconds", "CPU seconds", "peak MB", "what came out")
     for one in figures:
         table.add_row(

@@ -1,4 +1,4 @@
-"""Windows of fleets of any size, to resolve a cut of: a million global transactions in flight, or long chains."""
+"""Windows of fleets of any size, to resolve cuts: a million global transactions in flight, or long chains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_flight(nodes: int, transactions: int) -> dict[str, NodeWindow]:
 
 
 def chained(nodes: int, links: int) -> dict[str, NodeWindow]:
-    """Every raised position reaches one commit, whose transaction raises the next node: as many rounds as links."""
+    """Every raised position passes one commit, whose transaction raises the next node: as many rounds as links."""
     number = np.arange(links)
     prepared = ((number + 1) % nodes, START + (2 * number + 1) * RECORD_BYTES, number)
     committed_at = np.where(number == 0, START - RECORD_BYTES, START + (2 * number - 2) * RECORD_BYTES)

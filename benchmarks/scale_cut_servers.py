@@ -1,9 +1,9 @@
-"""Nodes that are simulated: a process that answers markers as PostgreSQL does, for thousands of sessions at once.
+"""Simulated nodes: a process that answers markers as PostgreSQL does, for thousands of sessions at once.
 
-No machine runs ten thousand servers. This speaks the least of PostgreSQL's wire protocol (manual, "Message
-Formats") that libpq and a marker need, on the loopback, and nothing else here is simulated: the sessions are
-psycopg's and the wave is the product's. The position that it answers is its clock in nanoseconds, which tells
-how far apart the markers of a wave arrived.
+No machine runs ten thousand servers. This implements the part of PostgreSQL's wire protocol (manual, "Message
+Formats") that libpq and a marker need, on the loopback. Nothing else is simulated: the sessions are psycopg's and the
+wave is the product's. The position in each answer is the process's clock in nanoseconds, which shows how far apart the
+markers of a wave arrived.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Session(asyncio.Protocol):
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep where to answer."""
+        """Store the transport for answers."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
@@ -70,7 +70,7 @@ class Session(asyncio.Protocol):
             self.answer(kind, body)
 
     def answer(self, kind: bytes, body: bytes) -> None:
-        """Answer one message; all but startup, Sync and Terminate are answered with the Sync."""
+        """Answer one message; messages other than startup, Sync and Terminate are answered at the next Sync."""
         if not self.is_open:
             self.is_open = struct.unpack_from(">I", body)[0] == STARTUP_PROTOCOL
             self.transport.write(WELCOME if self.is_open else b"N")
@@ -84,7 +84,7 @@ class Session(asyncio.Protocol):
 
 
 def serve(told: Connection) -> None:
-    """Answer sessions until the process is ended; `told` gets the port."""
+    """Answer sessions until the process is ended; `told` receives the port."""
     raise_open_files()
 
     async def forever() -> None:
@@ -97,7 +97,7 @@ def serve(told: Connection) -> None:
 
 @contextmanager
 def simulated_nodes() -> Iterator[int]:
-    """Run the process; its port. It is ended with the context."""
+    """Run the process for the life of the context, and yield its port."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)

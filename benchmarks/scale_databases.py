@@ -87,27 +87,27 @@ def make_narrow(dsn: str, rows: int) -> None:
 
 
 def change_narrow(dsn: str, *, every: int = 1) -> None:
-    """Change every so-many-th narrow row, in one transaction."""
+    """Change every n-th narrow row, in one transaction."""
     _run(dsn, f"UPDATE narrow SET a = a + 1 WHERE id % {every} = 0")
 
 
 def make_wide(dsn: str) -> None:
-    """A table for rows of a kilobyte, without any; its values are stored as they are."""
+    """Make an empty table for rows of a kilobyte; its values are stored uncompressed."""
     _run(dsn, "CREATE TABLE wide (id bigint PRIMARY KEY, body text STORAGE PLAIN NOT NULL)")
 
 
 def fill_wide(dsn: str, rows: int) -> None:
-    """Fill it in one transaction."""
+    """Fill the wide table in one transaction."""
     _run(dsn, f"INSERT INTO wide SELECT n, {LONG_BODY.format(salt=0)} FROM generate_series(1, {rows}) AS n")
 
 
 def change_wide(dsn: str) -> None:
-    """Change every row of it in one transaction."""
+    """Change every wide row in one transaction."""
     _run(dsn, "UPDATE wide SET body = reverse(body)")
 
 
 def contents(dsn: str) -> Mapping[str, tuple[int, int]]:
-    """Of every table how many rows it has, and the sum of their hashes: what tells one state from another."""
+    """For every table its number of rows and the sum of their hashes, which identify the state."""
     found: dict[str, tuple[int, int]] = {}
     with psycopg.connect(dsn, autocommit=True) as connection:
         tables = [row[0] for row in connection.execute(TABLES_QUERY)]

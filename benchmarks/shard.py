@@ -1,6 +1,6 @@
-"""The shard under test: one embedded primary with pgbench's tables, its load, and how its state is told.
+"""The shard under test: one embedded primary with pgbench's tables, its load, and a hash of its state.
 
-pgbench_history has no key; it is left out by every tool alike.
+pgbench_history has no key; every tool leaves it out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SELECT count(*), sum(abalance), sum(hashtextextended(t::text, 0)) FROM public.pg
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The running fleet of one shard, and `work` for what the tools write."""
+    """The running fleet of one shard, and the folder `work` for the output of the tools."""
 
     fleet: EmbeddedFleet
     work: Path
@@ -55,7 +55,7 @@ class Shard:
         return self.primary.dsn()
 
     def ask(self, statement: str, database: str | None = None) -> tuple[Any, ...]:
-        """Execute one statement and return its first row; () if it gives none."""
+        """Execute one statement and return its first row, () if there is none."""
         with psycopg.connect(self.primary.dsn(database) if database else self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchone() or () if cursor.description else ()
@@ -74,7 +74,7 @@ class Shard:
         self.checkpoint()
 
     def state(self, database: str | None = None) -> tuple[Any, ...]:
-        """What tells one state of the accounts from another."""
+        """A value that identifies the state of the accounts."""
         return self.ask(STATE_QUERY, database)
 
     def create_database(self, name: str) -> str:
@@ -84,13 +84,13 @@ class Shard:
         return self.primary.dsn(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, if it is there."""
+        """Drop a database, if it exists."""
         self.ask(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", "postgres")
 
 
 @contextmanager
 def running_shard(directory: Path, *, rows: int, backups: int) -> Iterator[Shard]:
-    """Start a fleet of one shard in `directory` with `rows` accounts; stop and delete it in the end."""
+    """Start a fleet of one shard in `directory` with `rows` accounts; stop and delete it at the end."""
     fleet = start_fleet(directory / "fleet", shards=1, backups=backups, settings=SETTINGS, schema=False)
     try:
         shard = Shard(fleet, directory)

@@ -1,8 +1,8 @@
-"""What cuts and increments cost those who write: the bank's clients at work, with and without them in turns.
+"""What cuts and increments cost writers: the bank's clients, alternately with and without them.
 
-A cut here is what `create --incremental` does to the fleet and no more: the start marker on all primaries, then
-the finish marker. Whole increments are measured apart: draining and Spark then take their share of the machine
-that the fleet and its clients run on too. A transaction counts where it began.
+A cut here is only what `create --incremental` does to the fleet: the start marker on all primaries, then the finish
+marker. Whole increments are measured separately, because draining and Spark share the machine with the fleet and its
+clients. A transaction counts in the window in which it began.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Latencies of some windows. `longest_median_seconds` is the median of the windows' longest: it shakes less."""
+    """Latencies of some windows. `longest_median_seconds` is the median of the windows' longest: it varies less."""
 
     transactions: int
     p50_seconds: float
@@ -55,14 +55,14 @@ class Distribution:
 
 @dataclass(slots=True)
 class WriterFigures:
-    """What one run found: latencies by kind of window, how long each cut and each increment took."""
+    """The results of one run: latencies by kind of window, and the duration of each cut and increment."""
 
     latencies: dict[str, Distribution] = field(default_factory=dict)
     cut_seconds: list[float] = field(default_factory=list)
     increment_seconds: list[float] = field(default_factory=list)
 
     def ratio(self, task: str, peer: str, figure: str) -> float | None:
-        """A figure of one kind of window beside the other's; None where one was not measured."""
+        """The ratio of a figure in two kinds of windows; None if one was not measured."""
         if task not in self.latencies or peer not in self.latencies:
             return None
         return float(getattr(self.latencies[task], figure) / getattr(self.latencies[peer], figure))
@@ -70,7 +70,7 @@ class WriterFigures:
 
 @contextmanager
 def running_fleet(directory: Path) -> Iterator[EmbeddedFleet]:
-    """Start a fleet of three shards with the bank in `directory`; stop and delete it in the end."""
+    """Start a fleet of three shards with the bank in `directory`; stop and delete it at the end."""
     fleet = start_fleet(directory / "fleet", shards=SHARDS, backups=0, settings=SETTINGS)
     try:
         yield fleet
@@ -79,7 +79,7 @@ def running_fleet(directory: Path) -> Iterator[EmbeddedFleet]:
 
 
 def measure_cuts(fleet: EmbeddedFleet, figures: WriterFigures, *, cuts: int, seconds: float) -> None:
-    """Make `cuts` cuts in windows of together `seconds`, in turns with windows of the same length without."""
+    """Make `cuts` cuts in windows of `seconds` in total, alternating with windows of the same length without cuts."""
     windows = max(1, round(cuts / CUTS_PER_WINDOW))
     length = seconds / windows + 2 * MARGIN_SECONDS
     made: list[Window] = []
@@ -123,7 +123,7 @@ def _cuts_within(
 
 
 def _moments(began: float, length: float, count: int) -> list[float]:
-    """Where in a window its cuts are made."""
+    """The moments of a window at which cuts are made."""
     step = (length - 2 * MARGIN_SECONDS) / max(count, 1)
     return [began + MARGIN_SECONDS + number * step for number in range(count)]
 
@@ -133,7 +133,7 @@ def _sleep_until(moment: float) -> None:
 
 
 def measure_increments(fleet: EmbeddedFleet, figures: WriterFigures, count: int, say: Callable[[str], None]) -> None:
-    """Take `count` increments, and let each be followed by as long a time without."""
+    """Take `count` increments, each followed by as long a time without."""
     taken: list[Window] = []
     rests: list[Window] = []
     with warm_session(fleet.fleet_toml) as cutline:
@@ -157,7 +157,7 @@ def measure_increments(fleet: EmbeddedFleet, figures: WriterFigures, count: int,
 
 
 def distribution(clients: Clients, windows: Sequence[Window], *, overlapping: bool = False) -> Distribution:
-    """The latencies of the transactions that began in the windows, or with `overlapping` ran in one at all."""
+    """The latencies of the transactions that began in the windows, or with `overlapping` that overlap one."""
     chosen = [_within(clients, window, overlapping=overlapping) for window in windows]
     chosen = [seconds for seconds in chosen if len(seconds)]
     if not chosen:

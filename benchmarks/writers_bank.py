@@ -1,6 +1,6 @@
-"""The bank's clients in a process of their own, so that what is measured never waits for the measuring process.
+"""The bank's clients in a separate process, so that they never wait for the measuring process.
 
-Times are of the machine's monotonic clock, which all processes share.
+Times are on the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Clients:
-    """The clients at work; what they measured is here once they have ended."""
+    """The running clients; their measurements are available once they have ended."""
 
     starts: Seconds = field(default_factory=lambda: np.empty(0))
     seconds: Seconds = field(default_factory=lambda: np.empty(0))
@@ -33,7 +33,7 @@ class Clients:
 
 @contextmanager
 def clients_at_work(dsns: Sequence[str], *, clients: int, pause_seconds: float) -> Iterator[Clients]:
-    """Let the bank's clients work on the shards `dsns` while the block runs; raise RuntimeError if they ended early."""
+    """Run the bank's clients on the shards `dsns` while the block runs; raise RuntimeError if they ended early."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(list(dsns), clients, pause_seconds, there), daemon=True)

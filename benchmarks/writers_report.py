@@ -52,7 +52,7 @@ def document(
 
 
 def show(console: Console, figures: WriterFigures) -> None:
-    """Print the latencies, the ratios, and how long cuts and increments took."""
+    """Print the latencies, the ratios, and the durations of cuts and increments."""
     latencies = Table("bank", "count", *(f"{NAMES[name]} ms" for name in RATIOS), title="latency")
     for kind, found in figures.latencies.items():
         latencies.add_row(kind, str(found.transactions), *(f"{getattr(found, name) * 1000:.2f}" for name in RATIOS))

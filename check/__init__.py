@@ -1,4 +1,4 @@
-"""Check: reads a chain back and proves it whole, or names what is not. It cannot pass on nothing.
+"""Check: reads a chain back and proves it complete, or names what is damaged. It can't pass on nothing.
 
 Imports `snapshots` and what is below it.
 """

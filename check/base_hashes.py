@@ -1,7 +1,7 @@
-"""Hashing base copies: what a task of the base hash job does, in an executor.
+"""Hash base copies: what a task of the base hash job does in an executor.
 
-Base rows are hashed where they are read and never shuffled; rows whose key has changed since are left to the
-folded changes.
+The task that reads base rows hashes them; they are never shuffled. Rows whose key changed after the copy are left out:
+the folded changes have them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from check.hashing import Sums, combine_all, combine_hashes
 from columns.bytes_column import from_arrow, runs, xxhash64
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.changed_keys import Keys
 from snapshots.fold.schema_at_cut import to_schema_at_cut
 from snapshots.fold.sources import BaseSource, read_tables
@@ -28,9 +28,9 @@ from wal.segments.damage import ObjectDamagedError
 
 @dataclass(frozen=True, slots=True)
 class BaseHashTask:
-    """A base object to hash; `changed` gives the node's changed keys by group.
+    """A base object to hash; `changed` broadcasts the node's changed keys by group.
 
-    `partitions` says how many there are of every number that its rows may be stored under.
+    `partitions` is the number of partitions by group, for every group number that the object's rows may have.
     """
 
     base: BaseSource
@@ -41,7 +41,7 @@ class BaseHashTask:
 
 @dataclass(frozen=True, slots=True)
 class BaseHashReport:
-    """The object's combined hashes by (node number, group, partition), or what is wrong with the object."""
+    """The object's combined hashes by (node number, group, partition), or the problem with the object."""
 
     sums: Sums | None
     rows: int = 0
@@ -50,7 +50,7 @@ class BaseHashReport:
 
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
-    """Hash the rows of the object that still hold."""
+    """Hash the rows of the object whose key did not change."""
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
@@ -70,9 +70,9 @@ def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
         rows[group] = rows.get(group, 0) + count
 
 
-def _check_rows(task: BaseHashTask, found: Mapping[int, int]) -> None:
-    if found != {group: count for group, count in task.base.rows.items() if count}:
-        raise _rows_differ(task, f"rows {found}")
+def _check_rows(task: BaseHashTask, rows: Mapping[int, int]) -> None:
+    if rows != {group: count for group, count in task.base.rows.items() if count}:
+        raise _rows_differ(task, f"rows {rows}")
 
 
 def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
@@ -82,13 +82,13 @@ def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
 
 
 def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int, Keys]) -> Iterator[Sums]:
-    """The hashes of a stored batch, once its rows are seen to be where they belong."""
+    """Check that the rows of a stored batch are in their partitions, and yield the batch's combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
     _check_partitions(task, batch, key_hashes)
-    if task.base.present is None:
+    if task.base.mapping is None:
         yield _hash(task, batch, changed, key_hashes)
         return
-    for table in to_schema_at_cut(pa.Table.from_batches([batch]), task.base.present):
+    for table in to_schema_at_cut(pa.Table.from_batches([batch]), task.base.mapping):
         for one in table.to_batches():
             yield _hash(task, one, changed, xxhash64(from_arrow(one.column("key"))))
 
@@ -99,18 +99,18 @@ def _hash(
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     rows = from_arrow(batch.column("row"))
-    # The hash of an entry binds its key and its row; Spark's xxhash64(key, row) is the same number.
+    # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
     hashes = xxhash64(rows, key_hashes)
     node = np.full(len(hashes), task.base.source.number, np.int64)
     places = np.stack([node, group, partition], axis=1)
-    if changed or task.base.dropped:
-        holds = rows_that_hold(batch, task.base, changed, key_hashes)
+    if changed or task.base.truncated:
+        holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
     return combine_hashes(places, hashes)
 
 
 def _check_partitions(task: BaseHashTask, batch: pa.RecordBatch, key_hashes: npt.NDArray[np.uint64]) -> None:
-    """Every row must be in the partition of its key, or the copies would not be compared alike."""
+    """Raise ObjectDamagedError unless every row is in its key's partition: copies are compared by partition."""
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     rows = from_arrow(batch.column("row"))

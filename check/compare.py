@@ -1,4 +1,4 @@
-"""Compare the copies of a shard: each backup with its primary, group by group and partition by partition."""
+"""Compare the copies of a shard: each backup copy with the primary copy, by group and partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = 0
 
 
 def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) -> None:
-    """Compare entries and versions of every partition; note conflicts, and what could not be compared."""
+    """Compare the rows and row versions of every partition; note conflicts and what could not be compared."""
     report = findings.report
     entries, writers = _by_node(copies, hashes.rows), _by_node(copies, hashes.versions)
     for primary, backup in copies.pairs:
@@ -24,16 +24,15 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             continue
         places = sorted(entries.get(primary, {}).keys() | entries.get(backup, {}).keys())
         report.compared.partitions += len(places)
-        found = [
+        conflicts = [
             conflict
             for place in places
-            for conflict in _differences(copies, (primary, backup), place, entries, writers)
+            for conflict in _compare_place(copies, (primary, backup), place, entries, writers)
         ]
-        report.conflicts += found[:NAMED_MAX]
-        if len(found) > NAMED_MAX:
-            report.conflicts.append(
-                Conflict("partition", f"{len(found) - NAMED_MAX} more", node=primary, other_node=backup)
-            )
+        report.conflicts += conflicts[:NAMED_MAX]
+        if len(conflicts) > NAMED_MAX:
+            detail = f"{len(conflicts) - NAMED_MAX} more conflicts in partitions are not listed"
+            report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
             too_old = [f"; {one.name}: {one.why}" for one in copies.chain.too_old if one.node == shard]
@@ -41,7 +40,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             report.skipped.append(Skipped(f"rows of shard {shard}", why))
 
 
-def _differences(
+def _compare_place(
     copies: Copies,
     pair: tuple[str, str],
     place: tuple[int, ...],
@@ -54,7 +53,7 @@ def _differences(
         left, right = (writers.get(node, {}).get(place, EMPTY) for node in pair)
         if left == right:
             return []
-        kind, detail = "version", "the rows are the same, but were last written by different transactions"
+        kind, detail = "version", "the rows are equal, but were last written by different transactions"
     elif ours[0] != theirs[0]:
         kind, detail = "row-count", f"{ours[0]} rows on {primary}, {theirs[0]} on {backup}"
     else:
@@ -69,7 +68,7 @@ def _differences(
 
 
 def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
-    """Compare what the copies' WAL said, group by group, and its transaction events."""
+    """Compare the changes in the copies' WAL by group, and their transaction events."""
     streams = _by_node(copies, sums)
     for primary, backup in copies.pairs:
         if primary in findings.damaged or backup in findings.damaged:
@@ -83,7 +82,7 @@ def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
             findings.conflict(
                 Conflict(
                     "events" if place == (EVENTS,) else "changes",
-                    f"{left[0]} {what} in the archive of {primary}, {right[0]} in that of {backup}"
+                    f"{left[0]} {what} in the archive of {primary}, {right[0]} in the archive of {backup}"
                     + ("" if left[0] != right[0] else ", with different contents"),
                     node=primary,
                     other_node=backup,
@@ -101,8 +100,8 @@ def _is_skipped(primary: str, backup: str, findings: Findings) -> bool:
 
 
 def _by_node(copies: Copies, sums: Sums) -> dict[str, dict[tuple[int, ...], tuple[int, ...]]]:
-    """The combined hashes of every node; their keys begin with the node's number."""
-    found: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    """The combined hashes by node, then by the rest of their key: a key begins with the node's number."""
+    by_node: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     for key, value in sums.as_dict().items():
-        found.setdefault(copies.nodes[key[0]], {})[key[1:]] = value
-    return found
+        by_node.setdefault(copies.nodes[key[0]], {})[key[1:]] = value
+    return by_node

@@ -1,6 +1,6 @@
-"""Check a snapshot's contents: every object read back, every copy folded, copies and shards compared.
+"""Check a snapshot's contents: read every object back, fold every copy, compare copies and shards.
 
-What is damaged is named, and the rest still compared. What could not be compared for that reason is named too.
+Damaged objects are named, and everything else is still compared. What can't be compared because of damage is named too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_contents(
     spark: SparkSource, chain: Chain, store: StoreLocation, findings: Findings, progress: Progress
 ) -> None:
-    """Read every object and compare what it holds; `check_structure` has passed the chain before."""
+    """Read every object and compare the contents. The chain must have passed `check_structure`."""
     session, copies = spark.session(), Copies.of(chain)
     streams = hash_streams(session, copies, store, findings, progress)
     check_markers(chain, streams.markers, findings)
@@ -41,16 +41,16 @@ def check_contents(
 
 def _compare_transactions(session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings) -> None:
     primaries = tuple(node for node in copies.nodes if copies.shard[node] == node)
-    pairs = compare_pairs(session, primaries, _whole_segments(copies, primaries, findings), store)
+    pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
-    # These objects were whole when they were read before: what was compared by then stands, this does not.
+    # These objects were intact when they were first read: results from before stand, only this comparison is void.
     for problem in pairs.problems:
         findings.damage(problem)
 
 
-def _whole_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
-    """All segments of whole copies, those with events alone too."""
+def _undamaged_segments(copies: Copies, nodes: tuple[str, ...], findings: Findings) -> tuple[SegmentSource, ...]:
+    """All segments of undamaged copies, including those that hold only events."""
     return tuple(
         one
         for number, node in enumerate(nodes)

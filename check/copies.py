@@ -1,4 +1,4 @@
-"""A chain's copies: which node holds which shard's rows."""
+"""A chain's copies: which node holds a copy of which shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snapshots.records.chain import Chain
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A chain's copies by node: whose shard each is a copy of, its groups, where its base begins."""
+    """A chain's copies: their nodes, and the shard that each is a copy of."""
 
     nodes: tuple[str, ...]
     shard: Mapping[str, str]
@@ -20,32 +20,32 @@ class Copies:
 
     @classmethod
     def of(cls, chain: Chain) -> Copies:
-        """The copies that `chain` has."""
+        """The copies of `chain`."""
         nodes = tuple(chain.baseline)
         return cls(nodes, {node: chain.shard_of(node) for node in nodes}, chain)
 
     def since(self, node: str) -> Lsn:
-        """The latest base position among the copies of the node's shard: from here on all have the same WAL."""
-        return max(self.chain.full.base[other] for other in self.alike(node))
+        """The latest base position of the shard's copies: from there on, all copies have the same WAL."""
+        return max(self.chain.full.base[other] for other in self.same_shard(node))
 
-    def copied_anew(self, node: str) -> dict[int, Lsn]:
-        """From where all copies have the same changes of those of the node's groups that were copied anew."""
-        present = mapping_to_cut(self.chain, node, self.alike(node))
-        return {number: position for number, position in present.since.items() if number in present.kept}
+    def recopied_since(self, node: str) -> dict[int, Lsn]:
+        """For each group that was copied again: the position from which all copies have the same changes."""
+        mapping = mapping_to_cut(self.chain, node, self.same_shard(node))
+        return {number: position for number, position in mapping.since.items() if number in mapping.unchanged}
 
-    def alike(self, node: str) -> list[str]:
-        """The node and all others that are copies of the same shard."""
+    def same_shard(self, node: str) -> list[str]:
+        """All nodes that are copies of the node's shard, itself included."""
         return [other for other in self.nodes if self.shard[other] == self.shard[node]]
 
     def partitions(self, node: str) -> dict[int, int]:
-        """How many partitions each of the node's groups has, by the numbers of all its definitions."""
+        """The number of partitions of each of the node's groups, by the numbers of all its definitions."""
         return {number: group.partitions for number, group in self.chain.definitions(node).items()}
 
     def group_name(self, node: str, number: int) -> str | None:
-        """The name of a group; None for the events, and for a number that no group has."""
+        """The name of the group with this number; None if there is none, as for events."""
         return {group.number: group.name for group in self.chain.groups(node)}.get(number)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every primary with each of its backups."""
+        """Every primary with each of its standbys that has a copy, as (primary, backup)."""
         return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]

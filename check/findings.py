@@ -1,4 +1,4 @@
-"""What a check of one snapshot has found so far, and which copies it can't compare for that."""
+"""What a check of one snapshot has found so far, and the copies that it therefore can't compare."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from storage.errors import ErrorReport, UnreachableError, error_of
 
 @dataclass(slots=True)
 class Findings:
-    """The report while it grows, and the nodes whose copies are damaged."""
+    """The report that is being filled in, and the nodes whose copies are damaged."""
 
     report: SnapshotReport
     damaged: set[str] = field(default_factory=set)
 
     def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
-        """Add to what was compared."""
+        """Add to the numbers of what was compared."""
         compared = self.report.compared
         compared.objects += objects
         compared.bytes += size_bytes
@@ -24,25 +24,25 @@ class Findings:
         compared.changes += changes
 
     def conflict(self, conflict: Conflict) -> None:
-        """Note a conflict."""
+        """Add a conflict to the report."""
         self.report.conflicts.append(conflict)
 
     def damage(self, problem: ErrorReport) -> None:
-        """Note what is wrong with an object: the copy of its node can't be compared.
+        """Add a damaged object to the report, once; the copy of its node is no longer compared.
 
-        Raises the error itself where the store did not answer: that says nothing of what is in it.
+        Raises the problem if it is that the store did not answer: that says nothing about the object.
         """
         if problem["exit_code"] == UnreachableError.exit_code:
             raise error_of(problem)
-        found = conflict_of(problem)
-        if found.object not in {one.object for one in self.report.conflicts if one.object}:
-            self.conflict(found)
-        if found.node:
-            self.damaged.add(found.node)
+        conflict = conflict_of(problem)
+        if conflict.object not in {one.object for one in self.report.conflicts if one.object}:
+            self.conflict(conflict)
+        if conflict.node:
+            self.damaged.add(conflict.node)
 
 
 def conflict_of(problem: ErrorReport) -> Conflict:
-    """An error that a task met with an object, as a conflict."""
+    """The conflict for an error that a task raised for an object."""
     details = problem["details"]
 
     def text(name: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Hashes of many entries that do not depend on their order, and that can be put together from parts.
+"""Combined hashes of many entries: independent of their order, and mergeable from parts.
 
-An entry's hash is 64 bits over key and row together. A set of entries is told by their number, the exclusive
-or of their hashes, and the sums of the hashes' upper and lower halves: what escapes one does not escape the others.
+An entry's hash is 64 bits over key and row together. A set of entries is represented by their number, the exclusive
+or of their hashes, and the sums of the hashes' lower and upper halves: a difference that one misses, another shows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ HALF = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """For every row of `keys` (n by columns, no two alike) the combined hash of its entries (n by 4)."""
+    """For every row of `keys` (n by columns, all different) the combined hash of its entries in `values` (n by 4)."""
 
     keys: Ints
     values: Ints
 
     def as_dict(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The combined hash by key; bounded by the partitions of all copies."""
+        """The combined hashes by key; at most as many as the copies have partitions."""
         return {tuple(key): tuple(value) for key, value in zip(self.keys.tolist(), self.values.tolist(), strict=True)}
 
 
 def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
-    """Combine the entries that have the same key."""
+    """Combine the hashes of entries with the same key."""
     if len(keys) == 0:
         return Sums(keys, np.empty((0, len(HASH_COLUMNS)), np.int64))
     order, starts = _runs(keys)
@@ -47,7 +47,7 @@ def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
 
 
 def combine(keys: Ints, values: Ints) -> Sums:
-    """Combine combined hashes that have the same key."""
+    """Merge combined hashes with the same key."""
     if len(keys) == 0:
         return Sums(keys, values)
     order, starts = _runs(keys)
@@ -60,16 +60,16 @@ def combine(keys: Ints, values: Ints) -> Sums:
 
 
 def _runs(keys: Ints) -> tuple[Ints, Ints]:
-    """An order of the rows in which equal keys are side by side, and where each run of them begins."""
+    """An order of the rows that puts equal keys next to each other, and where each run of equal keys begins."""
     codes = _codes(keys)
-    # numpy sorts 16-bit numbers by radix, which a batch of one group's partitions always fits.
+    # numpy uses radix sort for 16-bit numbers; the codes of a batch of one group's partitions always fit.
     order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
     codes = codes[order]
     return order, np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
 
 
 def _codes(keys: Ints) -> Ints:
-    """One number for every row of `keys`, equal where and only where the rows are."""
+    """One number for every row of `keys`; two are equal if and only if the rows are."""
     codes = np.zeros(len(keys), np.int64)
     for column in keys.T:
         low, high = int(column.min()), int(column.max())
@@ -81,21 +81,21 @@ def _codes(keys: Ints) -> Ints:
 
 
 def combine_all(parts: list[Sums], width: int) -> Sums:
-    """Combine parts of the same set; `width` is the number of key columns."""
+    """Merge the combined hashes of parts of one set; `width` is the number of key columns."""
     keys = [np.empty((0, width), np.int64), *(part.keys for part in parts)]
     values = [np.empty((0, len(HASH_COLUMNS)), np.int64), *(part.values for part in parts)]
     return combine(np.concatenate(keys), np.concatenate(values))
 
 
 def sums_of_table(table: pa.Table, key_columns: list[str], prefix: str = "") -> Sums:
-    """Read the combined hashes that a Spark job made (`hash_aggregates`)."""
+    """Read the combined hashes that a Spark job computed by `hash_aggregates`."""
     keys = [np.asarray(table[name].to_numpy(), np.int64) for name in key_columns]
     values = [np.asarray(table[prefix + name].to_numpy(), np.int64) for name in HASH_COLUMNS]
     return Sums(np.stack(keys, axis=1), np.stack(values, axis=1))
 
 
 def hash_aggregates(hashed: Any, prefix: str = "", where: Any = None) -> list[Any]:
-    """Spark's aggregates for the same combined hash of the bigint column `hashed`, of the rows `where` holds."""
+    """Spark aggregates that compute the same combined hash of the bigint column `hashed`, over rows where `where`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def of(value: Any) -> Any:

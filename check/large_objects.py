@@ -1,6 +1,6 @@
-"""Reading stored large objects back: whole by their digests, and as many as their commit says.
+"""Read stored large objects back: verify their digests and their number.
 
-There is one copy of them, of the primary, so they are compared with nothing: the report counts them by themselves.
+Only the primary's are stored, so there is no copy to compare them with: the report counts them separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeCheckTask:
-    """An object that holds large objects."""
+    """A stored object that holds large objects."""
 
     stored: StoredObject
     store: StoreLocation
@@ -35,9 +35,9 @@ class LargeCheckTask:
 def check_large_objects(
     session: SparkSession, full: FullSnapshot, store: StoreLocation, findings: Findings, progress: Progress
 ) -> None:
-    """Read all of them; one that is damaged is a conflict, and takes nothing from the rows of its node.
+    """Read all of them; a damaged one is a conflict, but the rows of its node are still compared.
 
-    Raises the error of a task whose store did not answer.
+    Raises the error of a task if the store did not answer.
     """
     tasks = [LargeCheckTask(stored, store) for stored in list_large_objects(full)]
     if not tasks:
@@ -54,7 +54,7 @@ def check_large_objects(
 
 
 def read_large(task: LargeCheckTask) -> ErrorReport | None:
-    """Read one object; what is wrong with it, None if nothing is."""
+    """Read one object; return the problem with it, None if it is intact."""
     stored = task.stored
     try:
         store = task.store.open()

@@ -1,4 +1,4 @@
-"""Hash the rows of every copy by partition: base rows where they are read, changed rows as the fold has them."""
+"""Hash the rows of every copy by partition: base rows in the tasks that read them, changed rows after the fold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from columns.arrow_numbers import to_arrow
 from columns.bytes_column import from_arrow, xxhash64
 from fleet.progress import Progress
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, by_place
+from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import PROBLEM, BaseSource, Sources, base_sources, sources_of
 from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import report_of
@@ -37,7 +37,7 @@ ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", "entry"]
 class PartitionHashes:
     """Combined hashes by (node number, group, partition): of the rows, and of their versions.
 
-    The version of a row is the commit position of its last writer; only rows written after all base copies have one.
+    A row's version is the commit position of its last writer. Only rows written after all base copies have one.
     """
 
     rows: Sums
@@ -47,7 +47,7 @@ class PartitionHashes:
 def hash_partitions(
     session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
 ) -> PartitionHashes:
-    """Fold the changes and hash every copy's rows; what can't be read is noted as damage."""
+    """Fold the changes and hash every copy's rows; unreadable objects are noted as damage."""
     progress.step("fold changes")
     try:
         sources = sources_of(copies.chain, tuple(copies.nodes), store.open(), skip=findings.damaged)
@@ -79,7 +79,7 @@ def _base_tasks(
         counts = {number: count for number in base.rows if (count := partitions[base.source.node].get(number))}
         return BaseHashTask(base, counts, changed.get(base.source.number), store)
 
-    # Of a copy that can't be compared every object is still read, and named if it is damaged.
+    # A damaged copy is not folded, but each of its base objects is read, to name all that are damaged.
     read = {base.source.number for base in sources.bases}
     unfolded = [
         base
@@ -93,39 +93,39 @@ def _base_tasks(
 def _hash_bases(session: SparkSession, tasks: list[BaseHashTask], findings: Findings, progress: Progress) -> Sums:
     progress.step("read base copies", total=len(tasks), unit="objects")
     parts: list[Sums] = []
-    for found in run_tasks(session, hash_base, tasks, progress):
-        if found.problem is not None:
-            findings.damage(found.problem)
-        elif found.sums is not None:
-            parts.append(found.sums)
-            findings.count(objects=1, size_bytes=found.bytes, rows=found.rows)
-    for sent in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
-        sent.unpersist()
+    for report in run_tasks(session, hash_base, tasks, progress):
+        if report.problem is not None:
+            findings.damage(report.problem)
+        elif report.sums is not None:
+            parts.append(report.sums)
+            findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
+    for broadcast in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
+        broadcast.unpersist()
     return combine_all(parts, 3)
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
-    """Rows whose unchanged values are stored nowhere, though every object of their copy is whole."""
+    """Note rows whose earlier images are not in the snapshot, although every object of their copy is intact."""
     for (number, group, place), (count, *_) in images.as_dict().items():
         node = copies.nodes[number]
         if group == PROBLEM and node not in findings.damaged:
             name = copies.group_name(node, place)
-            detail = f"{count} rows whose earlier images, which their changes need, are stored nowhere"
+            detail = f"the snapshot lacks the earlier images that the changes of {count} rows need"
             findings.conflict(Conflict("history", detail, node=node, group=name))
             findings.damaged.add(node)
 
 
 def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:
-    """Hash the rows that changes have made, and their versions."""
+    """Hash the folded rows and their versions."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
-    compared = _written_since(copies)
+    compared = _written_after_bases(copies)
     version = F.xxhash64("key", "lsn")
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
     if folded.long_images is not None:
-        placed = by_place(images.sparkSession, folded.long_images)
-        entries = entries.unionByName(placed.mapInArrow(partial(hash_images, reader=reader), ENTRY_ROWS))
+        long_images = order_by_place(images.sparkSession, folded.long_images)
+        entries = entries.unionByName(long_images.mapInArrow(partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
         .agg(
@@ -138,15 +138,15 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
 
 
 def hash_images(batches: Iterable[pa.RecordBatch], reader: LongImageReader) -> Iterator[pa.RecordBatch]:
-    """ENTRY_ROWS of LONG_IMAGE_ROWS: hashed where they are read, as Spark hashes the others."""
-    for batch in reader.images(batches):
+    """Turn LONG_IMAGE_ROWS into ENTRY_ROWS, with the same hash as Spark computes for the other rows."""
+    for batch in reader.read_images(batches):
         hashes = xxhash64(from_arrow(batch.column("row")), xxhash64(from_arrow(batch.column("key"))))
         columns = [batch.column(name) for name in ("node", "group", "partition", "key", "lsn")]
         yield pa.record_batch([*columns, to_arrow(hashes.view(np.int64))], names=ENTRY_NAMES)
 
 
-def _written_since(copies: Copies) -> Column:
-    """Whether an image is of a change that all copies of its group have, and none in its base."""
+def _written_after_bases(copies: Copies) -> Column:
+    """Whether a row was last written after the base copies of its group on all nodes of the shard."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     def numbers(values: Iterable[int]) -> Column:
@@ -155,12 +155,12 @@ def _written_since(copies: Copies) -> Column:
     since = numbers(value for number, node in enumerate(copies.nodes) for value in (number, copies.since(node)))[
         F.col("node")
     ]
-    later = {
+    recopied = {
         (number << 32) + group: position
         for number, node in enumerate(copies.nodes)
-        for group, position in copies.copied_anew(node).items()
+        for group, position in copies.recopied_since(node).items()
     }
-    if later:
+    if recopied:
         place = F.shiftleft(F.col("node").cast("bigint"), 32) + F.col("group")
-        since = F.coalesce(numbers(value for entry in later.items() for value in entry)[place], since)
+        since = F.coalesce(numbers(value for entry in recopied.items() for value in entry)[place], since)
     return F.col("lsn") >= since

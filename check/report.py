@@ -1,7 +1,7 @@
-"""What a check finds, and what it amounts to.
+"""What a check finds, and its result.
 
-A check that compared nothing, or skipped anything, is inconclusive: it never passes for want of something to
-look at (docs/architecture.md, invariant 7).
+A check that compared nothing, or skipped anything, is inconclusive: it never passes because there was nothing to
+compare (docs/architecture.md, invariant 7).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_CODES = {VALID: 0, CONFLICTS: 1, INCONCLUSIVE: 4}
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One thing that is not as it must be. What does not apply is None."""
+    """Something that is wrong with a snapshot. Fields that do not apply are None."""
 
     kind: str
     detail: str
@@ -59,10 +59,10 @@ class Compared:
 
 @dataclass(slots=True)
 class SnapshotReport:
-    """One snapshot's check, up to `increment`. `append_only`: groups whose updates and deletes nobody followed.
+    """The check of one snapshot up to `increment`.
 
-    `warned`: those, and what else comes back and may not be what it was. `large_objects` were read back whole, and
-    compared with nothing.
+    `append_only`: groups whose updates and deletes are not captured. `warned`: these groups, and everything else that a
+    restore may bring back different. `large_objects`: how many were read back intact; they are compared with nothing.
     """
 
     name: str
@@ -76,13 +76,13 @@ class SnapshotReport:
 
     @property
     def result(self) -> str:
-        """Valid only if everything was compared, and something was."""
+        """Valid only if something was compared and nothing was skipped."""
         if self.conflicts:
             return CONFLICTS
         return INCONCLUSIVE if self.skipped or not self.compared.objects else VALID
 
     def to_json(self) -> dict[str, Any]:
-        """The snapshot's part of the document."""
+        """The snapshot's part of the JSON document."""
         names = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
         return {
             "name": self.name,
@@ -99,7 +99,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The check of some snapshots, and the operations of them that had no outcome when it began."""
+    """The check of one or more snapshots, and the operations on them that had no outcome when it began."""
 
     snapshots: tuple[SnapshotReport, ...]
     seconds: float
@@ -107,7 +107,7 @@ class CheckReport:
 
     @property
     def result(self) -> str:
-        """The worst of the snapshots' results; inconclusive without any."""
+        """The worst of the snapshots' results; inconclusive if there are no snapshots."""
         results = {one.result for one in self.snapshots}
         if CONFLICTS in results:
             return CONFLICTS
@@ -119,7 +119,7 @@ class CheckReport:
         return EXIT_CODES[self.result]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole document."""
+        """The whole JSON document."""
         return {
             "schema": SCHEMA,
             "result": self.result,

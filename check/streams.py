@@ -1,8 +1,8 @@
-"""Hashing segments: what a task of the stream hash job does, in an executor.
+"""Hash segments: what a task of the stream hash job does in an executor.
 
-A primary's and its standby's WAL decode to the same changes and events. Their hashes are compared from the
-later of the copies' base positions on, so a change that a later one hides is not overlooked. They are hashed as they
-read at the cut: copies may have stored the same change under different definitions.
+A primary's WAL and its standby's decode to the same changes and events. Their hashes are compared from the latest base
+position of the shard's copies, so a lost change is found even if a later one hides it. Changes are converted to the
+schema at the cut before they are hashed: copies may have stored the same change under different definitions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
+
+
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A segment to hash: its changes and events from `since` up to, not including, `position`.
+    """A segment to hash: its changes and events from `since` up to, but not including, `position`.
 
-    But for those of the transactions at `excluded`: of one that is rolled back by the time it is decoded
-    PostgreSQL may leave out any part. `present` counts changes of a group from where all copies have them.
+    Transactions at `excluded` are left out: PostgreSQL may omit any part of a transaction that was rolled back before
+    it is decoded. `mapping` omits changes of a group from before the position where all copies have them.
     """
 
     source: Source
@@ -51,32 +54,40 @@ class StreamTask:
     since: Lsn
     position: Lsn
     excluded: frozenset[Lsn]
-    present: SchemaMapping | None
+    mapping: SchemaMapping | None
     store: StoreLocation
+
+
+class MarkerMessage(NamedTuple):
+    """A marker as it is stored, and its position in the WAL."""
+
+    content: bytes
+    position: Lsn
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """Combined hashes by (node number, group); group 0 are the events. `markers`: content and position."""
+    """Combined hashes by (node number, group), where group 0 is the events; or the problem with the segment."""
 
     sums: Sums | None
     changes: int = 0
-    markers: tuple[tuple[bytes, Lsn], ...] = ()
+    markers: tuple[MarkerMessage, ...] = ()
     problem: ErrorReport | None = None
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
-    """Read the segment whole and hash it."""
+    """Read the whole segment and hash it."""
     parts: list[Sums] = []
-    markers: list[tuple[bytes, Lsn]] = []  # two per cut
-    counts = np.zeros(4, np.int64)
+    markers: list[MarkerMessage] = []  # two per cut
+    counts = np.zeros(len(ROW_COUNTS), np.int64)
     try:
         for table in read_tables(task.store.open(), task.source, SEGMENT_SCHEMA):
             op = np.asarray(table["op"].to_numpy())
-            counts += _counts(op)
-            found = table.filter(pa.array(op == MARKER))
-            markers += zip(found["row"].to_pylist(), map(Lsn, found["lsn"].to_pylist()), strict=True)
-            parts += [_hash_table(task, one) for one in to_schema_at_cut(table, task.present)]
+            counts += _count_rows(op)
+            messages = table.filter(pa.array(op == MARKER))
+            positions = map(Lsn, messages["lsn"].to_pylist())
+            markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
+            parts += [_hash_table(task, one) for one in to_schema_at_cut(table, task.mapping)]
         _check_counts(task, tuple(counts.tolist()))
     except SnapshotError as error:
         return StreamReport(None, problem=report_of(error))
@@ -86,17 +97,17 @@ def hash_stream(task: StreamTask) -> StreamReport:
 def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
     op = np.asarray(table["op"].to_numpy())
     lsn = np.asarray(table["lsn"].to_numpy())
-    lasts = (lsn >= task.since) & (lsn < task.position) & (op != ROLLBACK_PREPARED)
+    is_compared = (lsn >= task.since) & (lsn < task.position) & (op != ROLLBACK_PREPARED)
     if task.excluded:
-        lasts &= ~np.isin(lsn, np.fromiter(task.excluded, np.int64))
-    chosen = table.filter(pa.array(lasts))
+        is_compared &= ~np.isin(lsn, np.fromiter(task.excluded, np.int64))
+    chosen = table.filter(pa.array(is_compared))
     group = np.asarray(chosen["group"].to_numpy(), np.int64)
     keys = np.stack([np.full(len(chosen), task.source.number, np.int64), group], axis=1)
     return combine_hashes(keys, _hashes(chosen))
 
 
 def _hashes(table: pa.Table) -> Any:
-    """The hash of every change and event: all that it says, but for the transaction's number on its node."""
+    """The hash of every change and event: over everything but the transaction's xid, which differs by node."""
     count = len(table)
     numbers = [np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "seq", "op", "group", "partition")]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
@@ -109,29 +120,28 @@ def _hashes(table: pa.Table) -> Any:
     return hashes
 
 
-def _counts(op: npt.NDArray[np.int8]) -> tuple[int, int, int, int]:
-    """How many changes, events, changes with values left out, and TRUNCATEs there are."""
+def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
+    """The numbers of rows, in the order of ROW_COUNTS."""
     changes = int(np.isin(op, CHANGE_OPS).sum())
     return changes, len(op) - changes, int((op == PARTIAL).sum()), int((op == TRUNCATE).sum())
 
 
-def _check_counts(task: StreamTask, found: tuple[int, ...]) -> None:
-    """The segment must hold what its commit says, also of those kinds of changes that decide how it is read."""
-    source, said = task.source, task.segment
-    expected = (said.changes, said.events, said.partials, said.truncates)
-    if found != expected:
-        names = "changes, events, with values left out, truncates"
+def _check_counts(task: StreamTask, counts: tuple[int, ...]) -> None:
+    """Raise ObjectDamagedError unless the commit has the same counts; two of them decide how segments are read."""
+    source, segment = task.source, task.segment
+    expected = (segment.changes, segment.events, segment.partials, segment.truncates)
+    if counts != expected:
         raise ObjectDamagedError(
             key=source.key,
             kind="rows",
             node=source.node,
-            detail=f"it has {found} rows ({names}) instead of {expected}",
+            detail=f"it has {counts} rows ({', '.join(ROW_COUNTS)}) instead of {expected}",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHashes:
-    """Combined hashes of every node's stream by (node number, group), and the markers found in it, by node."""
+    """Combined hashes of all streams by (node number, group), and each node's markers: position by content."""
 
     sums: Sums
     markers: Mapping[str, Mapping[bytes, Lsn]]
@@ -140,39 +150,39 @@ class StreamHashes:
 def hash_streams(
     session: SparkSession, copies: Copies, store: StoreLocation, findings: Findings, progress: Progress
 ) -> StreamHashes:
-    """Hash every copy's segments in a Spark job; what can't be read is noted as damage."""
+    """Hash every copy's segments in a Spark job; unreadable segments are noted as damage."""
     tasks = [
-        StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.present, store)
+        StreamTask(one.source, one.segment, copies.since(node), one.position, one.excluded, one.mapping, store)
         for number, node in enumerate(copies.nodes)
-        for one in segment_sources(copies.chain, number, node, copies.alike(node))
+        for one in segment_sources(copies.chain, number, node, copies.same_shard(node))
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
     reports = run_tasks(session, hash_stream, tasks, progress)
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
-    for task, found in zip(tasks, reports, strict=True):
-        if found.problem is not None:
-            findings.damage(found.problem)
-        elif found.sums is not None:
-            parts.append(found.sums)
-            markers[task.source.node].update(dict(found.markers))
-            findings.count(objects=1, size_bytes=task.source.size, changes=found.changes)
+    for task, report in zip(tasks, reports, strict=True):
+        if report.problem is not None:
+            findings.damage(report.problem)
+        elif report.sums is not None:
+            parts.append(report.sums)
+            markers[task.source.node].update(dict(report.markers))
+            findings.count(objects=1, size_bytes=task.source.size, changes=report.changes)
     return StreamHashes(combine_all(parts, 2), markers)
 
 
 def check_markers(chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings) -> None:
-    """Check that every whole copy's archive has both markers of every cut where the commit says."""
+    """Check that every undamaged archive has both markers of every cut at the positions that the commit has."""
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
-        found: dict[tuple[str, str], Lsn] = {}
+        positions: dict[tuple[str, str], Lsn] = {}
         for content, position in contents.items():
             with suppress(ValueError):
                 marker = marker_from_bytes(content)
-                found[marker.cut, marker.kind] = position
+                positions[marker.cut, marker.kind] = position
         for commit in chain.commits:
             cut = commit.cut.of(chain.shard_of(node))
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
-                if found.get((commit.cut.id, kind)) != position:
-                    detail = f"the {kind} marker of cut {commit.cut.id} is missing"
+                if positions.get((commit.cut.id, kind)) != position:
+                    detail = f"the archive has no {kind} marker of cut {commit.cut.id} at {position}"
                     findings.conflict(Conflict("marker", detail, node=node))

@@ -1,4 +1,4 @@
-"""Checking what commits and listings alone can tell: commits that fit together, archives without a hole, objects."""
+"""Check what commits and listings show: commits that fit together, archives without a hole, objects that exist."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from check.report import Conflict, Skipped, SnapshotReport
-from fleet.tables.left_out import count_warnings
-from snapshots.ddl.dump import find_schema_object
+from fleet.tables.left_out import select_warnings
+from snapshots.ddl.dump import find_ddl_objects
 from snapshots.records.chain import Chain
 from snapshots.records.commits import (
     SnapshotMissingError,
@@ -18,7 +18,7 @@ from snapshots.records.commits import (
     read_chain,
     snapshot_names,
 )
-from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot
+from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from storage.store import ObjectMissingError, ObjectStore
@@ -27,7 +27,7 @@ ASKING_THREADS_MAX = 16
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Every snapshot that exists, and those that are recorded and of which something is left."""
+    """Every snapshot that exists, and every recorded one that left objects behind although its commit is missing."""
     left = [name for name in recorded if store.list_children(f"snapshots/{name}") and not is_deleted(store, name)]
     return sorted({*snapshot_names(store), *left})
 
@@ -35,10 +35,10 @@ def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]
 def check_structure(
     store: ObjectStore, fleet_id: str, name: str, increment: int | None, recorded: Mapping[str, int]
 ) -> tuple[Chain | None, SnapshotReport]:
-    """Read the chain and see that it is whole; the chain is None where it can't be read.
+    """Read the chain and check that it is complete; return it, or None if it can't be read.
 
-    `recorded` are the increments that operations say they have committed: a commit file that is gone leaves no
-    other trace where it was the last.
+    `recorded` has the increments that operations have recorded as committed, by operation: if the last commit file is
+    missing, nothing else shows it.
     """
     try:
         chain = read_chain(store, name, increment)
@@ -54,15 +54,15 @@ def check_structure(
         report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
         return None, report
     report = SnapshotReport(
-        name, chain.last.increment, append_only=chain.append_only, warned=count_warnings(chain.left_out)
+        name, chain.last.increment, append_only=chain.append_only, warned=select_warnings(chain.left_out)
     )
     if increment is None and not is_only_full(store, name):
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
-        foreign = foreign_snapshot(name, chain.full.fleet_id, fleet_id)
+        foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
-    checks += [("commit", partial(find_schema_object, chain, one.node)) for one in chain.nodes if not one.backup_of]
+    checks += [("commit", partial(find_ddl_objects, chain, one.node)) for one in chain.nodes if not one.backup_of]
     for kind, check in checks:
         try:
             check()
@@ -74,12 +74,12 @@ def check_structure(
 
 
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
-    # Ids sort by time: operations before the full snapshot's were of another chain of that name.
+    # Operation ids sort by time: those before the full snapshot's worked on another chain of that name.
     numbers = {number for operation, number in recorded.items() if operation > chain.full.operation}
     return [
         Conflict(
             "missing",
-            f"increment {number} was committed, and its commit file is gone",
+            f"increment {number} was committed, but its commit file is missing",
             object=commit_key(chain.name, number),
         )
         for number in sorted(numbers)
@@ -88,7 +88,7 @@ def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
 
 
 def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, recorded: Mapping[str, int]) -> bool:
-    """Whether the commit that is missing was there once: later ones are, or an operation says so."""
+    """Whether the missing commit once existed: a later one does, or an operation recorded it as committed."""
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
@@ -101,21 +101,21 @@ def _text(error: SnapshotError, name: str) -> str | None:
 
 
 def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
-    """See that every object of the chain is there in its size; note conflicts, and all that was not looked at."""
-    nodes = {s.key: node for commit in chain.commits for node, found in commit.segments.items() for s in found}
+    """Check that every object of the chain exists in its size; note conflicts, and what a listing can't check."""
+    nodes = {one.key: node for commit in chain.commits for node, some in commit.segments.items() for one in some}
     nodes |= {stored.key: stored.node for commit in chain.commits for stored in commit.objects}
     sizes = [entry for commit in chain.commits for entry in commit.object_sizes.items()]
-    # Asked for by key: a listing may be of a moment ago.
+    # Each key is looked up: a listing may be out of date.
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        found = list(threads.map(lambda entry: _size_of(store, entry[0]), sizes))
-    for (key, size), there in zip(sizes, found, strict=True):
-        if there == size:
+        stored_sizes = list(threads.map(lambda entry: _size_of(store, entry[0]), sizes))
+    for (key, size), stored_size in zip(sizes, stored_sizes, strict=True):
+        if stored_size == size:
             report.compared.objects += 1
-        elif there is None:
+        elif stored_size is None:
             detail = f"object {key} is not in the store"
             report.conflicts.append(Conflict("missing", detail, node=nodes[key], object=key))
         else:
-            detail = f"object {key} has {there} bytes instead of {size}"
+            detail = f"object {key} has {stored_size} bytes instead of {size}"
             report.conflicts.append(Conflict("size", detail, node=nodes[key], object=key))
     why = "--metadata-only"
     contents = f"contents of the objects ({sum(size for _, size in sizes)} bytes in {len(sizes)} objects)"

@@ -1,8 +1,8 @@
-"""Comparing the global transactions that pairs of primaries share, as a Spark job.
+"""Compare the global transactions that pairs of primaries share, as a Spark job.
 
-A transaction that has parts on two nodes belongs to the state on both or on neither. A part was prepared, or it was
-committed in one phase by a transaction tagged with the global id. Each node's side is hashed by
-itself; only where the hashes differ are the transactions named.
+A transaction with parts on two nodes belongs to the state at the cut on both or on neither. A part is a prepared
+transaction, or one that was committed in one phase and tagged with the global id. Each node's parts are hashed
+separately; transactions are listed only where the hashes differ.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 PART_ROWS = "node int, global_id string, included boolean"
 NAMED_MAX = 100
 
-
-# An object that can't be read is a transaction of these two: so its report comes through the join as a pair's would.
+# An unreadable object is a transaction that these two share: so its report comes through the join as a pair's would.
 UNREAD_NODES = (-2, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """How many shared transactions were compared, where the sides differ, and reports of what could not be read."""
+    """How many shared transactions were compared, where two nodes differ, and the problems of unreadable objects."""
 
     transactions: int
     conflicts: list[Conflict]
@@ -51,7 +50,7 @@ def compare_pairs(
     segments: tuple[SegmentSource, ...],
     store: StoreLocation,
 ) -> PairReport:
-    """Compare the primaries' sides of every transaction that two of them have parts of."""
+    """Compare the parts of every transaction that two of the primaries share."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     if len(nodes) < 2 or not segments:
@@ -76,20 +75,20 @@ def compare_pairs(
         if any(row[f"left_{name}"] != row[f"right_{name}"] for name in ("count", "xor", "low", "high")):
             chosen = (F.col("node") == row["node"]) & (F.col("other") == row["other"])
             torn = pairs.where(chosen & (F.col("here") != F.col("there"))).orderBy("global_id")
-            conflicts += [_torn_rows(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
+            conflicts += [_torn_conflict(nodes, one) for one in torn.limit(NAMED_MAX).collect()]
     pairs.unpersist()
     return PairReport(shared, conflicts, problems)
 
 
 def pair_up(parts: DataFrame) -> DataFrame:
-    """PART_ROWS, one per node and transaction, to node, other, global_id, here, there."""
+    """Join PART_ROWS, one per node and transaction, to pairs: node, other, global_id, here, there."""
     left = parts.selectExpr("global_id", "node", "included AS here")
     right = parts.selectExpr("global_id", "node AS other", "included AS there")
     return left.join(right, "global_id").where("node < other")
 
 
 def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: StoreLocation) -> DataFrame:
-    """PART_ROWS of the segments; of one that can't be read its report as `global_id`, on both of UNREAD_NODES."""
+    """PART_ROWS of the segments; for an unreadable one its report as the `global_id`, on both of UNREAD_NODES."""
     tasks = min(len(segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = balance_by_size(segments, tasks)
 
@@ -98,7 +97,7 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    yield from _parts(segments[number], read_events(opened, segments[number].segment))
+                    yield from _part_batches(segments[number], read_events(opened, segments[number].segment))
                 except SnapshotError as error:
                     yield pa.record_batch(
                         [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],
@@ -108,9 +107,9 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
     return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PART_ROWS)
 
 
-def _parts(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
+def _part_batches(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
     op = np.asarray(events["op"].to_numpy())
-    # Most commits are of one node alone, and have no global id.
+    # Most commits are local to one node and have no global id.
     events = events.filter(pa.array((op == PREPARE) | (op == COMMIT))).filter(pc.field("global_id").is_valid())
     lsn = np.asarray(events["lsn"].to_numpy())
     included = lsn < one.position
@@ -121,12 +120,12 @@ def _parts(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from table.to_batches()
 
 
-def _torn_rows(nodes: tuple[str, ...], row: Any) -> Conflict:
+def _torn_conflict(nodes: tuple[str, ...], row: Any) -> Conflict:
     here, there = nodes[row["node"]], nodes[row["other"]]
     has, lacks = (here, there) if row["here"] else (there, here)
     return Conflict(
         "transaction",
-        f"it belongs to the state on {has} and not on {lacks}",
+        f"the state on {has} includes it, the state on {lacks} does not",
         node=here,
         other_node=there,
         global_id=row["global_id"],

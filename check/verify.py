@@ -1,4 +1,4 @@
-"""`check`: one snapshot or all of them, read back and compared."""
+"""`check`: read one snapshot or all of them back and compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotRepor
 from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.ddl.dump import SECTIONS, read_schema
+from snapshots.ddl.dump import SECTIONS, read_ddl
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.operations.spark_jobs import SparkSource
@@ -28,7 +28,7 @@ from wal.segments.damage import ObjectDamagedError, read_listed
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check: one snapshot up to an increment (None: the newest), or without a name all of them."""
+    """What to check: the snapshot `name` up to an increment (None: the newest), or all snapshots if `name` is None."""
 
     name: str | None = None
     increment: int | None = None
@@ -36,7 +36,7 @@ class CheckRequest:
 
 
 def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, progress: Progress) -> CheckReport:
-    """Check what is asked for. Spark is started only once there is something to read."""
+    """Check what `request` names. Spark is started only when there are contents to read."""
     began = time.monotonic()
     store = fleet.store.open()
     fleet_id = read_identity(store, fleet).fleet_id
@@ -53,13 +53,13 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         except SnapshotDeletedError:
             if request.name:
                 raise
-            # Since it was listed: there is nothing to check any more.
+            # It was deleted after it was listed: there is nothing left to check.
             continue
         if chain is not None:
             findings = Findings(report)
-            with _noting_deletion(store, chain, report):
+            with _replace_if_deleted(store, chain, report):
                 _check_chain(chain, fleet.store, findings, request, spark, progress)
-        # Whose they are can't be told from them.
+        # An unreadable operation may have worked on any snapshot, so every report has it.
         report.conflicts += [Conflict("operation", one.message, object=str(one.details["object"])) for one in unread]
         reports.append(report)
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
@@ -85,8 +85,8 @@ def _check_chain(
 
 
 @contextmanager
-def _noting_deletion(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
-    """Say of a snapshot that is deleted or pruned while the block reads it just that, and of no damage."""
+def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport) -> Iterator[None]:
+    """If the snapshot is deleted or pruned while the block reads it, report only that, and no damage."""
     problem: SnapshotError | None = None
     try:
         yield
@@ -104,12 +104,12 @@ def _noting_deletion(store: ObjectStore, chain: Chain, report: SnapshotReport) -
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
-    """Read all objects of DDL."""
+    """Read all stored DDL; a damaged object is a conflict."""
     for stored in [one for commit in chain.commits for one in commit.objects if one.kind in SECTIONS]:
         try:
-            read_schema(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
+            read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:
-            # No row is in it: the copy can be compared all the same.
+            # It holds no rows, so the copy can still be compared.
             findings.conflict(Conflict(error.kind, error.message, node=stored.node, object=stored.key))
             continue
         findings.count(objects=1, size_bytes=stored.size)

@@ -1,7 +1,7 @@
-"""The entry point `snapshot`: the table of commands, the options they share, and every way to end.
+"""The entry point `snapshot`: the table of commands, their shared options, and exit codes.
 
-Commands are imported when they are run, so that `--help` and a mistyped option answer at once. Every error
-leaves through `main`, which gives it its exit code (cli/output/exit_codes.py) and its form.
+A command's module is imported when the command runs, so that `--help` and a mistyped option answer at once. Every
+error ends in `run`, which reports it and returns its exit code (cli/output/exit_codes.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLEET_OPTION = "--fleet"
 
 
 class CommandEntry(NamedTuple):
-    """Where a command lives, and the line that `--help` shows for it without importing it."""
+    """The module and attribute of a command, and the line that `--help` shows for it without importing it."""
 
     module: str
     attribute: str
@@ -39,22 +39,22 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry("cli.commands.init", "init", "Check every node and the store, and prepare both; repeatable."),
-    "create": CommandEntry("cli.commands.create", "create", "Take a full snapshot, or its next increment."),
-    "restore": CommandEntry("cli.commands.restore", "restore", "Bring the databases back to a snapshot or increment."),
-    "check": CommandEntry("cli.commands.check", "check", "Read snapshots back and prove that they are whole."),
+    "init": CommandEntry("cli.commands.init", "init", "Check and prepare every node and the store; safe to repeat."),
+    "create": CommandEntry("cli.commands.create", "create", "Take a full snapshot, or the next increment of one."),
+    "restore": CommandEntry("cli.commands.restore", "restore", "Restore the databases to a snapshot or increment."),
+    "check": CommandEntry("cli.commands.check", "check", "Read snapshots back and verify that they are whole."),
     "resume": CommandEntry("cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
-    "list": CommandEntry("cli.commands.list", "list_snapshots", "Show the snapshots in the store."),
-    "show": CommandEntry("cli.commands.show", "show", "Show one snapshot in full."),
-    "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after telling what is lost."),
-    "prune": CommandEntry("cli.commands.prune", "prune", "Take away what no rule of retention keeps."),
-    "gc": CommandEntry("cli.commands.gc", "gc", "Remove what failed operations have left in the store."),
-    "demo": CommandEntry("cli.demo.command", "demo_app", "See it all on an embedded fleet, or start one."),
+    "list": CommandEntry("cli.commands.list", "list_snapshots", "List the snapshots in the store."),
+    "show": CommandEntry("cli.commands.show", "show", "Show all details of one snapshot."),
+    "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."),
+    "prune": CommandEntry("cli.commands.prune", "prune", "Delete what no retention rule keeps."),
+    "gc": CommandEntry("cli.commands.gc", "gc", "Remove garbage from the store."),
+    "demo": CommandEntry("cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."),
 }
 
 
 class LazyCommand(typer.core.TyperCommand):
-    """A row of COMMANDS that becomes the command itself when it is about to run."""
+    """A row of COMMANDS, which imports the command only when it runs."""
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name, callback=None, help=entry.help)
@@ -62,26 +62,26 @@ class LazyCommand(typer.core.TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Import the command and let it parse `args`."""
-        found = getattr(import_module(self._entry.module), self._entry.attribute)
-        if isinstance(found, typer.Typer):
-            command: Any = typer.main.get_group(found)
+        imported = getattr(import_module(self._entry.module), self._entry.attribute)
+        if isinstance(imported, typer.Typer):
+            command: Any = typer.main.get_group(imported)
         else:
-            alone = typer.Typer(add_completion=False)
-            alone.command(self.name)(found)
-            command = typer.main.get_command(alone)
+            wrapper = typer.Typer(add_completion=False)
+            wrapper.command(self.name)(imported)
+            command = typer.main.get_command(wrapper)
         command.name = self.name
         return command.make_context(info_name, args, parent=parent, **extra)
 
 
 class SnapshotGroup(typer.core.TyperGroup):
-    """The command line as a whole: the commands of the table, and the exit codes below its help."""
+    """The top-level command: the commands of the table, and the exit codes below its help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LazyCommand(name, entry) for name, entry in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help, then what the exit codes mean."""
+        """Show the help, then the meanings of the exit codes."""
         super().format_help(ctx, formatter)
         typer.echo(" Exit codes:")
         for code, meaning in MEANINGS.items():
@@ -93,7 +93,7 @@ def _show_version(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001
         return
     from importlib.metadata import version
 
-    # An option that ends the command runs before --json is known to the context.
+    # This eager option runs before --json reaches the context.
     if "--json" in _before_dashes(sys.argv):
         write_document({"schema": "cutline/version/1", "version": version("cutline")})
     else:
@@ -113,26 +113,26 @@ def snapshot(
         typer.Option(
             FLEET_OPTION,
             metavar="FILE",
-            help=f"The fleet's description. Default: ${FLEET_VARIABLE}, then ./{FLEET_FILE_DEFAULT}.",
+            help=f"The fleet file. Default: ${FLEET_VARIABLE}, then ./{FLEET_FILE_DEFAULT}.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show every point of a create, and the causes of an error.")
+        bool, typer.Option("--verbose", help="Also show each point that a create reaches, and the traceback of errors.")
     ] = False,
-    version: Annotated[  # noqa: ARG001  # its callback has done the work
+    version: Annotated[  # noqa: ARG001  # its callback does the work
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Consistent snapshots of a fleet of PostgreSQL shards: without locks, restored, proven whole."""
+    """Take, restore and verify consistent snapshots of a fleet of PostgreSQL shards, without locks."""
     context.obj = CommandContext(fleet or default_fleet_path(), json, quiet, verbose)
 
 
 def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
     """Move the shared options to the front, so that they may stand before or after the command.
 
-    What follows `--` is left alone. Raises UsageError where `--fleet` ends the line without its file.
+    Words after `--` stay where they are. Raises UsageError if `--fleet` is the last word and has no file.
     """
     shared: list[str] = []
     rest: list[str] = []
@@ -153,15 +153,15 @@ def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line to its end and say its exit code; whatever went wrong has been written."""
+    """Run one command line, report any error, and return the exit code."""
     shared = _before_dashes(arguments)
     json, verbose = "--json" in shared, "--verbose" in shared
     try:
         words = hoist_shared_options(arguments) or ["--help"]
         code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the last stop: it becomes an exit code
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
         return report(failure_of(error), error, json=json, verbose=verbose)
-    if code == INTERRUPTED:  # typer has made this of KeyboardInterrupt
+    if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)
         return report(failure_of(interrupt), interrupt, json=json, verbose=verbose)
     if not arguments:
@@ -170,7 +170,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Run `snapshot` and exit. SIGTERM unwinds as Ctrl-C does, so that nothing started is left behind."""
+    """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
     signal.signal(signal.SIGTERM, _unwind)
     sys.exit(run(sys.argv[1:]))
 
@@ -180,7 +180,6 @@ def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _unwind(number: int, _frame: object) -> None:
-    # Not SystemExit: a call into the JVM is given up for KeyboardInterrupt alone; anything else waits
-    # until the job has ended.
+    # Not SystemExit: only KeyboardInterrupt aborts a call into the JVM; anything else waits until the job ends.
     _signals.append(number)
     raise KeyboardInterrupt(number)

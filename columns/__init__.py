@@ -1,7 +1,7 @@
 """Columns: the values of many rows as whole Arrow and numpy columns, and the lines that COPY reads and writes.
 
-A *line* is one row in the text format of COPY, without its newline. A *bytes column* is many byte strings in one
-buffer with their offsets. Nothing here loops over rows in Python, and nothing knows what a row means.
+A *line* is one row in COPY's text format. A *bytes column* holds many byte strings in one buffer with their offsets.
+Code here does not loop over rows in Python, and does not interpret rows.
 
 Imports nothing of the project.
 """

@@ -1,6 +1,6 @@
-"""Numbers between numpy and Arrow by their buffers alone.
+"""Convert numbers between numpy and Arrow by their buffers.
 
-pyarrow's own conversions import pandas first, a quarter of a second of processor time in every process that
+pyarrow's own conversions import pandas first, which costs a quarter of a second of CPU time in every process that
 decodes or copies.
 """
 
@@ -22,19 +22,19 @@ _DTYPES: dict[Any, Any] = {arrow: dtype for dtype, arrow in _TYPES.items()}
 
 
 def to_arrow(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None = None) -> pa.Array[Any]:
-    """The integers as an Arrow array of their own width, without copying; null where `absent`."""
+    """Convert integers to an Arrow array of the same width, without copying; null where `absent`."""
     values = np.ascontiguousarray(values)
     valid = None if absent is None else _bits(~absent)
     return pa.Array.from_buffers(_TYPES[values.dtype], len(values), [valid, pa.py_buffer(values)])
 
 
 def to_mask(values: npt.NDArray[np.bool_]) -> pa.Array[Any]:
-    """The booleans as an Arrow array, for filters."""
+    """Convert booleans to an Arrow array, for filters."""
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
 
 
 def to_numpy(values: Any) -> npt.NDArray[Any]:
-    """An Arrow integer array or chunked array without nulls as numpy, copied only if it is in several pieces."""
+    """Convert an Arrow integer array or chunked array without nulls to numpy; copy only if it has several chunks."""
     if isinstance(values, pa.ChunkedArray):
         parts = [to_numpy(chunk) for chunk in values.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _DTYPES[values.type]), *parts])

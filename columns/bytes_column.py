@@ -1,7 +1,7 @@
-"""A column of byte strings as numpy sees it, and the few whole-column operations on it that we need.
+"""Bytes columns: byte strings in numpy arrays, with whole-column operations.
 
-Arrow's own layout: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy
-calls per column (or per 8 bytes of the longest value, for hashing), never a Python step per value that is not long.
+The layout is Arrow's: one data buffer and n + 1 offsets. Every operation costs a constant number of numpy calls per
+column; hashing, one per 8 bytes of the longest value. Only long values are ever handled one by one in Python.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
-# Gathering works through its output in blocks, so that its index arrays stay in the processor's cache.
+# Gathering writes its output in blocks, so that its index arrays stay in the CPU cache.
 GATHER_BLOCK_BYTES = 1 << 20
-# Hashing goes through its rows in blocks, for the same reason.
+# Hashing works in blocks of rows, for the same reason.
 HASH_BLOCK_ROWS = 1 << 14
 STRIPE_BYTES = 32
-# Values longer than this are hashed one by one, outside of numpy: passes over few rows take a second for a megabyte.
+# Longer values are hashed one by one, outside of numpy: numpy passes over few rows take a second per megabyte.
 HASHED_BY_COLUMN_BYTES_MAX = 1 << 10
 # Arrow's binary type has 32-bit offsets.
 ARROW_BYTES_MAX = (1 << 31) - 1
 
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
-# Spark's own seed, so that its xxhash64(key) is the same number.
+# Spark's seed, so that Spark's xxhash64(key) gives the same number.
 HASH_SEED = np.uint64(42)
 
 
@@ -54,26 +54,26 @@ class BytesColumn:
         return np.diff(self.offsets)
 
     def take(self, rows: Ints) -> BytesColumn:
-        """The values of these rows, copied in their order."""
+        """Copy the values of these rows, in this order."""
         return from_arrow(self.to_large_arrow().take(pa.array(rows)))
 
     def part(self, rows: slice) -> BytesColumn:
-        """The values of these rows, which stand side by side; copies no data."""
+        """The values of a range of rows, without copying data."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return BytesColumn(self.data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
     def equals(self, other: BytesColumn) -> Flags:
-        """Where the two columns hold the same bytes; they have as many values."""
+        """Compare two columns of the same length, value by value."""
         same: Flags = pc.equal(self.to_large_arrow(), other.to_large_arrow()).to_numpy(zero_copy_only=False)
         return same
 
     def to_large_arrow(self) -> pa.Array[Any]:
-        """The same column as Arrow large binary, without copying anything."""
+        """The column as Arrow large binary, without copying."""
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def to_arrow(self) -> pa.Array[Any]:
-        """The same column as Arrow binary, without copying the data; OverflowError from 2 GiB on."""
+        """The column as Arrow binary, without copying the data; raise OverflowError from 2 GiB on."""
         if int(self.offsets[-1]) > ARROW_BYTES_MAX:
             raise OverflowError(f"a column of {int(self.offsets[-1])} bytes is too large for one Arrow array")
         offsets = pa.py_buffer(self.offsets.astype(np.int32))
@@ -81,7 +81,7 @@ class BytesColumn:
 
 
 def from_arrow(array: pa.Array[Any]) -> BytesColumn:
-    """View an Arrow binary array without nulls as a column, without copying its data."""
+    """View an Arrow binary array without nulls as a column, without copying the data."""
     wide = pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()[-3:]
     count = len(array) + 1
@@ -94,7 +94,7 @@ def from_arrow(array: pa.Array[Any]) -> BytesColumn:
 
 
 def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
-    """An Arrow binary column, in one piece, as bytes."""
+    """Convert an Arrow binary array or chunked array to one column."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
         if isinstance(values, pa.ChunkedArray) and values.num_chunks > 1:
@@ -112,21 +112,21 @@ def from_list(values: list[bytes]) -> BytesColumn:
 
 
 def runs(values: npt.NDArray[Any]) -> Iterator[slice]:
-    """Where equal values stand side by side: every such run of rows."""
+    """Yield every run of adjacent equal values."""
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
     bounds = [0, *starts.tolist(), len(values)] if len(values) else []
     yield from (slice(low, high) for low, high in pairwise(bounds))
 
 
 def offsets_of(lengths: Ints) -> Ints:
-    """The n + 1 offsets of values with these lengths laid end to end."""
+    """The n + 1 offsets of consecutive values with these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
-    """Copy the ranges `data[starts[i]:starts[i] + lengths[i]]` end to end."""
+    """Copy the ranges `data[starts[i]:starts[i] + lengths[i]]` into one column."""
     offsets = offsets_of(lengths)
     out = np.empty(int(offsets[-1]), np.uint8)
     first = 0
@@ -164,8 +164,8 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
             return result
         rows = np.flatnonzero(short)
         for first in range(0, len(rows), HASH_BLOCK_ROWS):
-            some = rows[first : first + HASH_BLOCK_ROWS]
-            result[some] = _hash(padded, starts[some], lengths[some], seeds[some])
+            block_rows = rows[first : first + HASH_BLOCK_ROWS]
+            result[block_rows] = _hash(padded, starts[block_rows], lengths[block_rows], seeds[block_rows])
         for row in np.flatnonzero(~short):  # bounded by the bytes of such long values
             value = column.data[starts[row] : starts[row] + lengths[row]]
             result[row] = xxh64_intdigest(value.data, int(seeds[row]))
@@ -173,14 +173,14 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
 
 
 def partition_of(keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of every key: the lowest bits of its hash; `partitions` is a power of two."""
+    """The partition of every key: the lowest bits of its hash. `partitions` must be a power of two."""
     if partitions == 1:
         return np.zeros(len(keys), np.int32)
     return (xxhash64(keys) & np.uint64(partitions - 1)).astype(np.int32)
 
 
 def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
-    """XXH64 of the ranges of `data`, which has 8 bytes of padding at its end."""
+    """XXH64 of ranges of `data`, which must end with 8 bytes of padding."""
     words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
     halves = np.ndarray((len(data) - 3,), np.dtype("<u4"), data, strides=(1,))
     state: Hashes = seeds + _P5
@@ -213,10 +213,10 @@ def _hash(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
 
 
 def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
-    """The state of values after their `counts` whole stripes (each has one at least)."""
+    """The state of values after their `counts` whole stripes; each value has at least one."""
     order: Any = slice(None)
     if counts.min() < counts.max():
-        # The values with the most stripes first: those with stripes left are then always the first ones.
+        # Values with the most stripes come first, so that those with stripes left are always at the front.
         order = np.argsort(counts.max() - counts, kind="stable")
         starts, counts, seeds = starts[order], counts[order], seeds[order]
     lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
@@ -234,16 +234,16 @@ def _stripes(words: Any, starts: Ints, counts: Ints, seeds: Hashes) -> Hashes:
 
 
 def _rows(chosen: Flags) -> Any:
-    """An index of the chosen rows; a slice, which copies nothing, where they are all."""
+    """An index of the chosen rows; if all are chosen, a slice, which copies nothing."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _round(state: Any, word: Any) -> Any:
     mixed = word * _P2
     mixed += state
-    spilled = mixed >> np.uint64(33)
+    high = mixed >> np.uint64(33)
     mixed <<= np.uint64(31)
-    mixed |= spilled
+    mixed |= high
     mixed *= _P1
     return mixed
 

@@ -1,8 +1,8 @@
-"""Rows as COPY text lines, put together and taken apart by whole columns.
+"""Lines: build and split rows in COPY's text format, by whole columns.
 
-A stored line is what COPY … TO STDOUT (text format) prints for the row, its newline included, with the key
-columns first. Two marks can stand for a value: COPY's own for NULL, and one that COPY never prints for a
-TOASTed value that an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
+A stored line is what COPY … TO STDOUT (text format) prints for the row, including its newline, with the key columns
+first. Two marks can replace a value: COPY's own mark for NULL, and a mark that COPY never prints, for a TOASTed value
+that an UPDATE left unchanged. Source: PostgreSQL manual, COPY, "Text Format".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
-# What is looked at at once, where more than a byte is needed for each.
+# Block size for operations that need several bytes of memory per byte of data.
 BLOCK_BYTES = 1 << 20
 NULL_MARK = b"\\N"
 UNCHANGED_MARK = b"\\u"
@@ -23,7 +23,7 @@ UNCHANGED_MARK = b"\\u"
 CONSTANTS = NULL_MARK + UNCHANGED_MARK + b"\t\n"
 _NULL, _UNCHANGED, _TAB, _NEWLINE = 0, 2, 4, 5
 
-# What COPY writes with a backslash: the character, and the letter that stands for it.
+# The characters that COPY escapes with a backslash, and the letters that it writes for them.
 ESCAPES = {8: b"b", 9: b"t", 10: b"n", 11: b"v", 12: b"f", 13: b"r", 92: b"\\"}
 _IS_SPECIAL = np.zeros(256, np.bool_)
 _LETTER = np.arange(256, dtype=np.uint8)
@@ -34,7 +34,7 @@ for _byte, _letter in ESCAPES.items():
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One column of n values inside a source buffer: where each begins, how long it is, and what it is.
+    """One column of n values inside a source buffer: the kind, start and length of each.
 
     `kinds` holds pgoutput's letters: t (text), n (null), u (unchanged TOAST).
     """
@@ -47,8 +47,8 @@ class Values:
         """The values of the given rows."""
         return Values(self.kinds[rows], self.starts[rows], self.lengths[rows])
 
-    def filled(self, other: Values) -> Values:
-        """These values, with `other`'s where one was left unchanged."""
+    def fill_unchanged(self, other: Values) -> Values:
+        """Replace unchanged values by those of `other`."""
         unchanged = self.kinds == ord("u")
         return Values(
             np.where(unchanged, other.kinds, self.kinds),
@@ -58,12 +58,12 @@ class Values:
 
 
 def with_constants(data: Bytes) -> Bytes:
-    """`data` with the separators, the marks and some padding after it, as `lines_of` needs it."""
+    """Append the separators, the marks and some padding to `data`, for `lines_of`."""
     return np.concatenate([data, np.frombuffer(CONSTANTS, np.uint8), np.zeros(8, np.uint8)])
 
 
 def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
-    """The COPY lines of `rows` rows whose values lie in `source`.
+    """Build the COPY lines of `rows` rows whose values are in `source`.
 
     `source` is `with_constants(data)`, `data_bytes` the length of `data`.
     """
@@ -72,31 +72,31 @@ def lines_of(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -
     expected = rows * max(len(columns), 1) + marks
     if _count_special(lines.data) == expected:
         return lines
-    # A row may be of 1 GB: nothing of it is held longer than it is used.
+    # A row may have 1 GB: release it as early as possible.
     del lines
-    values = gather(source, _interleave([c.starts for c in columns]), _interleave([_texts(c) for c in columns]))
+    values = gather(source, _interleave([c.starts for c in columns]), _interleave([_text_lengths(c) for c in columns]))
     escaped = escape(values)
     del values
     width = len(columns)
-    again = [
+    escaped_columns = [
         Values(column.kinds, escaped.offsets[number:-1:width], escaped.lengths[number::width])
         for number, column in enumerate(columns)
     ]
-    return _join(with_constants(escaped.data), len(escaped.data), again, rows)
+    return _join(with_constants(escaped.data), len(escaped.data), escaped_columns, rows)
 
 
 def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColumn:
-    """The first `key_width` fields of every line, without the separator after them."""
+    """Extract the first `key_width` fields of every line, without the separator after them."""
     if key_width == 0:
         return BytesColumn(np.empty(0, np.uint8), np.zeros(len(lines) + 1, np.int64))
     starts = lines.offsets[:-1]
     if key_width == column_count:
         return gather(lines.data, starts, lines.lengths - 1)
-    tabs = _places(lines.data, TAB).reshape(len(lines), column_count - 1)
+    tabs = _find_byte(lines.data, TAB).reshape(len(lines), column_count - 1)
     return gather(lines.data, starts, tabs[:, key_width - 1] - starts)
 
 
-def _places(data: Bytes, byte: int) -> Ints:
+def _find_byte(data: Bytes, byte: int) -> Ints:
     blocks = range(0, len(data), BLOCK_BYTES)
     return np.concatenate(
         [np.empty(0, np.int64), *(low + np.flatnonzero(data[low : low + BLOCK_BYTES] == byte) for low in blocks)]
@@ -104,32 +104,32 @@ def _places(data: Bytes, byte: int) -> Ints:
 
 
 def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
-    """The keys that these key columns make: their line without its newline."""
+    """Build the keys of rows from their key columns: the line without its newline."""
     lines = lines_of(source, data_bytes, columns, rows)
     return gather(lines.data, lines.offsets[:-1], lines.lengths - 1)
 
 
 def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:
-    """Every value as COPY writes it: special characters behind a backslash.
+    """Escape every value as COPY does, with backslashes.
 
-    In blocks, so that what is held beside the values themselves does not grow with them.
+    Works in blocks, so that the extra memory does not grow with the values.
     """
     count = len(values.data)
     out = np.empty(count + _count_special(values.data), np.uint8)
     offsets = np.empty_like(values.offsets)
     offsets[values.offsets == count] = len(out)
-    done = 0
+    escapes = 0
     for low in range(0, count, block_bytes):
         block = values.data[low : low + block_bytes]
         special = _IS_SPECIAL[block]
         added = np.concatenate([[0], np.cumsum(special)])
-        place = np.arange(low + done, low + done + len(block)) + added[1:]
+        place = np.arange(low + escapes, low + escapes + len(block)) + added[1:]
         out[place] = _LETTER[block]
         out[place[special] - 1] = BACKSLASH
         first, last = np.searchsorted(values.offsets, [low, low + len(block)])
         here = values.offsets[first:last]
-        offsets[first:last] = here + done + added[here - low]
-        done += int(added[-1])
+        offsets[first:last] = here + escapes + added[here - low]
+        escapes += int(added[-1])
     return BytesColumn(out, offsets)
 
 
@@ -138,14 +138,14 @@ def _count_special(data: Bytes) -> int:
     return sum(int(np.count_nonzero(_IS_SPECIAL[data[low : low + BLOCK_BYTES]])) for low in blocks)
 
 
-def _texts(column: Values) -> Ints:
+def _text_lengths(column: Values) -> Ints:
     return np.where(column.kinds == ord("t"), column.lengths, 0)
 
 
 def _join(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     starts: list[Ints] = []
     lengths: list[Ints] = []
-    one = np.ones(rows, np.int64)
+    ones = np.ones(rows, np.int64)
     for number, column in enumerate(columns):
         is_null, is_unchanged = column.kinds == ord("n"), column.kinds == ord("u")
         mark = np.where(is_null, data_bytes + _NULL, data_bytes + _UNCHANGED)
@@ -153,10 +153,10 @@ def _join(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> B
         starts.append(np.where(is_mark, mark, column.starts))
         lengths.append(np.where(is_mark, len(NULL_MARK), column.lengths))
         last = number == len(columns) - 1
-        starts.append(one * (data_bytes + (_NEWLINE if last else _TAB)))
-        lengths.append(one)
+        starts.append(ones * (data_bytes + (_NEWLINE if last else _TAB)))
+        lengths.append(ones)
     if not columns:
-        starts, lengths = [one * (data_bytes + _NEWLINE)], [one]
+        starts, lengths = [ones * (data_bytes + _NEWLINE)], [ones]
     width = len(starts)
     pieces = gather(source, _interleave(starts), _interleave(lengths))
     return BytesColumn(pieces.data, np.ascontiguousarray(pieces.offsets[::width]))
@@ -167,7 +167,7 @@ def _interleave(columns: list[Ints]) -> Ints:
 
 
 def concatenate(columns: list[BytesColumn]) -> BytesColumn:
-    """The values of all columns, one after the other."""
+    """Concatenate the values of all columns."""
     if len(columns) == 1:
         return columns[0]
     if not columns:

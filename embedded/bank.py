@@ -1,11 +1,11 @@
-"""The bank: tables whose truth is known, so that what a restore brings back can be judged.
+"""The bank: tables with known invariants, by which a restored state can be checked.
 
-Every shard holds ACCOUNTS_PER_SHARD accounts of INITIAL_BALANCE each, and the transfers that touched them.
-A transfer across shards stands under one id on both. What must hold in every consistent state:
+Every shard holds ACCOUNTS_PER_SHARD accounts of INITIAL_BALANCE each, and the transfers that changed them. A transfer
+across shards has the same id on both. In every consistent state:
 
-- the sum of all balances is what it was at first;
-- a transfer across shards is on both of its shards, and the same there, or on neither;
-- on each shard alone, an account's balance is what it began with and what that shard's transfers moved.
+- the sum of all balances is the initial sum;
+- a transfer across shards is on both of its shards, with equal rows, or on neither;
+- on each shard, an account's balance is the initial balance plus what that shard's transfers moved.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CREATE TABLE transfer (
 
 TOTALS_QUERY = "SELECT (SELECT coalesce(sum(balance), 0)::bigint FROM account), (SELECT count(*) FROM transfer)"
 
-# Transfers that should be on another shard than this one, or on another one too.
+# Transfers that belong to another shard, or to another shard as well.
 FOREIGN_TRANSFERS_QUERY = """
 SELECT id::text, from_account, to_account, amount, extract(epoch FROM at)::text
   FROM transfer
@@ -63,12 +63,12 @@ SELECT coalesce(account.id, expected.id)
 
 
 class NoBankError(RefusedError):
-    """A shard does not hold the bank's tables and the accounts of its number."""
+    """A shard does not have the bank's tables with the accounts of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class BankInvariants:
-    """What the bank's tables say of themselves: `transfers` by shard, ids and accounts that are wrong."""
+    """The result of checking the invariants: `transfers` per shard, and the transfers and accounts at fault."""
 
     total_balance: int
     expected_total: int
@@ -78,7 +78,7 @@ class BankInvariants:
 
     @property
     def hold(self) -> bool:
-        """Whether this is a consistent state of all shards together."""
+        """Whether the state of all shards together is consistent."""
         return self.total_balance == self.expected_total and not self.half_present and not self.unexplained_accounts
 
 
@@ -88,12 +88,12 @@ def shard_of(account: int) -> int:
 
 
 def accounts_of(shard: int) -> range:
-    """The ids of the accounts on shard number `shard`, from 0; no two shards share one."""
+    """The ids of the accounts on shard number `shard`, from 0; different on every shard."""
     return range(shard * ACCOUNTS_PER_SHARD + 1, (shard + 1) * ACCOUNTS_PER_SHARD + 1)
 
 
 def create_bank(dsn: str, *, shard: int) -> None:
-    """Create the tables and the accounts of shard number `shard` in the database of `dsn`, all or nothing."""
+    """Create the tables and the accounts of shard number `shard` in the database of `dsn`, in one transaction."""
     accounts = accounts_of(shard)
     with psycopg.connect(dsn) as connection:
         connection.execute(SCHEMA)
@@ -105,7 +105,7 @@ def create_bank(dsn: str, *, shard: int) -> None:
 
 
 def check_bank(connection: psycopg.Connection[Any], *, shard: int) -> None:
-    """Raise NoBankError unless this session's database is the bank of shard number `shard`."""
+    """Raise NoBankError unless the session's database is the bank of shard number `shard`."""
     accounts = accounts_of(shard)
     try:
         row = connection.execute("SELECT min(id), max(id), count(*) FROM account").fetchone()
@@ -114,16 +114,16 @@ def check_bank(connection: psycopg.Connection[Any], *, shard: int) -> None:
         row = None
     if row != (accounts[0], accounts[-1], len(accounts)):
         raise NoBankError(
-            f"shard {shard + 1} does not hold the bank's accounts {accounts[0]} to {accounts[-1]}",
+            f"shard {shard + 1} does not have the bank's accounts {accounts[0]} to {accounts[-1]}",
             hint="run the bank on a fleet from: snapshot demo up DIR",
         )
 
 
 def read_invariants(dsns: Sequence[str]) -> BankInvariants:
-    """Compare what the shards hold; `dsns` are the primaries (or standbys) of shards 0, 1, … in order.
+    """Check the invariants; `dsns` are the primaries (or standbys) of shards 0, 1, … in order.
 
-    Each shard is read at one moment, but not all at the same: while money moves across shards, only
-    `unexplained_accounts` means something. Raises psycopg.Error.
+    Each shard is read in one snapshot, but not all at the same time: while transfers across shards are running, only
+    `unexplained_accounts` is meaningful. Raises psycopg.Error.
     """
     total = 0
     transfers: list[int] = []
@@ -155,15 +155,15 @@ def read_invariants(dsns: Sequence[str]) -> BankInvariants:
 
 
 def half_present(foreign: Sequence[set[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """The ids of transfers across shards that are not on exactly their two shards, the same on both.
+    """The ids of transfers across shards that are not on exactly their two shards with equal rows.
 
     `foreign[shard]` holds the rows (id, from account, to account, …) of that shard.
     """
-    found: Mapping[tuple[Any, ...], set[int]] = defaultdict(set)
+    shards_of: Mapping[tuple[Any, ...], set[int]] = defaultdict(set)
     for shard, rows in enumerate(foreign):
         for row in rows:
-            found[row].add(shard)
-    torn = {row[0] for row, shards in found.items() if shards != {shard_of(row[1]), shard_of(row[2])}}
+            shards_of[row].add(shard)
+    torn = {row[0] for row, shards in shards_of.items() if shards != {shard_of(row[1]), shard_of(row[2])}}
     return tuple(sorted(torn))
 
 
@@ -174,6 +174,6 @@ def prepared_gids(dsn: str) -> list[str]:
 
 
 def read_prepared_gids(connection: psycopg.Connection[Any]) -> list[str]:
-    """The same, of a session's database."""
+    """The gids of the bank's prepared transactions in the session's database."""
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
     return [row[0] for row in connection.execute(query, [GID_PREFIX])]

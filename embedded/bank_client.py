@@ -1,9 +1,9 @@
-"""One client of the bank: it moves money within a shard locally, across two shards by two-phase commit.
+"""One client of the bank: it transfers money within a shard, or across two shards by two-phase commit.
 
-Locks are taken in the order of account ids, and shards are ranges of ids, so no two clients ever wait for
-each other, on one shard or across. A transfer across shards is prepared on both and only then committed on
-both; until the second PREPARE has answered it may be rolled back, and after it, it is committed whatever
-happens. A gid is a fresh random UUID, the transfer's id, and is never used again.
+Accounts are locked in the order of their ids, and shards are ranges of ids, so clients never deadlock, on one shard or
+across shards. A transfer across shards is prepared on both shards and then committed on both. Until the second PREPARE
+has been answered it may be rolled back; after that it is always committed. The gid contains the transfer's id, a random
+UUID, and is never used again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROLLBACK_PREPARED = "ROLLBACK PREPARED %(gid)s"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One movement of money; the amount may leave an account below zero, as the sum is all that counts."""
+    """One transfer; it may leave an account below zero, as only the sum matters."""
 
     id: uuid.UUID
     from_account: int
@@ -58,17 +58,17 @@ class Transfer:
 
     @property
     def crosses(self) -> bool:
-        """Whether it takes two shards."""
+        """Whether it crosses shards."""
         return shard_of(self.from_account) != shard_of(self.to_account)
 
     @property
     def changes(self) -> list[tuple[int, int]]:
-        """(account, what is added to its balance), in the order in which accounts are locked."""
+        """The accounts with the changes to their balances, in locking order."""
         return sorted([(self.from_account, -self.amount), (self.to_account, self.amount)])
 
 
 def choose_transfer(chance: random.Random, shards: int, cross_shard_ratio: float) -> Transfer:
-    """A transfer between two different accounts; `chance` decides all of it but id and time."""
+    """A transfer between two different accounts; `chance` determines all of it except id and time."""
     first = second = chance.randrange(shards)
     if shards > 1 and chance.random() < cross_shard_ratio:
         second = (first + chance.randrange(1, shards)) % shards
@@ -80,7 +80,7 @@ def choose_transfer(chance: random.Random, shards: int, cross_shard_ratio: float
 
 
 class BankClient:
-    """A client with one session on every shard; used by one thread, but `cancel` by any."""
+    """A client with one session on every shard. Only `cancel` may be called from other threads."""
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self._dsns = dsns
@@ -93,7 +93,7 @@ class BankClient:
         self._opened.close()
 
     def cancel(self) -> None:
-        """Make a statement that runs or waits end with an error, as far as its server still answers."""
+        """Cancel the client's running statements, on servers that still answer."""
         for session in self._sessions:
             try:
                 session.cancel_safe(timeout=CONNECT_SECONDS_MAX)
@@ -102,10 +102,10 @@ class BankClient:
                 continue
 
     def move(self, transfer: Transfer, *, second_first: bool = False) -> None:
-        """Do the transfer whole, or not at all and raise psycopg.Error.
+        """Make the transfer completely, or not at all and raise psycopg.Error.
 
-        With `second_first` a prepared transfer is committed on its second shard first. If a shard is gone
-        that has prepared it, that is left to whoever calls `settle_leftovers` next.
+        With `second_first`, a transfer across shards is committed on its second shard first. If a shard that has
+        prepared it is gone, the next `settle_leftovers` finishes it there.
         """
         if transfer.crosses:
             self._move_across(transfer, second_first=second_first)
@@ -137,16 +137,16 @@ class BankClient:
 
     def _settle(self, shard: int, statement: str, gid: dict[str, str]) -> None:
         try:
-            # The session that the transfer ran in may be broken, or in a failed transaction.
+            # The transfer's own session may be broken, or in a failed transaction.
             with closing(open_session(self._dsns[shard])) as session:
                 session.execute(statement, gid)
         except (psycopg.errors.UndefinedObject, psycopg.OperationalError):
-            # It is not prepared there, or that shard is gone; the caller is raising what happened.
+            # It is not prepared there, or the shard is gone; the caller raises the first error.
             return
 
 
 def open_session(dsn: str) -> psycopg.Connection[Any]:
-    """An autocommit session in which several statements go to the server at once."""
+    """An autocommit session that can send several statements in one message."""
     return psycopg.connect(
         dsn,
         autocommit=True,
@@ -157,14 +157,14 @@ def open_session(dsn: str) -> psycopg.Connection[Any]:
 
 
 def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
-    """Finish what clients that died left prepared; return how many transfers that were.
+    """Finish the prepared transactions of clients that died; return how many transfers those were.
 
-    Committed where another shard has the transfer already, else rolled back: nobody committed it anywhere.
-    No other workload may be at work: its sessions are ended.
+    A transfer is committed if another shard already has it, else rolled back: it was not committed anywhere. No other
+    workload may be running: its sessions are ended.
     """
     for session in sessions:
-        # The server does not notice the death of a client whose statement waits for a row, and would prepare
-        # its transfer when what the row waited for is settled below.
+        # A server does not notice that a client died while its statement waits for a row lock, and would prepare its
+        # transfer as soon as that lock is released below.
         session.execute(
             "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity"
             " WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()",
@@ -173,8 +173,8 @@ def settle_leftovers(sessions: Sequence[psycopg.Connection[Any]]) -> int:
     prepared = {gid for session in sessions for gid in read_prepared_gids(session)}
     for gid in prepared:
         transfer = [gid.removeprefix(GID_PREFIX)]
-        found = [session.execute("SELECT FROM transfer WHERE id = %s", transfer).rowcount for session in sessions]
-        statement = COMMIT_PREPARED if any(found) else ROLLBACK_PREPARED
+        counts = [session.execute("SELECT FROM transfer WHERE id = %s", transfer).rowcount for session in sessions]
+        statement = COMMIT_PREPARED if any(counts) else ROLLBACK_PREPARED
         for session in sessions:
             if gid in read_prepared_gids(session):
                 session.execute(statement, {"gid": gid})

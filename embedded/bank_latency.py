@@ -1,4 +1,4 @@
-"""How long the bank's transactions took and when, so that a caller can ask what a snapshot cost them."""
+"""When the bank's transactions ran and how long they took, to measure what a snapshot costs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Window = tuple[float, float]
 
 @dataclass(slots=True)
 class LatencyLog:
-    """Start and duration of every committed transaction, in seconds of time.monotonic(); for any threads.
+    """Start and duration of every committed transaction, in seconds of time.monotonic(). Thread-safe.
 
-    A transaction is entered when it has ended: ask about a window once those that ran in it have, that is,
-    after `BankWorkload.pause` or `stop`.
+    A transaction is added when it has ended: query a window only after all transactions in it have, that is, after
+    `BankWorkload.pause` or `stop`.
     """
 
     _starts: array[float] = field(default_factory=lambda: array("d"))
@@ -24,7 +24,7 @@ class LatencyLog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, start: float, seconds: float) -> None:
-        """Enter one transaction that began at `start` and took `seconds`."""
+        """Add a transaction that began at `start` and took `seconds`."""
         with self._lock:
             self._starts.append(start)
             self._seconds.append(seconds)
@@ -38,19 +38,19 @@ class LatencyLog:
             return list(zip(self._starts, self._seconds, strict=True))
 
     def p99_seconds(self, excluding: Sequence[Window] = ()) -> float | None:
-        """What 99 of 100 transactions did not exceed, leaving out those that ran within a window (t0, t1).
+        """The 99th percentile of the durations, without transactions that overlap a window (t0, t1).
 
-        Return None if that leaves none.
+        None if no transactions remain.
         """
-        left = sorted(
+        durations = sorted(
             seconds
             for start, seconds in self.entries()
             if not any(_overlaps(start, seconds, t0, t1) for t0, t1 in excluding)
         )
-        return left[math.ceil(len(left) * 0.99) - 1] if left else None
+        return durations[math.ceil(len(durations) * 0.99) - 1] if durations else None
 
     def longest_between(self, t0: float = -math.inf, t1: float = math.inf) -> float | None:
-        """The longest transaction of those that ran, in part at least, from t0 to t1; None if none did."""
+        """The longest duration of the transactions that overlap t0 to t1; None if there are none."""
         seconds = [seconds for start, seconds in self.entries() if _overlaps(start, seconds, t0, t1)]
         return max(seconds, default=None)
 

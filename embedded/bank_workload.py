@@ -1,7 +1,7 @@
-"""The bank at work: client threads that move money until they are told to stop.
+"""The bank's workload: client threads that make transfers until they are stopped.
 
-While it runs the fleet is as busy as it can be with transactions within and across shards. When it has been
-stopped, by whatever way, no transaction of its own is left prepared on any shard that can be reached.
+It keeps the fleet busy with transactions within and across shards. However it is stopped, it leaves no transaction
+prepared on any shard that can be reached.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ STOP_SECONDS_MAX = 60
 ABANDON_SECONDS_MAX = 2
 CANCEL_SECONDS_MAX = 15
 
-# Held on the first shard while a workload runs: two would settle each other's transactions, and neither
-# could say at its end that the bank's invariants hold.
+# An advisory lock on the first shard while a workload runs: two workloads would settle each other's transactions, and
+# could not check the bank's invariants at the end.
 LOCK_KEY = 0x62616E6B
 
 
 class BankBusyError(BusyError):
-    """Another workload moves money on this fleet."""
+    """Another workload is running on this fleet."""
 
 
 class BankStoppedError(UnreachableError):
-    """A shard did not take a transaction of the bank, and the workload ended."""
+    """A transaction failed on a shard, and the workload ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How many transactions were committed: within one shard, and across two."""
+    """The numbers of transactions committed, within one shard (`local`) and across two (`cross`)."""
 
     local: int = 0
     cross: int = 0
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all transactions."""
         return self.local + self.cross
 
 
 @dataclass(slots=True)
 class BankWorkload:
-    """`clients` threads moving money between the shards `dsns` (their primaries, in order), until `stop`.
+    """`clients` threads that make transfers on the shards `dsns` (their primaries, in order) until `stop`.
 
-    A share of `cross_shard_ratio` crosses shards. `seed` decides who pays whom how much. Every client waits
-    `pause_seconds` between its transactions. As a context manager it starts and stops itself. The first
-    error ends all clients and is raised by `stop`.
+    `cross_shard_ratio` is the share of transfers across shards. `seed` determines accounts and amounts. Every client
+    waits `pause_seconds` between its transactions. As a context manager it starts and stops itself. The first error
+    ends all clients, and `stop` raises it.
     """
 
     dsns: Sequence[str]
@@ -82,28 +82,28 @@ class BankWorkload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # An error of the block is what the caller must see, not what it did to the clients.
+            # The caller must see the error of the block, not those that it caused in the clients.
             self.stop(abandon=error is not None)
         except (KeyboardInterrupt, SystemExit):
-            # An impatient end must not leave a transaction prepared either.
+            # A second Ctrl-C must not leave a transaction prepared either.
             self.stop(abandon=True)
             raise
 
     @property
     def committed(self) -> Committed:
-        """What was committed so far."""
+        """The transactions committed so far."""
         return Committed(
             local=sum(thread.local for thread in self._threads),
             cross=sum(thread.cross for thread in self._threads),
         )
 
     def start(self) -> None:
-        """Settle what a killed workload left prepared (`settled` transfers), and let the clients begin.
+        """Settle the transfers that a killed workload left prepared (`settled`), and start the clients.
 
-        May be called once. Raises NoBankError, BankBusyError, or BankStoppedError for an unreachable shard.
+        May be called only once. Raises NoBankError, BankBusyError, or BankStoppedError if a shard can't be reached.
         """
         if self._threads or self._stopping.is_set():
-            raise RuntimeError("a workload is started once")
+            raise RuntimeError("a workload can be started only once")
         try:
             with ExitStack() as opened:
                 sessions = [opened.enter_context(closing(open_session(dsn))) for dsn in self.dsns]
@@ -127,40 +127,40 @@ class BankWorkload:
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long, or until an error ends the workload; return whether it still runs."""
+        """Wait `seconds`, or until an error ends the workload; return whether it is still running."""
         return not self._stopping.wait(seconds)
 
     def pause(self) -> None:
-        """Let no new transaction begin, and wait until those under way have ended."""
+        """Begin no new transactions, and wait for the running ones."""
         self._going.clear()
         for thread in self._threads:
             with thread.turn:
                 pass
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._going.set()
 
     def stop(self, *, abandon: bool = False) -> None:
-        """Let every client finish its transaction and end; does nothing more if that was done before.
+        """Let every client finish its transaction and end; may be called again.
 
-        Raises BankStoppedError for the first error of a client, or if they do not end. With `abandon` it
-        raises nothing and does not take long: a transaction that can't be finished soon, because a shard is
-        gone, is cancelled, and rolled back or committed on the shards that remain.
+        Raises BankStoppedError for the first error of a client, or TimeoutError if the clients do not end. With
+        `abandon` it raises nothing and returns soon: a transaction that can't finish in time, because a shard is gone,
+        is cancelled, and rolled back or committed on the remaining shards.
         """
         self._stopping.set()
         self._going.set()
-        if not self._ended(ABANDON_SECONDS_MAX if abandon else STOP_SECONDS_MAX):
+        if not self._join(ABANDON_SECONDS_MAX if abandon else STOP_SECONDS_MAX):
             for thread in self._threads:
                 thread.client.cancel()
-            if not self._ended(CANCEL_SECONDS_MAX) or not abandon:
+            if not self._join(CANCEL_SECONDS_MAX) or not abandon:
                 self._errors.append(TimeoutError("a client of the bank did not end in time"))
         self._opened.close()
         errors, self._errors = self._errors, []
         if errors and not abandon:
             raise _stopped_error(errors[0]) if isinstance(errors[0], psycopg.Error) else errors[0]
 
-    def _ended(self, seconds_max: float) -> bool:
+    def _join(self, seconds_max: float) -> bool:
         deadline = time.monotonic() + seconds_max
         for thread in self._threads:
             if thread.is_alive():
@@ -169,7 +169,7 @@ class BankWorkload:
 
 
 class _ClientThread(threading.Thread):
-    """One client's loop. `turn` is held during a transaction; `local` and `cross` count those committed."""
+    """The loop of one client. It holds `turn` during a transaction; `local` and `cross` count commits."""
 
     def __init__(self, workload: BankWorkload, client: BankClient, number: int) -> None:
         super().__init__(name=f"bank client {number + 1}", daemon=True)
@@ -181,7 +181,7 @@ class _ClientThread(threading.Thread):
         self._chance = random.Random(f"{workload.seed} {number}")
 
     def run(self) -> None:
-        """Move money until told to stop; leave an error to `BankWorkload.stop`."""
+        """Make transfers until the workload stops; `BankWorkload.stop` raises an error."""
         workload = self._workload
         try:
             while not workload._stopping.is_set():
@@ -210,12 +210,12 @@ class _ClientThread(threading.Thread):
 
 def _lock(session: psycopg.Connection[Any]) -> None:
     if session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK_KEY]).fetchone() != (True,):
-        raise BankBusyError("another workload moves money on this fleet", hint="wait until it has ended")
+        raise BankBusyError("another bank workload is running on this fleet", hint="wait until it has ended")
 
 
 def _stopped_error(error: psycopg.Error) -> BankStoppedError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return BankStoppedError(
         f"the bank stopped: {lines[0] if lines else type(error).__name__}",
-        hint="see that all servers run: snapshot demo up DIR",
+        hint="make sure that all servers are running: snapshot demo up DIR",
     )

@@ -1,7 +1,7 @@
-"""A real fleet on this machine: primaries with physical standbys, to try the commands on and to test with.
+"""A real fleet on this machine, primaries with physical standbys, for trying the commands and for tests.
 
-One process at a time changes a fleet. What could not be made whole is stopped and deleted again. The servers
-trust every connection from this machine: nothing of value belongs into them.
+One process at a time changes a fleet. If making a fleet fails, its servers are stopped and deleted. The servers trust
+every connection from this machine: keep nothing of value in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embedded.folder import (
     State,
     check_directory,
     describe,
-    locked,
+    lock_folder,
     move_ports,
     place_for_nodes,
     read_state,
@@ -54,7 +54,7 @@ class NoFleetError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedFleet:
-    """The servers of one folder, running or not."""
+    """The servers of one fleet folder, running or not."""
 
     directory: Path
     nodes_directory: Path
@@ -62,7 +62,7 @@ class EmbeddedFleet:
 
     @property
     def fleet_toml(self) -> Path:
-        """The description that the commands take by --fleet."""
+        """The fleet.toml, for the commands' --fleet."""
         return self.directory / DESCRIPTION
 
     @property
@@ -80,7 +80,7 @@ class EmbeddedFleet:
         return tuple(node for node in self.nodes if node.backup_of == primary.id)
 
     def node(self, node_id: str) -> EmbeddedNode:
-        """The node of that id; raises KeyError if there is none."""
+        """The node with this id; raise KeyError if there is none."""
         return {node.id: node for node in self.nodes}[node_id]
 
     def dsns(self, database: str = DATABASE) -> list[str]:
@@ -88,41 +88,41 @@ class EmbeddedFleet:
         return [node.dsn(database) for node in self.primaries]
 
     def running(self) -> tuple[EmbeddedNode, ...]:
-        """The nodes whose server runs now."""
+        """The nodes whose server is running."""
         return tuple(node for node in self.nodes if running_pid(node) is not None)
 
     def start_node(self, node: EmbeddedNode) -> None:
-        """Start one server that is down; does nothing if it runs."""
+        """Start one server, unless it is running."""
         if running_pid(node) is None:
             start_server(self._programs(node), node)
 
     def stop_node(self, node: EmbeddedNode, *, immediate: bool = False) -> None:
-        """Stop one server in order, or at once."""
+        """Stop one server in fast or immediate mode."""
         stop_server(node, immediate=immediate)
 
     def kill_node(self, node: EmbeddedNode) -> None:
-        """End one server as a power cut would."""
+        """Kill one server, like a power failure."""
         kill_server(node)
 
     def delete_node_data(self, node: EmbeddedNode) -> None:
-        """The disaster: stop one server at once and delete all that it held."""
+        """Simulate a disaster: stop one server immediately and delete its data."""
         delete_server(node)
 
     def rebuild_shard(self, primary: EmbeddedNode, settings: Mapping[str, str] | None = None) -> None:
-        """Replace a shard by new, empty servers on the same ports: a primary without the database, standbys.
+        """Replace a shard by new, empty servers on the same ports: a primary without the database, and its standbys.
 
-        The new primary is another server to PostgreSQL: its system identifier differs.
+        The new primary has another system identifier.
         """
         for node in (*self.backups_of(primary), primary):
             delete_server(node)
         _make_shard(self, primary, settings or {}, schema=False)
 
     def _programs(self, node: EmbeddedNode) -> Programs:
-        # Whoever owns the data runs it: root may start a fleet that an ordinary user made.
+        # The owner of the data runs the server: root may start a fleet that an ordinary user made.
         folders = [*(other.folder for other in self.nodes), self.nodes_directory]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
-        found = server_programs(next((owner for owner in owners if owner), None))
-        return replace(found, bin_directory=node.programs) if node.programs else found
+        programs = server_programs(next((owner for owner in owners if owner), None))
+        return replace(programs, bin_directory=node.programs) if node.programs else programs
 
 
 def start_fleet(
@@ -134,53 +134,52 @@ def start_fleet(
     schema: bool = True,
     programs: Mapping[str, Path] | None = None,
 ) -> EmbeddedFleet:
-    """Make and start a fleet in `directory`, or start the one that is there; return it running.
+    """Make and start a fleet in `directory`, or start the fleet that is there; return it running.
 
-    A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it has
-    no database of that name, which is what a restore expects where it creates the database itself.
-    `settings` are PostgreSQL's own, for new servers only; `programs` are the folders of programs, by id of the
-    primary, of shards that have another version of PostgreSQL than the wheel's. Of an existing fleet only the
-    servers that are down are started, on new ports where theirs are taken. On an error or an interrupt, what this
-    call started is stopped, and what it made is deleted. Raises FolderTakenError, EmbeddedFleetBusyError,
-    ServerFailedError.
+    A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it lacks that
+    database, as a restore that creates it requires. `settings` are PostgreSQL settings for new servers. `programs` are
+    folders of programs, by id of the primary, for shards with another PostgreSQL version than the wheel's. Of an
+    existing fleet, the servers that are down are started, on new ports if theirs are taken. On an error or interrupt,
+    the servers that this call started are stopped, and those that it made are deleted. Raises FolderTakenError,
+    EmbeddedFleetBusyError, ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
+    with lock_folder(directory):
         if not is_fleet(directory):
             return _new_fleet(directory, shape, (settings or {}, programs or {}), schema=schema)
         fleet = open_fleet(directory)
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
-                f"{directory} holds a fleet of another shape: {', '.join(node.id for node in fleet.nodes)}",
-                hint=f"ask for the same shape, or first: snapshot demo down {directory} --delete",
+                f"{directory} holds a fleet with other nodes: {', '.join(node.id for node in fleet.nodes)}",
+                hint=f"request the same shards and backups, or first run: snapshot demo down {directory} --delete",
             )
         return _resume(fleet)
 
 
 def is_fleet(directory: Path) -> bool:
-    """Whether `directory` holds an embedded fleet that was made whole, running or not."""
+    """Whether `directory` holds a complete embedded fleet, running or not."""
     state = read_state(directory)
     return state is not None and state.complete
 
 
 def open_fleet(directory: Path) -> EmbeddedFleet:
-    """The fleet of `directory`, as it is, starting nothing; raises NoFleetError."""
+    """The fleet of `directory`, without starting it; raise NoFleetError."""
     directory = directory.resolve()
     state = read_state(directory)
     if state is None:
-        raise NoFleetError(f"{directory} holds no embedded fleet", hint=f"snapshot demo up {directory}")
+        raise NoFleetError(f"{directory} holds no embedded fleet", hint=f"make one: snapshot demo up {directory}")
     return EmbeddedFleet(directory, state.nodes_directory, state.nodes)
 
 
 def stop_fleet(directory: Path, *, delete: bool = False) -> int:
-    """Stop exactly the servers of this fleet, standbys first; return how many were running.
+    """Stop the servers of this fleet and no others, standbys first; return how many were running.
 
-    With `delete` their data, logs, demo.json and fleet.toml go too; the store stays, unless it is empty.
+    With `delete`, also delete their data and logs, demo.json and fleet.toml; the store is kept unless it is empty.
     """
     fleet = open_fleet(directory)
-    with locked(fleet.directory):
+    with lock_folder(fleet.directory):
         stopped = _stop(fleet, immediate=delete)
         if delete:
             _delete(fleet)
@@ -195,7 +194,7 @@ def _new_fleet(
     schema: bool,
 ) -> EmbeddedFleet:
     if read_state(directory) is not None:
-        # A process that died while making it.
+        # A process died while it made this fleet.
         _delete(open_fleet(directory))
     refuse_foreign_files(directory)
     nodes_directory = place_for_nodes(directory)
@@ -219,7 +218,7 @@ def _new_fleet(
 
 
 def _make_shard(fleet: EmbeddedFleet, primary: EmbeddedNode, settings: Mapping[str, str], *, schema: bool) -> None:
-    """Make and start the servers of one shard, with the bank if `schema`, else without its database."""
+    """Make and start the servers of one shard, with the bank's database if `schema`."""
     programs = fleet._programs(primary)
     create_primary(programs, primary, settings)
     start_server(programs, primary)
@@ -240,7 +239,7 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
     if lost:
         directory = fleet.directory
         raise RefusedError(
-            f"the data of {', '.join(lost)} is gone",
+            f"the data of {', '.join(lost)} is missing",
             hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
         )
     taken = [node for node in down if not is_free(node.port)]
@@ -266,7 +265,7 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
 
 
 def _stop(fleet: EmbeddedFleet, *, immediate: bool) -> int:
-    # A primary that stops in order waits until its standbys have all of its WAL: they go first.
+    # A primary in a fast shutdown waits until its standbys have all of its WAL, so they are stopped first.
     return sum(
         sum(in_parallel(lambda node: stop_server(node, immediate=immediate), group))
         for group in reversed(_primaries_first(fleet.nodes))

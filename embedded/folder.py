@@ -1,7 +1,7 @@
-"""What the folder of an embedded fleet holds, and what each file of it says.
+"""The folder of an embedded fleet.
 
-    DIR/demo.json    what was made, and where; written before the first server is
-    DIR/fleet.toml   the fleet as the commands see it; lines that the user adds to it are kept
+    DIR/demo.json    the servers and their places; written before the first server is made
+    DIR/fleet.toml   the fleet for the commands; lines that the user adds are kept
     DIR/store        the folder for its snapshots
     DIR/nodes/<id>/  data and log of one server (elsewhere if the server's account can't enter DIR)
 
@@ -36,7 +36,7 @@ BACKUPS_MAX = 8
 
 
 class FolderTakenError(RefusedError):
-    """The folder holds something else, or another fleet than was asked for."""
+    """The folder holds something else, or another fleet than was requested."""
 
 
 class EmbeddedFleetBusyError(BusyError):
@@ -45,7 +45,7 @@ class EmbeddedFleetBusyError(BusyError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What demo.json says: the servers, where they are, and whether all of them were made."""
+    """The contents of demo.json: the servers, their folder, and whether all of them were made."""
 
     nodes_directory: Path
     nodes: tuple[EmbeddedNode, ...]
@@ -53,7 +53,7 @@ class State:
 
 
 def read_state(directory: Path) -> State | None:
-    """The state of `directory`, None if there is no fleet; raises FolderTakenError on a foreign file."""
+    """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file."""
     try:
         document = json.loads((directory / STATE).read_text())
         nodes_directory = Path(document["nodes_directory"])
@@ -75,7 +75,7 @@ def read_state(directory: Path) -> State | None:
 
 
 def write_state(directory: Path, state: State) -> None:
-    """Replace demo.json, whole or not at all."""
+    """Replace demo.json atomically."""
     document = {
         "schema": STATE_SCHEMA,
         "complete": state.complete,
@@ -92,7 +92,7 @@ def _entry(node: EmbeddedNode) -> dict[str, str | int | None]:
 
 def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
     """Write fleet.toml for these nodes."""
-    # A JSON string is a TOML basic string too.
+    # A JSON string is also a valid TOML basic string.
     quoted = {"name": '"demo"', "store": json.dumps(f"file://{directory / STORE}", ensure_ascii=False)}
     lines = [f"{key} = {value}" for key, value in quoted.items()]
     for node in nodes:
@@ -103,22 +103,22 @@ def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
 
 
 def move_ports(directory: Path, ports: Mapping[int, int]) -> None:
-    """Put new ports for old into fleet.toml, changing nothing else in it."""
+    """Replace old by new ports in fleet.toml, changing nothing else."""
     path = directory / DESCRIPTION
 
-    def moved(match: re.Match[str]) -> str:
+    def replace_port(match: re.Match[str]) -> str:
         port = int(match[1])
         return f"{HOST}:{ports.get(port, port)}/"
 
-    _replace(path, re.sub(rf"{re.escape(HOST)}:(\d+)/", moved, path.read_text()))
+    _replace(path, re.sub(rf"{re.escape(HOST)}:(\d+)/", replace_port, path.read_text()))
 
 
 def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
-    """The id of every node and of the primary it backs up: s1, s2, …, then s1-b1, …; raises UsageError."""
+    """The id of every node with its backup_of: s1, s2, …, then s1-b1, …; raise UsageError."""
     if not (1 <= shards <= SHARDS_MAX and 0 <= backups <= BACKUPS_MAX):
         raise UsageError(
-            f"an embedded fleet of {shards} shards with {backups} backups each can't be made",
-            hint=f"1 to {SHARDS_MAX} shards, 0 to {BACKUPS_MAX} backups",
+            f"an embedded fleet can't have {shards} shards with {backups} backups each",
+            hint=f"choose 1 to {SHARDS_MAX} shards and 0 to {BACKUPS_MAX} backups",
         )
     primaries = [f"s{shard}" for shard in range(1, shards + 1)]
     standbys = [(f"{name}-b{number}", name) for name in primaries for number in range(1, backups + 1)]
@@ -126,26 +126,29 @@ def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
 
 
 def check_directory(directory: Path) -> Path:
-    """The absolute, resolved path; raises UsageError for one that can't be handed to PostgreSQL."""
+    """The absolute, resolved path; raise UsageError if it can't be passed to PostgreSQL."""
     directory = directory.resolve()
-    # pg_ctl hands the data directory to a shell, in double quotes.
+    # pg_ctl passes the data directory to a shell, in double quotes.
     if re.search(r'["$`\\\n]', str(directory)):
-        raise UsageError(f"{directory}: the path holds a quote, $ or backslash", hint="choose a plainer path")
+        raise UsageError(
+            f"{directory}: the path contains a double quote, $, `, backslash or newline",
+            hint="choose a path without these",
+        )
     return directory
 
 
 def refuse_foreign_files(directory: Path) -> None:
-    """Raise FolderTakenError where a new fleet would overwrite what no embedded fleet made."""
+    """Raise FolderTakenError if a new fleet would overwrite files that no embedded fleet made."""
     for name in (DESCRIPTION, NODES):
         if os.path.lexists(directory / name):
             raise FolderTakenError(
-                f"{directory / name} exists, and no embedded fleet made it",
+                f"{directory / name} exists, but no embedded fleet made it",
                 hint="choose a new or an empty folder",
             )
 
 
 def place_for_nodes(directory: Path) -> Path:
-    """Make the folder for the servers' data where their account can enter it: in `directory` if possible."""
+    """Make the folder for the servers' data where their account can enter it, in `directory` if possible."""
     account = server_programs().account
     if account is None or can_enter(account, directory):
         place = directory / NODES
@@ -153,14 +156,14 @@ def place_for_nodes(directory: Path) -> Path:
     else:
         place = Path(tempfile.mkdtemp(prefix="cutline-nodes-", dir=shared_temporary_directory())).resolve()
     if account:
-        # Passing through is all that the account needs; a restrictive umask would have taken that too.
+        # The account only needs to pass through, which a restrictive umask would prevent.
         place.chmod(0o711)
     return place
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the fleet of `directory` for this process alone; raises EmbeddedFleetBusyError if another has it."""
+def lock_folder(directory: Path) -> Iterator[None]:
+    """Lock the fleet of `directory` during the block; raise EmbeddedFleetBusyError if another process holds it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

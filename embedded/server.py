@@ -1,8 +1,8 @@
-"""One server of the embedded fleet: make it, start it, stop it, and know for certain that it is ours.
+"""One server of the embedded fleet: make it, start it, stop it, and make sure that it is ours.
 
-A server is told by its data directory, never by a process number alone: a number in postmaster.pid is
-believed only while that process works in that directory. Every wait is bounded. Nothing here knows of
-shards or of fleet.toml.
+A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if that
+process has the data directory as its working directory. Every wait is bounded. Nothing here knows about shards or
+fleet.toml.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ IMMEDIATE_STOP_SECONDS_MAX = 20
 # Below the range from which Linux takes ports for outgoing connections.
 PORTS = range(20_000, 32_000)
 
-# What a fleet under Cutline needs, on a machine that also runs the client, Spark and five more servers.
-# A standby must allow at least what its primary allows; it gets these from its base backup.
+# What Cutline needs, sized for a machine that also runs the client, Spark and five more servers. A standby's limits
+# must not be below its primary's; it gets these settings from its base backup.
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
@@ -50,16 +50,16 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 
 
 class ServerFailedError(UnreachableError):
-    """A server of the embedded fleet did not start."""
+    """A server of the embedded fleet did not start or stop."""
 
 
 class ServerNotOursError(RefusedError):
-    """A server runs in the data directory, and this user may not stop it."""
+    """The server in the data directory belongs to another user, so this user may not stop it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """One server: a primary, or a standby of the node `backup_of`; of the version in `programs`, else the wheel's."""
+    """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder if not the wheel's."""
 
     id: str
     port: int
@@ -69,12 +69,12 @@ class EmbeddedNode:
 
     @property
     def data_directory(self) -> Path:
-        """The server's data, readable for its account only."""
+        """The server's data, readable by its account only."""
         return self.folder / "data"
 
     @property
     def log_file(self) -> Path:
-        """Everything that the server said since it was made."""
+        """The server's log since it was made."""
         return self.folder / "server.log"
 
     def dsn(self, database: str = "bank") -> str:
@@ -83,7 +83,7 @@ class EmbeddedNode:
 
     @property
     def slot(self) -> str:
-        """The physical slot on the primary that holds back WAL for this standby."""
+        """The physical slot on the primary that retains WAL for this standby."""
         return self.id.replace("-", "_")
 
 
@@ -101,7 +101,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
     """Copy the running `primary` into a new standby with a physical slot of its own."""
     _create_folder(programs, node)
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as connection:
-        # A standby that is made again leaves its old slot behind.
+        # If the standby existed before, its old slot remains.
         connection.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
             [node.slot],
@@ -112,7 +112,7 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
 
 
 def start_server(programs: Programs, node: EmbeddedNode) -> None:
-    """Start the server and wait until it takes connections; raises ServerFailedError with its log's end."""
+    """Start the server and wait until it accepts connections; raise ServerFailedError with the end of its log."""
     _forget_dead_server(node)
     options = shlex.join(["-p", str(node.port), "-c", f"cluster_name={node.id}"])
     where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
@@ -120,16 +120,16 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
     try:
         programs.run("pg_ctl", "start", *where, *how, seconds_max=START_SECONDS_MAX + 30)
     except ProgramFailedError as error:
-        said = log_tail(node, 12)
+        lines = log_tail(node, 12)
         raise ServerFailedError(
-            f"node {node.id}: its server did not start: {said[-1] if said else error.message}",
+            f"node {node.id}: its server did not start: {lines[-1] if lines else error.message}",
             hint=f"see its log {node.log_file}",
-            details={"node": node.id, "log": said},
+            details={"node": node.id, "log": lines},
         ) from error
 
 
 def follow(node: EmbeddedNode, primary: EmbeddedNode) -> None:
-    """Point the running standby at its primary's present port; does nothing if it points there already."""
+    """Point the running standby at its primary's current port, unless it points there already."""
     wanted = _conninfo(node, primary)
     with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
         row = connection.execute("SELECT current_setting('primary_conninfo')").fetchone()
@@ -139,9 +139,9 @@ def follow(node: EmbeddedNode, primary: EmbeddedNode) -> None:
 
 
 def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
-    """Stop the server: fast, and if that takes too long, immediately. Say whether one was running.
+    """Stop the server in fast mode, and if that takes too long, in immediate mode. Return whether it was running.
 
-    Raises ServerNotOursError or, when even the immediate stop does not end it, ServerFailedError.
+    Raises ServerNotOursError, or ServerFailedError if even the immediate shutdown does not end it.
     """
     pid = running_pid(node)
     if pid is None:
@@ -155,7 +155,7 @@ def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
 
 
 def kill_server(node: EmbeddedNode) -> None:
-    """End the server as a power cut would, and wait until its last process is gone.
+    """Kill the server, like a power failure, and wait until its last process is gone.
 
     Raises ServerNotOursError, or ServerFailedError if that takes too long.
     """
@@ -164,7 +164,7 @@ def kill_server(node: EmbeddedNode) -> None:
         return
     _send(node, pid, signal.SIGKILL)
     deadline = time.monotonic() + IMMEDIATE_STOP_SECONDS_MAX
-    # The next start would refuse while a child of the dead one is attached to its shared memory.
+    # The next start would fail while a child of the dead server is attached to its shared memory.
     while running_pid(node) or _children_left(node.data_directory):
         if time.monotonic() > deadline:
             raise _does_not_stop(node, pid)
@@ -172,10 +172,10 @@ def kill_server(node: EmbeddedNode) -> None:
 
 
 def running_pid(node: EmbeddedNode) -> int | None:
-    """The process number of this node's server, if it runs.
+    """The pid of this node's server, None if it does not run.
 
-    postmaster.pid outlives a crash and its number can be another process's by now; the server's working
-    directory is its data directory, so that decides. Raises ServerNotOursError.
+    postmaster.pid outlives a crash, and its pid may belong to another process by now. So the working directory decides:
+    a server's is its data directory. Raises ServerNotOursError.
     """
     try:
         pid = int((node.data_directory / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -186,14 +186,14 @@ def running_pid(node: EmbeddedNode) -> int | None:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):
-        # Only the server's own account and root can read the file, and both may signal the server: a process
-        # of somebody else has got the number since.
+        # Only the server's account and root can read the file, and both may signal the server. So the pid now belongs
+        # to a process of another user.
         return None
     return pid if _works_in(pid, node.data_directory) else None
 
 
 def delete_server(node: EmbeddedNode) -> None:
-    """Stop the server at once and delete its data and log."""
+    """Stop the server in immediate mode and delete its data and log."""
     stop_server(node, immediate=True)
     if node.folder.exists():
         shutil.rmtree(node.folder)
@@ -208,7 +208,7 @@ def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Whether the loopback port is free to listen on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -219,7 +219,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different free ports, at random, so that fleets started side by side do not choose the same."""
+    """`count` different free ports, at random, so that fleets started at the same time choose different ones."""
     chosen: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         if len(chosen) == count:
@@ -232,7 +232,7 @@ def free_ports(count: int) -> list[int]:
 def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
     node.folder.mkdir(mode=0o700, exist_ok=True)
     if programs.account:
-        # A folder that this module made a line above, never one of the user's.
+        # The folder was made above: never change the owner of a user's folder.
         os.chown(node.folder, programs.account.uid, programs.account.gid)
 
 
@@ -258,7 +258,7 @@ def _not_ours(node: EmbeddedNode) -> SnapshotError:
 
 def _does_not_stop(node: EmbeddedNode, pid: int) -> SnapshotError:
     return ServerFailedError(
-        f"node {node.id}: its server, process {pid}, does not stop", hint=f"see its log {node.log_file}"
+        f"node {node.id}: its server, process {pid}, did not stop", hint=f"see its log {node.log_file}"
     )
 
 
@@ -274,7 +274,7 @@ def _await_end(node: EmbeddedNode, seconds_max: float) -> bool:
 def _works_in(pid: int, directory: Path) -> bool:
     if Path("/proc/self/cwd").exists():
         try:
-            # The link of a process that has ended, reaped or not, can't be read.
+            # The link can't be read if the process has ended, whether it was reaped or not.
             return Path(f"/proc/{pid}/cwd").readlink() == directory
         except OSError:
             return False
@@ -283,16 +283,16 @@ def _works_in(pid: int, directory: Path) -> bool:
 
 
 def _forget_dead_server(node: EmbeddedNode) -> None:
-    """Remove the postmaster.pid of a server that crashed, where it is certain that none works on the data.
+    """Remove the postmaster.pid of a crashed server, if it is certain that no server works on the data.
 
-    PostgreSQL refuses to start while any process has the number in that file: another's by now, or the dead
-    server itself where nobody has reaped it, as the first process of many a container does not.
+    PostgreSQL refuses to start while any process has the pid in that file: an unrelated one, or the dead server itself
+    if it was not reaped, which the init process of many containers does not do.
     """
-    certain = Path("/proc/self/cwd").exists()
-    if certain and running_pid(node) is None and not _children_left(node.data_directory):
+    can_tell = Path("/proc/self/cwd").exists()
+    if can_tell and running_pid(node) is None and not _children_left(node.data_directory):
         (node.data_directory / "postmaster.pid").unlink(missing_ok=True)
 
 
 def _children_left(directory: Path) -> bool:
-    # Without /proc the glob is empty, and the next start is what finds out.
+    # Without /proc the glob is empty; the next start then fails if children are left.
     return any(_works_in(int(entry.name), directory) for entry in Path("/proc").glob("[0-9]*"))

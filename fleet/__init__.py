@@ -1,7 +1,7 @@
-"""Fleet: fleet.toml and the plain values that everything above it uses.
+"""Fleet: fleet.toml and the plain values that all packages above use.
 
-A *fleet* is the shards named in fleet.toml. A *shard* is one primary *node* and any number of *backup* nodes (physical
-standbys). A *group* is one table.
+A *fleet* is the shards that fleet.toml lists. A *shard* is one primary and any number of standbys (`backup_of` in
+fleet.toml); each server is a *node*. A *group* is one table on all shards.
 
 The modules of this folder import only `storage`; its sub-packages import them.
 """

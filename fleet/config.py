@@ -1,6 +1,6 @@
-"""fleet.toml: which nodes there are, where snapshots go, and how the jobs run.
+"""fleet.toml: the nodes, the store of the snapshots, and how the jobs run.
 
-Reading it contacts nothing. Every mistake is a FleetFileError that names the key.
+Reading it contacts nothing. Every mistake raises a FleetFileError that names the key.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GC_GRACE = Duration.parse("24h")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
 
 
-# A text that says something.
+# A text that is not empty.
 Text = Annotated[str, Meta(min_length=1)]
 
 
 class FleetFileError(UsageError):
-    """fleet.toml is missing, unreadable, or says something that can't be."""
+    """fleet.toml is missing, unreadable or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Node:
     id: str
     dsn: str
     backup_of: str | None = None
-    # How much WAL a chain's slot may keep on this node.
+    # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
 
     @property
@@ -53,7 +53,7 @@ class Node:
 
 
 class GroupRules(Record, frozen=True):
-    """Which tables belong to the fleet's groups: patterns of `schema.table` with `*` and `?`."""
+    """Which tables are groups of the fleet: patterns for `schema.table`, with `*` and `?`."""
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
@@ -62,11 +62,11 @@ class GroupRules(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What `prune` keeps, and how long `gc` keeps what is not needed. A rule that is None is not set.
+    """What `prune` keeps, and how long `gc` keeps garbage. A rule that is None is not set.
 
-    `keep_full`: the newest so many snapshots; `keep_days`: what has a restore point younger than so many days;
-    `keep_increments`: of how many of the newest snapshots the increments are kept. `gc` takes nothing away that is
-    younger than its grace period.
+    `keep_full`: keep this many of the newest snapshots. `keep_days`: keep snapshots with a restore point younger than
+    this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` removes nothing
+    that is younger than its grace period.
     """
 
     keep_full: int | None = None
@@ -77,7 +77,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The fleet as fleet.toml describes it; `nodes` in the file's order."""
+    """The fleet as fleet.toml describes it; `nodes` are in the file's order."""
 
     path: Path
     name: str
@@ -95,7 +95,7 @@ class Fleet:
         return tuple(node for node in self.nodes if node.backup_of is None)
 
     def node(self, node_id: str) -> Node:
-        """The node called `node_id`; KeyError if there is none."""
+        """The node with this id; raise KeyError if there is none."""
         for node in self.nodes:
             if node.id == node_id:
                 return node
@@ -133,7 +133,7 @@ class NodeTable(Record, frozen=True):
 
 
 class FleetFile(Record, frozen=True):
-    """fleet.toml as it is written; docs/fleet-file.md says what each key means."""
+    """fleet.toml as written; docs/fleet-file.md describes every key."""
 
     name: Text
     store: Text
@@ -147,7 +147,7 @@ class FleetFile(Record, frozen=True):
 
 
 def load_fleet(path: Path) -> Fleet:
-    """Read and validate fleet.toml; raise FleetFileError naming the file and the key that is wrong."""
+    """Read and validate fleet.toml; raise FleetFileError naming the file and the invalid key."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -156,11 +156,11 @@ def load_fleet(path: Path) -> Fleet:
             hint="name one with --fleet FILE or SNAPSHOT_FLEET, or try: snapshot demo up demo-fleet",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetFileError(f"{path}: {error}", hint="correct the file and repeat") from error
+        raise FleetFileError(f"{path}: {error}", hint="correct the file, then repeat the command") from error
     try:
         return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode))
     except (msgspec.DecodeError, ValueError) as error:
-        # msgspec writes a place as JSONPath does: `$.node[0].dsn`.
+        # msgspec names the key as JSONPath does: `$.node[0].dsn`.
         problem = str(error).replace("`$.", "`")
         raise FleetFileError(f"{path}: {problem}", hint="docs/fleet-file.md lists every key") from error
 
@@ -199,7 +199,7 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
     ids = [node.id for node in nodes]
     for node_id in ids:
         if ids.count(node_id) > 1:
-            raise ValueError(f"two nodes are called {node_id}")
+            raise ValueError(f"two nodes have the id {node_id}")
     dsns: dict[str, str] = {}
     for node in nodes:
         if node.dsn in dsns:
@@ -207,10 +207,10 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
         dsns[node.dsn] = node.id
     primaries = {node.id for node in nodes if node.backup_of is None}
     if not primaries:
-        raise ValueError("no primary among the nodes: every one has backup_of")
+        raise ValueError("no node is a primary: all have backup_of")
     for node in nodes:
         if node.backup_of is not None and node.backup_of not in primaries:
-            raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is no primary here")
+            raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
 
 
 def _check_global_id(rule: str) -> None:
@@ -219,7 +219,7 @@ def _check_global_id(rule: str) -> None:
     try:
         groups = re.compile(rule).groupindex
     except re.error as error:
-        raise ValueError(f"cut.global_id is neither exact, xa, citus nor a regex: {error}") from error
+        raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
     if "global" not in groups:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
 

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them."""
+"""Parse lengths of time as people write them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class Duration(float):
-    """A length of time in seconds, as a file has it: `24h`, `90 min`, `1.5d`, `0`."""
+    """A length of time in seconds, written as `24h`, `90 min`, `1.5d` or `0`."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read a length of time with its unit; raise ValueError for anything else."""
+        """Parse a number with its unit; raise ValueError for anything else."""
         if text.strip() == "0":
             return cls(0)
         match = DURATION.fullmatch(text.strip())
         if match is None or match[2] not in UNIT_SECONDS:
-            raise ValueError(f"{text!r} is no time such as 24h, 30min or 7d")
+            raise ValueError(f"{text!r} is not a length of time such as 24h, 30min or 7d")
         return cls(float(match[1]) * UNIT_SECONDS[match[2]])
 
     @classmethod
     def from_document(cls, value: object) -> Duration:
-        """Read a text; raise ValueError for a number, which has no unit."""
+        """Parse a string; raise ValueError for a number, which has no unit."""
         if not isinstance(value, str):
-            raise ValueError('a length of time is a text such as "24h"')
+            raise ValueError('a length of time is a string such as "24h"')
         return cls.parse(value)

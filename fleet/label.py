@@ -1,6 +1,6 @@
-"""What an operation's sessions are called on the servers: `cutline create daily ops@db7:4711`.
+"""The application_name of an operation's sessions: `cutline create daily ops@db7:4711`.
 
-PostgreSQL keeps 63 bytes of an application_name, and only ASCII; what is cut off ends in `~`.
+PostgreSQL keeps 63 bytes of an application_name, and only ASCII. A part that was cut short ends in `~`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 
 LABEL_BYTES_MAX = 63
-# Of these, what is kept for `user@host:pid` however long the subject is.
+# Of these, reserved for `user@host:pid` however long the subject is.
 OWNER_BYTES_MAX = 32
 LABEL = re.compile(
     r"cutline (?P<command>\S+)(?: (?P<subject>\S+))? (?P<user>[^@\s]+)@(?P<host>[^:\s]+):(?P<process>\d+)"
@@ -21,7 +21,7 @@ LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Whose a session is: the command, what it works on ("" if nothing), and its process on its machine."""
+    """The owner of a session: the command, its subject ("" if it has none), and its process on its machine."""
 
     command: str
     subject: str
@@ -30,7 +30,7 @@ class Label:
     process: int
 
     def text(self) -> str:
-        """The application_name, at most LABEL_BYTES_MAX long."""
+        """The application_name, at most LABEL_BYTES_MAX bytes long."""
         number = f":{self.process}"
         user = _shorten(_plain(self.user), OWNER_BYTES_MAX // 2)
         host = _shorten(_plain(self.host), OWNER_BYTES_MAX - len(user) - len("@") - len(number))
@@ -45,17 +45,17 @@ def own_label(command: str, subject: str = "") -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        # A user id without a name, as containers have them.
+        # In a container the user id may have no name.
         user = str(os.getuid())
     return Label(command, subject, user, socket.gethostname().partition(".")[0], os.getpid()).text()
 
 
 def read_label(text: str) -> Label | None:
-    """What `Label.text` wrote; None for any other application_name."""
-    found = LABEL.fullmatch(text)
-    if found is None:
+    """Parse what `Label.text` wrote; None for any other application_name."""
+    match = LABEL.fullmatch(text)
+    if match is None:
         return None
-    return Label(found["command"], found["subject"] or "", found["user"], found["host"], int(found["process"]))
+    return Label(match["command"], match["subject"] or "", match["user"], match["host"], int(match["process"]))
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,7 @@
-"""WAL positions, and how they are written.
+"""WAL positions (LSN) and their text form.
 
-Positions of different nodes never compare. A position names the byte *after* what it includes: WAL "up to c" is every
-record that begins before c, as PostgreSQL's own end positions mean it.
+Never compare positions of different nodes. A position is exclusive: WAL "up to c" is every record that begins before
+c, as with PostgreSQL's own end positions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ LSN = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 
 
 class Lsn(int):
-    """A byte position in one node's WAL (PostgreSQL manual, "pg_lsn Type"). Printed, it is PostgreSQL's text form.
+    """A byte position in one node's WAL (PostgreSQL manual, "pg_lsn Type"); str() gives PostgreSQL's text form.
 
-    It is an int, because columns of positions are 64-bit integers in Arrow and numpy, and are compared with it.
+    It is an int because it is compared with columns of positions, which are 64-bit integers in Arrow and numpy.
     """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read PostgreSQL's form, `16/B374D848`; raise ValueError otherwise."""
+        """Parse PostgreSQL's text form, `16/B374D848`; raise ValueError for anything else."""
         if not LSN.fullmatch(text):
             raise ValueError(f"{text!r} is not a WAL position")
         high, _, low = text.partition("/")

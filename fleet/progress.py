@@ -1,6 +1,6 @@
-"""How work below `cli` says how far it is, without knowing who listens.
+"""The interface through which work below `cli` reports its progress; nothing below `cli` prints.
 
-The rich bars, the JSON lines and the tests each implement `Progress`; nothing below `cli` prints.
+The rich bars, the JSON lines and the tests each implement `Progress`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ class Progress(Protocol):
     """Receives the steps of one operation, in order, from any thread."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Begin the step `name`, ending the one before; `total` units of work if that is known."""
+        """Begin the step `name`, which ends the step before; `total` is its units of work, if known."""
 
     def advance(self, done: int) -> None:
-        """Add `done` units to the running step."""
+        """Add `done` units to the current step."""
 
     def note(self, text: str) -> None:
-        """Say one line that matters to the person watching (a retry, a wait and its cause)."""
+        """Report one line that matters to the operator (a retry, a wait and its cause)."""
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Say that `point` has just been done, on `node` where it is done node by node."""
+        """Report that the crash point `point` is reached, on `node` if it is a point of every node."""
 
 
 class Silent:
-    """A Progress that nobody watches."""
+    """A Progress that ignores everything."""
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         """Ignore it."""
@@ -41,25 +41,25 @@ class Silent:
 
 
 class Noting:
-    """Passes everything on to `shown` and keeps the notes: a command's result repeats them."""
+    """Passes everything on to `target` and keeps the notes, which a command's result repeats."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
+    def __init__(self, target: Progress) -> None:
+        self._target = target
         self.notes: list[str] = []
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         """Pass it on."""
-        self._shown.step(name, total=total, unit=unit)
+        self._target.step(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
         """Pass it on."""
-        self._shown.advance(done)
+        self._target.advance(done)
 
     def note(self, text: str) -> None:
         """Keep it and pass it on."""
         self.notes.append(text)
-        self._shown.note(text)
+        self._target.note(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
         """Pass it on."""
-        self._shown.reached(point, node=node)
+        self._target.reached(point, node=node)

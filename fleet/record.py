@@ -1,7 +1,7 @@
-"""Records: the values that stored documents are made of, read and written by msgspec.
+"""Records: the values in stored documents, read and written by msgspec.
 
-Reading is strict: every value has the type that its field says, no field is missing, and none is unknown. A field that
-this version does not know may change what the others mean.
+Reading is strict: every value has the type of its field, no field is missing, and no field is unknown, because a field
+that this version does not know may change the meaning of others.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from fleet.lsn import Lsn
 T = TypeVar("T")
 INTEGER_MAX = 2**63 - 1
 
-# The integers that PostgreSQL and Parquet have: 64 bits.
+# 64 bits, as in PostgreSQL and Parquet.
 Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
-# RFC 3339 with its time zone, as every document has it. Kept as text, so that it is written as it was read.
+# RFC 3339 with a time zone. It stays text, so that it is written exactly as it was read.
 Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$")]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value of a stored document: immutable, compared by its fields."""
+    """A value in a stored document: immutable, compared by its fields."""
 
 
 def to_builtins(value: Any) -> Any:
-    """The value as JSON's own types; records become objects with their fields in order."""
+    """The value as JSON types; records become objects with their fields in order."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode)
 
 
 def fields_of(record: Record) -> dict[str, Any]:
     """The record as a JSON object."""
-    found: dict[str, Any] = to_builtins(record)
-    return found
+    fields: dict[str, Any] = to_builtins(record)
+    return fields
 
 
 def from_builtins(value: Any, kind: type[T]) -> T:
-    """A value of `kind` from JSON's own types; raise msgspec.ValidationError naming the place that is wrong."""
+    """A value of `kind` from JSON types; raise msgspec.ValidationError naming the invalid field."""
     return msgspec.convert(value, kind, dec_hook=_decode, str_keys=True)
 
 
 def from_json(body: bytes | str, kind: Any) -> Any:
-    """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the place that is wrong."""
+    """A value of `kind` from JSON; raise msgspec.DecodeError, or ValidationError naming the invalid field."""
     return msgspec.json.decode(body, type=kind, dec_hook=_decode)
 
 
 def check_time(text: str) -> None:
-    """Raise ValueError unless `text` is a moment that exists: its form alone allows a 30th of February."""
+    """Raise ValueError unless `text` is a time that exists: the pattern alone admits a 30th of February."""
     datetime.fromisoformat(text)
 
 
 def json_schema(kinds: list[Any]) -> tuple[tuple[dict[str, Any], ...], Mapping[str, Any]]:
-    """The JSON Schema of each kind, and the definitions that they share."""
+    """The JSON Schemas of the kinds, and the definitions that they share."""
     return msgspec.json.schema_components(kinds, schema_hook=_schema_of, ref_template="#/$defs/{name}")
 
 
@@ -68,7 +68,7 @@ def _encode(value: Any) -> Any:
 def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Lsn:
         if not isinstance(value, str):
-            raise ValueError(f"a {type(value).__name__} is no WAL position")
+            raise ValueError(f"expected a WAL position, got {type(value).__name__}")
         return Lsn.parse(value)
     raise NotImplementedError(kind.__name__)
 

@@ -1,4 +1,4 @@
-"""Restore: plan, load, publish. No target is visible under its real name until all of it is loaded and checked.
+"""Restore: plan, load, swap. No database gets its real name until all databases are loaded and checked.
 
 Imports `snapshots` and what is below it.
 """

@@ -1,4 +1,4 @@
-"""Running a shard's stored DDL, filling its materialized views, and setting its sequences."""
+"""Run a shard's stored DDL, refresh its materialized views, and set its sequences."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from restore.statements import batches, split_statements
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
-# pg_dump writes a foreign key as one statement of two lines, on partitioned tables without ONLY; every identifier
-# is quoted.
+# pg_dump writes a foreign key as one statement of two lines, without ONLY for a partitioned table, and quotes every
+# identifier.
 FOREIGN_KEY = re.compile(
     r'^ALTER TABLE (?:ONLY )?(?P<table>\S.*)\n    ADD CONSTRAINT (?P<name>".*?") FOREIGN KEY .*?;$', re.MULTILINE
 )
 IDENTIFIER = r'"(?:[^"]|"")+"'
 REFRESH_VIEW = re.compile(rf"^REFRESH MATERIALIZED VIEW (?P<view>{IDENTIFIER}\.{IDENTIFIER});$", re.MULTILINE)
-# pg_dump of 18 writes it for every server.
+# pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "\nSET transaction_timeout = 0;\n"
 BUILD_SETTINGS = {"maintenance_work_mem": "256MB", "synchronous_commit": "off"}
 SET_QUERY = """
@@ -34,14 +34,17 @@ STATEMENT_SHOWN_MAX = 200
 
 
 class SchemaLoadError(RefusedError):
-    """A target node did not take the snapshot's DDL."""
+    """A target node refused the snapshot's DDL."""
 
 
 def run_section(node: Node, section: str, script: str) -> None:
-    """Run one section's SQL, raw text, not as a whole; raise SchemaLoadError with the statement's own error."""
+    """Run one section's SQL (raw text), one batch of statements per transaction.
+
+    Raises SchemaLoadError with the server's message and the statement.
+    """
     if not script:
         return
-    # The server converts the whole of it before it runs the statement that sets another client encoding.
+    # The server converts a whole message before it runs the SET client_encoding in it: so the session is raw already.
     with connect(node, client_encoding=RAW) as connection:
         for name, value in BUILD_SETTINGS.items():
             connection.execute(f"SET {name} = '{value}'")
@@ -53,52 +56,52 @@ def run_section(node: Node, section: str, script: str) -> None:
                 message = result.error_message.decode(errors="replace")
                 if connection.broken:
                     raise unreachable_error(node, psycopg.OperationalError(message))
-                raise _refused_error(node, section, message, _found(connection, statements))
+                raise _refused_error(node, section, message, _find_refused(connection, statements))
 
 
-def _found(connection: psycopg.Connection[Any], statements: str) -> str:
-    """Which of the statements the server refuses, "" if it can't be told.
+def _find_refused(connection: psycopg.Connection[Any], statements: str) -> str:
+    """The statement that the server refuses, "" if it can't be found.
 
-    They were one transaction, and nothing of it is left: they are run once more, one by one.
+    The batch was one transaction and was rolled back: its statements are run again one by one, and rolled back.
     """
     connection.pgconn.exec_(b"BEGIN")
     refused = (one for one in split_statements(statements) if connection.pgconn.exec_(raw_bytes(one)).error_message)
-    found = next(refused, "")
+    statement = next(refused, "")
     connection.pgconn.exec_(b"ROLLBACK")
-    return found
+    return statement
 
 
 def _refused_error(node: Node, section: str, message: str, statement: str) -> SchemaLoadError:
     return SchemaLoadError(
         f"node {node.id}: the {section} DDL was refused: {' '.join(message.split())}"
         + (f": {shorten_statement(show_name(statement))}" if statement else ""),
-        hint="make on the target what it names (an extension, a tablespace, a role), or restore to a server that has it"
-        " (lz4), then repeat",
+        hint="create what the statement needs on the target (an extension, a tablespace, a role), or restore to a"
+        " server that supports it (lz4), then repeat the command",
         details={"node": node.id, "section": section, "statement": show_name(statement)},
     )
 
 
 def shorten_statement(statement: str) -> str:
-    """The beginning of a statement, on one line."""
+    """The statement on one line, cut off after STATEMENT_SHOWN_MAX characters."""
     text = " ".join(statement.split())
     return text if len(text) <= STATEMENT_SHOWN_MAX else f"{text[:STATEMENT_SHOWN_MAX]}…"
 
 
-def without_foreign_keys(script: str) -> tuple[str, list[str]]:
-    """The post-data script without its foreign keys, and their names: a part of the tables may not satisfy them."""
+def remove_foreign_keys(script: str) -> tuple[str, list[str]]:
+    """The post-data script without its foreign keys, and their names: some of the tables alone may violate them."""
     names = [show_name(f"{match['name']} of {match['table']}") for match in FOREIGN_KEY.finditer(script)]
     return FOREIGN_KEY.sub("", script), names
 
 
-def views_of(script: str) -> list[str]:
-    """The materialized views that were populated, quoted, in the order in which they depend on each other."""
+def find_views(script: str) -> list[str]:
+    """The quoted names of the materialized views that were populated, in the order of their dependencies."""
     return [match["view"] for match in REFRESH_VIEW.finditer(script)]
 
 
 def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
-    """Fill the materialized views that the script refreshes; return what kept some of them from it, a line each.
+    """Refresh the script's materialized views; return one line for each that could not be, with the reason.
 
-    From 17 on PostgreSQL itself refreshes them with a search_path of its own, and needs none of ours.
+    `search_path` matters before PostgreSQL 17; later versions set their own while they refresh.
     """
     problems: list[str] = []
     if not script:
@@ -106,7 +109,7 @@ def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
     with connect(node, client_encoding=RAW) as connection:
         query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)"
         connection.execute(query, (search_path.encode(),))
-        for view in views_of(script):
+        for view in find_views(script):
             try:
                 connection.execute(raw_bytes(f"REFRESH MATERIALIZED VIEW {view}"))
             except psycopg.Error as error:
@@ -118,12 +121,15 @@ def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
 
 
 def show_name(name: str) -> str:
-    """Raw text as a person may read it."""
+    """Raw text in a printable form."""
     return raw_bytes(name).decode(errors="backslashreplace")
 
 
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Sequence]) -> None:
-    """Put every sequence where it stood, many at a time: each costs a lock, and a commit its flush."""
-    found = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
-    for start in range(0, len(found), SEQUENCES_AT_ONCE):
-        connection.execute(SET_QUERY, tuple(map(list, zip(*found[start : start + SEQUENCES_AT_ONCE], strict=True))))
+    """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
+
+    Each holds a lock until the commit, and each commit flushes the WAL.
+    """
+    values = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
+    for start in range(0, len(values), SEQUENCES_AT_ONCE):
+        connection.execute(SET_QUERY, tuple(map(list, zip(*values[start : start + SEQUENCES_AT_ONCE], strict=True))))

@@ -1,7 +1,7 @@
-"""Loading large objects: with their oids, contents, owners, grants and comments, as they were at the full snapshot.
+"""Load large objects with their oids, contents, owners, grants and comments, as they were at the full snapshot.
 
-A task loads the objects of one task of the copy in their order, a batch of parts with its entry in the ledger in one
-transaction: a large object that is given an owner is locked until then, and a server has few places for locks.
+A task loads the stored objects of one copy task, in order. One transaction loads a batch of parts and enters it in the
+ledger: the transaction locks every large object whose owner it sets, and the server's lock table is small.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Objects of the store, in the order in which they were written, and the database they are loaded into."""
+    """Stored objects, in the order in which they were written, and the database they are loaded into."""
 
     objects: tuple[StoredObject, ...]
     node: Node
@@ -53,9 +53,12 @@ def load_large_objects(
 ) -> None:
     """Load all large objects of a full snapshot into the targets of their shards.
 
-    Raises LoadError where a target has another number of them afterwards, and the first error that a task met.
+    Raises the first error of a task, and LoadError if a target has another number of large objects afterwards.
     """
-    tasks = [LargeLoadTask(found, targets[found[0].node].node, store) for found in _by_task(list_large_objects(full))]
+    tasks = [
+        LargeLoadTask(objects, targets[objects[0].node].node, store)
+        for objects in _group_by_copy_task(list_large_objects(full))
+    ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])
     counts = count_by_node(full)
@@ -63,17 +66,18 @@ def load_large_objects(
         with connect(target.node) as connection:
             if (count := count_large_objects(connection)) != counts.get(shard, 0):
                 raise LoadError(
-                    f"node {target.node.id}: it has {count} large objects, and {counts.get(shard, 0)} were loaded",
+                    f"node {target.node.id}: {count} large objects after the restore, {counts.get(shard, 0)} expected",
+                    hint="see whether something else writes to the restored database, then repeat the command",
                     details={"node": target.node.id},
                 )
 
 
-def _by_task(objects: tuple[StoredObject, ...]) -> list[tuple[StoredObject, ...]]:
-    """The objects of every task of the copy: their keys begin alike, and then count."""
-    found: dict[str, list[StoredObject]] = {}
+def _group_by_copy_task(objects: tuple[StoredObject, ...]) -> list[tuple[StoredObject, ...]]:
+    """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
+    by_prefix: dict[str, list[StoredObject]] = {}
     for one in sorted(objects, key=lambda stored: stored.key):
-        found.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
-    return [tuple(together) for together in found.values()]
+        by_prefix.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
+    return [tuple(together) for together in by_prefix.values()]
 
 
 def load_large(task: LargeLoadTask) -> LoadReport:
@@ -85,7 +89,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
             connection.execute("SET synchronous_commit = off")
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
-                for number, parts in enumerate(parts_of(stored, body)):
+                for number, parts in enumerate(read_parts(stored, body)):
                     total += _load_parts(connection, f"{stored.key} {number}", parts)
         return LoadReport(total)
     except SnapshotError as error:
@@ -94,8 +98,8 @@ def load_large(task: LargeLoadTask) -> LoadReport:
         return LoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def parts_of(stored: StoredObject, body: bytes) -> Iterator[list[dict[str, Any]]]:
-    """The rows of an object that is proven whole, some at a time; raise ObjectDamagedError."""
+def read_parts(stored: StoredObject, body: bytes) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError."""
     try:
         for batch in pq.ParquetFile(pa.BufferReader(body)).iter_batches(PARTS_TOGETHER, use_threads=False):
             yield batch.to_pylist()
@@ -105,7 +109,7 @@ def parts_of(stored: StoredObject, body: bytes) -> Iterator[list[dict[str, Any]]
 
 
 def _load_parts(connection: psycopg.Connection[Any], name: str, parts: list[dict[str, Any]]) -> int:
-    """Load a batch, unless the ledger has it; the number of large objects that begin in it."""
+    """Load a batch unless it is in the ledger; return the number of large objects created."""
     first = [part for part in parts if part["definition"] is not None]
     with connection.transaction(), connection.cursor() as cursor:
         if cursor.execute(f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING", (name,)).rowcount == 0:
@@ -116,34 +120,42 @@ def _load_parts(connection: psycopg.Connection[Any], name: str, parts: list[dict
         cursor.executemany("SELECT lo_put(%s::oid, %s::bigint, %b)", added)
         user = connection.info.user
         for statement in [
-            one for part in first for one in statements(part["oid"], json.loads(part["definition"]), user)
+            one for part in first for one in definition_statements(part["oid"], json.loads(part["definition"]), user)
         ]:
             cursor.execute(statement)
     return len(first)
 
 
-def statements(oid: int, definition: Mapping[str, Any], user: str) -> list[sql.Composed]:
-    """What makes a large object that `user` has created as it was: owner, grants and comment."""
+class Grant(NamedTuple):
+    """A privilege on a large object, in the order in which it is stored; the grantee "" is PUBLIC."""
+
+    grantor: str
+    grantee: str
+    privilege: str
+    may_grant: bool
+
+
+def definition_statements(oid: int, definition: Mapping[str, Any], user: str) -> list[sql.Composed]:
+    """The statements that restore comment, owner and grants of a large object created by `user`."""
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
     owner = sql.Identifier(definition["owner"])
-    found: list[sql.Composed] = []
+    statements: list[sql.Composed] = []
     if definition["comment"] is not None:
-        found.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition["comment"])))
+        statements.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition["comment"])))
     if definition["owner"] != user:
-        found.append(sql.SQL("ALTER {} OWNER TO {}").format(which, owner))
+        statements.append(sql.SQL("ALTER {} OWNER TO {}").format(which, owner))
     if definition["grants"] is not None:
-        found.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, owner))
-        found += [_grant(which, definition["owner"], grant) for grant in definition["grants"]]
-    return found
+        statements.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, owner))
+        statements += [_grant_statement(which, definition["owner"], Grant(*grant)) for grant in definition["grants"]]
+    return statements
 
 
-def _grant(which: sql.Composed, owner: str, grant: tuple[str, str, str, bool]) -> sql.Composed:
-    grantor, grantee, privilege, may_grant = grant
-    to = sql.Identifier(grantee) if grantee else sql.SQL("PUBLIC")
-    option = sql.SQL(" WITH GRANT OPTION" if may_grant else "")
-    statement = sql.SQL("GRANT {} ON {} TO {}{}").format(sql.SQL(privilege), which, to, option)
-    if grantor == owner:
+def _grant_statement(which: sql.Composed, owner: str, grant: Grant) -> sql.Composed:
+    to = sql.Identifier(grant.grantee) if grant.grantee else sql.SQL("PUBLIC")
+    option = sql.SQL(" WITH GRANT OPTION" if grant.may_grant else "")
+    statement = sql.SQL("GRANT {} ON {} TO {}{}").format(sql.SQL(grant.privilege), which, to, option)
+    if grant.grantor == owner:
         return statement
-    # As pg_dump does: only a superuser may, as nobody else can give what another role has given.
+    # As pg_dump does. This takes a superuser: nobody else can grant as another role.
     authorization = sql.SQL("SET SESSION AUTHORIZATION {}; {}; RESET SESSION AUTHORIZATION")
-    return authorization.format(sql.Identifier(grantor), statement)
+    return authorization.format(sql.Identifier(grant.grantor), statement)

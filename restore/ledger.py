@@ -1,4 +1,4 @@
-"""The ledger of a database that is being loaded: which tasks have put how many rows of each group there."""
+"""The ledger of a database that is being loaded: how many rows of each group each task has loaded."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from storage.errors import RefusedError
 
 LEDGER_SCHEMA = "cutline_restore"
 LEDGER = f"{LEDGER_SCHEMA}.ledger"
-# A query holds the locks of all that it counts.
+# A query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
 
 class LoadError(RefusedError):
-    """A target node did not take rows; nothing of the restore stays there."""
+    """A target node refused rows, or has another number than were loaded; the restore leaves nothing there."""
 
 
 def create_ledger(connection: psycopg.Connection[Any]) -> None:
-    """Create the ledger in a database to be loaded."""
+    """Create the ledger in the database."""
     connection.execute(f"CREATE SCHEMA {LEDGER_SCHEMA}")
     connection.execute(
         f"CREATE TABLE {LEDGER} (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
@@ -32,9 +32,10 @@ def create_ledger(connection: psycopg.Connection[Any]) -> None:
 def check_counts(
     connection: psycopg.Connection[Any], node: str, groups: Sequence[Group], roots: Mapping[int, str]
 ) -> int:
-    """Count the rows of all tables and return their sum; raise LoadError where the ledger has another number.
+    """Count the rows of all tables and return their sum; raise LoadError if the ledger has another number.
 
-    Those of a group that is loaded by way of its root may be in any of the root's partitions.
+    Groups that are loaded through a root (`roots`, by group number) are counted together, in the root: their rows may
+    be in any of its partitions.
     """
     loaded = dict(connection.execute(f"SELECT groupno, sum(rows)::bigint FROM {LEDGER} GROUP BY groupno").fetchall())
     expected: dict[str, int] = {}
@@ -52,7 +53,8 @@ def check_counts(
             if found != expected[some[number]]:
                 name = names[some[number]]
                 raise LoadError(
-                    f"node {node}: {name} has {found} rows, and {expected[some[number]]} were loaded",
+                    f"node {node}: table {name} has {found} rows, but {expected[some[number]]} were loaded",
+                    hint="see whether something else writes to the restored database, then repeat the command",
                     details={"node": node, "group": name},
                 )
     return sum(expected.values())

@@ -1,7 +1,7 @@
-"""Loading rows: what a task of the load jobs does, in an executor.
+"""Load rows: what a task of the load jobs does in an executor.
 
-A task's rows and its entry in the ledger of the loaded database are one transaction. Spark may repeat a task
-as often as it likes: one that is in the ledger is not loaded again.
+A task loads its rows and enters them in the database's ledger in one transaction. So Spark may repeat a task any
+number of times: a task that is in the ledger loads nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fleet.tables.groups import Group, column_list, qualify
 from restore.ledger import LEDGER, LoadError
 from restore.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.changed_keys import Keys
 from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
 from storage.errors import ErrorReport, SnapshotError, error_of, report_of
@@ -36,7 +36,7 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BaseLoadTask:
-    """A base object to load; `changed` broadcasts the node's changed keys by group, whose rows no longer hold."""
+    """A base object to load; `changed` broadcasts the node's changed keys by group: their base rows don't hold."""
 
     base: BaseSource
     target: LoadTarget
@@ -53,14 +53,14 @@ class LoadReport:
 
 
 def load_base(task: BaseLoadTask) -> LoadReport:
-    """Load the rows of the object that still hold."""
+    """Load the rows of the object whose key did not change."""
     try:
         tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
             loader = Loader(connection, task.target, task.base.source.key)
             for batch in (batch for table in tables for batch in table.to_batches()):
-                holds = rows_that_hold(batch, task.base, changed)
+                holds = find_valid_rows(batch, task.base, changed)
                 loader.add(batch if holds.all() else batch.filter(pa.array(holds)))
             loader.finish()
         return LoadReport(loader.total)
@@ -71,7 +71,7 @@ def load_base(task: BaseLoadTask) -> LoadReport:
 
 
 def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
-    """The error for a node that did not take rows, with the server's reason."""
+    """The error for a node that refused rows, with the server's reason; unreachable if the session was lost."""
     if isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
         return unreachable_error(node, error)
     where = error.diag.table_name or error.diag.context or ""
@@ -83,9 +83,9 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
 
 
 class Loader:
-    """Sends rows to one database in the transaction of its caller, group by group.
+    """Sends a task's rows to one database in the caller's transaction, group by group.
 
-    A task that the ledger has is passed over: `add` then does nothing.
+    If the task is in the ledger already, `add` does nothing.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], target: LoadTarget, task: str) -> None:
@@ -94,12 +94,12 @@ class Loader:
         self._rows: dict[int, int] = {}
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
-        # Waits for another attempt of the same task that is still under way.
+        # This waits for another attempt of the same task that is still running.
         self._is_loaded = connection.execute(entry, (task,)).rowcount == 0
         connection.execute("SELECT set_config('search_path', %s, true)", (target.search_path,))
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Send the batch's rows (columns group and row), each group's in one COPY."""
+        """Send the batch's rows (columns group and row) with one COPY per group."""
         if self._is_loaded or len(batch) == 0:
             return
         lines, group = batch.column("row"), np.asarray(batch.column("group").to_numpy())
@@ -114,7 +114,7 @@ class Loader:
         column = column_of(lines)
         data = column.data.data[int(column.offsets[0]) : int(column.offsets[-1])]
         table = self._target.roots.get(group.number) or qualify(group)
-        # Without columns there is no list: a table may have none, or only generated ones.
+        # A table may have no columns, or only generated ones: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
         statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}')"
         cursor = self._connection.cursor()
@@ -123,14 +123,15 @@ class Loader:
                 copy.write(data[start : start + WRITE_BYTES])
         if cursor.rowcount != len(lines):
             raise LoadError(
-                f"node {self._target.node.id}: {group.name} took {cursor.rowcount} rows of {len(lines)}",
+                f"node {self._target.node.id}: table {group.name}: COPY stored {cursor.rowcount} of {len(lines)} rows",
+                hint="see the server's log, then repeat the command",
                 details={"node": self._target.node.id, "group": group.name},
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self.total += len(lines)
 
     def finish(self) -> None:
-        """Enter into the ledger what was sent."""
+        """Enter the numbers of rows sent into the ledger."""
         entries = f"INSERT INTO {LEDGER} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries, (self._task, list(self._rows), list(self._rows.values())))
 
@@ -138,7 +139,7 @@ class Loader:
 def load_images(
     batches: Iterator[pa.RecordBatch], targets: Mapping[int, LoadTarget], task: str
 ) -> Iterator[pa.RecordBatch]:
-    """Load one Spark partition of folded rows (node, group, row, key); yield one row: what was sent, or the error.
+    """Load one Spark partition of folded rows (node, group, row, key); yield its report as one LOADED_ROWS row.
 
     `task` is its name in the ledger.
     """
@@ -172,7 +173,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
         node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(
-            f"node {node}: the earlier images of the row with key {key!r}, which its changes need, are stored nowhere",
+            f"node {node}: the snapshot lacks earlier images that the changes of the row with key {key!r} need",
             hint="run: snapshot check   to see what is missing",
             details={"node": node},
         )
@@ -185,7 +186,7 @@ def _open_loaders(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
 
 
 def report_batch(report: LoadReport) -> pa.RecordBatch:
-    """A report as a row: the number of rows sent, and the error as JSON."""
+    """The report as one LOADED_ROWS row: the number of rows sent, and the error as JSON."""
     problem = json.dumps(report.problem) if report.problem else None
     return pa.record_batch(
         [pa.array([report.rows], pa.int64()), pa.array([problem], pa.string())], names=["rows", "problem"]

@@ -1,4 +1,4 @@
-"""A database that rows are loaded into."""
+"""The database that a shard's rows are loaded into."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoadTarget:
     """A database with its tables, and the groups that are loaded there, by number.
 
     `roots` are the partitioned tables that rows have to be loaded through (restore/partitions.py), by group number.
-    Rows are loaded and views refreshed with `search_path`, for the tables' own functions.
+    `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
     """
 
     node: Node
@@ -23,6 +23,6 @@ class LoadTarget:
     roots: Mapping[int, str] = field(default_factory=dict)
     search_path: str = f"pg_catalog, {DEFAULT}"
 
-    def only(self, numbers: Iterable[int]) -> LoadTarget:
-        """The same database with those of its groups that are among `numbers`."""
+    def select(self, numbers: Iterable[int]) -> LoadTarget:
+        """The same database with only the groups of these `numbers`."""
         return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})

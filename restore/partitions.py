@@ -1,7 +1,7 @@
-"""Partitions whose rows find their place only by way of their root.
+"""Partitions whose rows must be loaded through their partitioned root.
 
-A hash of an enum's value is one of its label's oid, and a restored database gives labels other oids: the row of one
-partition belongs into another there (pg_dump does the same, "load via partition root").
+PostgreSQL hashes an enum value by its label's oid, and labels have other oids in a restored database: a row of one
+partition may belong to another there. pg_dump does the same (`--load-via-partition-root`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psycopg
 
 from fleet.tables.groups import Group
 
-# The topmost ancestor of every leaf that is below one which is partitioned by the hash of an enum.
+# The root of every leaf partition below a table that is partitioned by the hash of an enum.
 ROOTS_QUERY = """
 WITH RECURSIVE unsafe AS (
     SELECT p.partrelid FROM pg_partitioned_table p
@@ -31,7 +31,7 @@ SELECT n.nspname, c.relname, format('%I.%I', rn.nspname, r.relname)
 """
 
 
-def roots_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> dict[int, str]:
-    """By group number the quoted name of the table by way of which the group's rows have to be loaded."""
+def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> dict[int, str]:
+    """The quoted name of the root that a group's rows must be loaded through, by group number."""
     roots = {(schema, table): root for schema, table, root in connection.execute(ROOTS_QUERY)}
     return {group.number: roots[group.schema, group.table] for group in groups if (group.schema, group.table) in roots}

@@ -1,4 +1,4 @@
-"""What a restore will do: the chain as the store has it, and a target for every shard. Contacts only the store."""
+"""Plan a restore: read the chain, and find the target of every shard. Only the store is contacted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.location import StoreLocation
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """One restore before it begins: what is restored from where, into which targets, as which operation."""
+    """A restore before it begins: what is restored, from which store, into which targets, as which operation."""
 
     request: RestoreRequest
     store: StoreLocation
@@ -32,11 +32,11 @@ class RestorePlan:
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
-        """The groups of every shard that are restored."""
+        """The groups that are restored, by shard."""
         return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
 
     def report(self) -> RestoreReport:
-        """The report of this restore before anything is done."""
+        """The report of this restore before it begins."""
         return RestoreReport(
             snapshot=self.request.name,
             increment=self.chain.last.increment,
@@ -49,14 +49,14 @@ class RestorePlan:
 
 
 def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
-    """The shard's groups that match one of the patterns; all where there are none."""
+    """The shard's groups that match one of the patterns; all groups if there are no patterns."""
     return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
 
 
 def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> RestorePlan:
     """Read the chain and find every shard's target.
 
-    Raises UsageError where the target lacks a shard or no group matches, and what reading a chain raises.
+    Raises UsageError if the target lacks a shard or no group matches, and what read_chain and check_archive raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -67,7 +67,7 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
-    targets = _targets(target, shards, request.name, intent.id)
+    targets = _find_targets(target, shards, request.name, intent.id)
     plan = RestorePlan(request, source.store, chain, targets, intent, open_operations)
     if request.groups and not any(plan.groups.values()):
         raise UsageError(
@@ -77,12 +77,12 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     return plan
 
 
-def _targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:
-    known = {node.id: node for node in fleet.primaries}
-    if missing := [shard for shard in shards if shard not in known]:
+def _find_targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:
+    primaries = {node.id: node for node in fleet.primaries}
+    if missing := [shard for shard in shards if shard not in primaries]:
         raise UsageError(
-            f"{fleet.path} has no primary {', '.join(missing)}, which snapshot {snapshot} has",
-            hint="restore matches nodes by id: give the target's primaries the ids of the snapshot's",
+            f"{fleet.path} lacks primaries that snapshot {snapshot} has: {', '.join(missing)}",
+            hint="restore matches nodes by id: give the target's primaries the ids that they have in the snapshot",
         )
     backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in shards}
-    return tuple(target_of(shard, known[shard], backups[shard], operation) for shard in shards)
+    return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in shards)

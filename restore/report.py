@@ -20,11 +20,12 @@ class NodeReport:
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore did. `aside`: where existing databases went; `left_out`: what was not restored, by name.
+    """What a restore did.
 
-    `not_in_snapshot`: what there was not to restore; `open_operations`: those of the snapshot that had no outcome.
-    `slots_dropped` are those of the chains that ended with the databases put aside; `slots_left` could not be dropped.
-    `roles_created` (`node: role`) stay where the restore fails.
+    `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
+    `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
+    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
+    not be dropped. `roles_created` (`node: role`) remain if the restore fails.
     """
 
     snapshot: str

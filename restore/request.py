@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What to restore: a snapshot at an increment (None: the newest), `groups` by pattern (none: all), and over what.
+    """What to restore: a snapshot at an increment (None: the newest), and `groups` by pattern (none: all).
 
     `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks.
     """

@@ -1,7 +1,7 @@
-"""The roles that a snapshot's DDL names: whether a target has them, and making those that it lacks, by option.
+"""Find the roles that a snapshot's DDL names and a target lacks, and create them on request.
 
-A server keeps a role's name as the bytes that it has in the encoding of the database where it was made, and gives these
-bytes to databases of all encodings. So what counts is the name's bytes in the encoding of the restored database.
+A server stores a role's name as bytes, in the encoding of the database where the role was created, and shows the same
+bytes in databases of every encoding. So names are compared as bytes in the encoding of the restored database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleet.nodes.connections import connect
 from fleet.nodes.encodings import RAW
 from restore.target import Target, TargetUnfitError
 
-# As the server keeps them: a session that has no encoding converts nothing.
+# The stored bytes: a raw session converts nothing.
 KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
@@ -27,9 +27,9 @@ RIGHTS_QUERY = "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = c
 def missing_roles(
     target: Target, connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str, *, may_create: bool
 ) -> list[str]:
-    """The roles that the target's server lacks; raise TargetUnfitError unless it has all, or we `may_create` them.
+    """The roles that the target's server lacks; raise TargetUnfitError if it lacks any that we may not create.
 
-    `encoding` is that of the database to be restored.
+    `may_create` says whether the user allows it. `encoding` is that of the restored database.
     """
     roles = list(roles)
     with connect(target.maintenance, client_encoding=RAW) as raw:
@@ -42,8 +42,8 @@ def missing_roles(
         statements = "".join(f"\n  CREATE ROLE {_quote(role)};" for role in missing)
         where = "" if all(map(str.isascii, missing)) else f" (in a database of encoding {encoding})"
         raise TargetUnfitError(
-            f"node {node} lacks roles that the snapshot's objects belong to or are granted to: {', '.join(missing)}",
-            hint=f"restore with --create-roles makes them without login; or make them as they were{where}:{statements}",
+            f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
+            hint=f"restore with --create-roles, which creates them without login; or create them{where}:{statements}",
             details=details,
         )
     if missing and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
@@ -56,30 +56,30 @@ def missing_roles(
 
 
 def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
-    """Create the roles, without login, password, privilege or membership; return those that nobody else has made.
+    """Create the roles, without login, password, privilege or membership; return those created here, as `node: role`.
 
-    They are made from the database that is being restored, whose encoding their names are to have. They stay where the
-    restore fails: roles are the whole server's.
+    The session is in the database being restored, not in the locked maintenance database: the server stores the names
+    in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
     """
     roles = list(roles)
     if not roles:
         return []
     with connect(target.loaded) as connection:
-        return _create_role(target, connection, roles)
+        return _create_missing(target, connection, roles)
 
 
-def _create_role(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
+def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
     created: list[str] = []
     for role in roles:
         try:
             connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
         except psycopg.errors.DuplicateObject:
-            # Another shard goes to the same server.
+            # The target of another shard is on the same server.
             continue
         except psycopg.Error as error:
             raise TargetUnfitError(
                 f"node {target.node.id}: role {role} can't be created: {error.diag.message_primary or error}",
-                hint="make it on the target, then repeat",
+                hint="create the role on the target, then repeat the command",
                 details={"node": target.node.id, "roles": [role]},
             ) from error
         created.append(f"{target.node.id}: {role}")

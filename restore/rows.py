@@ -1,4 +1,4 @@
-"""The load jobs: base objects are loaded where they are read, the folded changes after them."""
+"""The load jobs: the task that reads a base object loads it; the folded changes are loaded after the base."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.progress import Progress
 from restore.load import BaseLoadTask, load_base, load_images
 from restore.load_target import LoadTarget
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, by_place
+from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import Sources, sources_of
 from snapshots.operations.spark_jobs import job_progress, raise_first, run_tasks
 from snapshots.records.chain import Chain
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOADED_ROWS = "rows bigint, problem string"
-# A batch costs a COPY for each group that is in it: with more groups they are better sorted than mixed.
+# A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
 
 
@@ -33,7 +33,7 @@ def load_rows(
     store: StoreLocation,
     progress: Progress,
 ) -> None:
-    """Load the state of every shard into its target; raise the first error that a task met."""
+    """Load the rows of every shard at the cut into its target; raise the first error of a task."""
     progress.step("fold changes")
     sources = sources_of(chain, tuple(targets), store.open())
     numbered = dict(enumerate(targets.values()))
@@ -62,7 +62,7 @@ def _base_tasks(
     return [
         BaseLoadTask(base, target, changed.get(base.source.number), store)
         for base in sources.bases
-        if (target := targets[base.source.number].only(base.groups)).groups
+        if (target := targets[base.source.number].select(base.groups)).groups
     ]
 
 
@@ -70,8 +70,8 @@ def _load_bases(session: SparkSession, tasks: list[BaseLoadTask], progress: Prog
     progress.step("load base", total=len(tasks), unit="objects")
     reports = run_tasks(session, load_base, tasks, progress)
     raise_first([report.problem for report in reports])
-    for sent in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
-        sent.unpersist()
+    for broadcast in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
+        broadcast.unpersist()
 
 
 def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadTarget], progress: Progress) -> None:
@@ -81,7 +81,7 @@ def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadT
         context = TaskContext.get()
         yield from load_images(batches, targets, f"images-{context.partitionId() if context else 0}")
 
-    # By number, so that no planner changes what a partition holds when a task is repeated.
+    # A fixed number of partitions: else adaptive execution could give a repeated task other rows.
     parts = max(session.sparkContext.defaultParallelism, 2)
     spread = images.select("node", "group", "row", "key").repartition(parts, "node", "group", "key", "row")
     if sum(len(target.groups) for target in targets.values()) > MIXED_GROUPS_MAX:
@@ -100,9 +100,9 @@ def _load_long_images(
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        yield from load_images(reader.images(batches), targets, f"long-{context.partitionId() if context else 0}")
+        yield from load_images(reader.read_images(batches), targets, f"long-{context.partitionId() if context else 0}")
 
-    _run(session, by_place(session, images).mapInArrow(load, LOADED_ROWS), progress)
+    _run(session, order_by_place(session, images).mapInArrow(load, LOADED_ROWS), progress)
 
 
 def _run(session: SparkSession, loaded: Any, progress: Progress) -> None:

@@ -1,8 +1,8 @@
-"""Dividing pg_dump's SQL into statements, so that thousands of tables need not be locked in one transaction.
+"""Split pg_dump's SQL into statements, so that thousands of tables need not be locked in one transaction.
 
-What is sent in one message is one transaction, and PostgreSQL keeps a lock for every table that it makes. The rules of
-the server's own scanner and of psql (PostgreSQL manual, "Lexical Structure"; src/fe_utils/psqlscan.l) say where a
-statement ends. Were they misread, the server would refuse the halves: none is a statement.
+One message is one transaction, which holds a lock for every table that it creates. Where a statement ends follows the
+rules of the server's scanner and of psql (PostgreSQL manual, "Lexical Structure"; src/fe_utils/psqlscan.l). A wrong
+split is noticed: the server refuses the halves, as neither is a statement.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Of plain identifiers only those count that open or close a body of statements.
+# Words matter only where they open or close a routine's body.
 TOKEN = re.compile(
     r"""
-      # Two quotes within quotes are two strings side by side.
+      # A doubled quote within quotes is read as two adjacent strings.
       (?P<skipped> --[^\n]* | [eE]'(?:[^'\\]|\\.)*(?:'|\Z) | '[^']*(?:'|\Z) | "[^"]*(?:"|\Z) )
     | (?P<comment> /\* )
     | \$(?P<tag> (?:[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*)? )\$
@@ -24,15 +24,18 @@ TOKEN = re.compile(
 )
 COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
-# Here a backslash within quotes means something, and pg_dump has said so for a database that wants it.
+# pg_dump writes this for a database where a backslash within quotes is an escape.
 BACKSLASHES = re.compile(r"^SET standard_conforming_strings = off;$", re.MULTILINE)
-# What pg_dump writes before a statement.
+# The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
 STATEMENTS_MAX, TEXT_MAX = 200, 1 << 20
 
 
 def batches(script: str) -> Iterator[str]:
-    """The script in pieces of whole statements, each of a bounded number of them."""
+    """Yield the script in batches of whole statements, at most STATEMENTS_MAX and about TEXT_MAX characters each.
+
+    A script with backslash escapes is one batch.
+    """
     if BACKSLASHES.search(script):
         yield script
         return
@@ -47,7 +50,7 @@ def batches(script: str) -> Iterator[str]:
 
 
 def split_statements(script: str) -> Iterator[str]:
-    """The statements one by one, without the comments before them; none where that can't be told."""
+    """Yield the statements without the comments before them; none from a script with backslash escapes."""
     if BACKSLASHES.search(script):
         return
     begin = 0
@@ -57,7 +60,7 @@ def split_statements(script: str) -> Iterator[str]:
 
 
 def statement_ends(script: str) -> Iterator[int]:
-    """Where every statement of the script ends, behind its semicolon."""
+    """Yield the offset after the semicolon of every statement."""
     place, parentheses, bodies = 0, 0, 0
     is_routine: bool | None = None
     while token := TOKEN.search(script, place):
@@ -70,7 +73,7 @@ def statement_ends(script: str) -> Iterator[int]:
             if is_routine is None:
                 is_routine = ROUTINE.match(script, token.start()) is not None
             if is_routine and parentheses == 0:
-                bodies += _opened(word.lower(), bodies)
+                bodies += _depth_change(word.lower(), bodies)
         elif mark := token["mark"]:
             parentheses = max(parentheses + {"(": 1, ")": -1, ";": 0}[mark], 0)
             if mark == ";" and parentheses == 0 and bodies == 0:
@@ -78,15 +81,15 @@ def statement_ends(script: str) -> Iterator[int]:
                 is_routine = None
 
 
-def _opened(word: str, bodies: int) -> int:
-    """How many bodies more there are behind the word: those of BEGIN ATOMIC, and CASE within them."""
+def _depth_change(word: str, bodies: int) -> int:
+    """How the word changes the nesting depth: BEGIN ATOMIC opens a body, CASE within one another, END closes one."""
     if word == "begin" or (word == "case" and bodies):
         return 1
     return -1 if word == "end" and bodies else 0
 
 
 def _comment_end(script: str, place: int) -> int:
-    """Where a comment ends that begins before `place`; they nest."""
+    """The offset after the comment that was opened before `place`; comments nest."""
     depth = 1
     while depth and (mark := COMMENT_MARK.search(script, place)):
         depth += 1 if mark[0] == "/*" else -1
@@ -95,5 +98,5 @@ def _comment_end(script: str, place: int) -> int:
 
 
 def _quote_end(script: str, place: int, quote: str) -> int:
-    found = script.find(quote, place)
-    return found + len(quote) if found >= 0 else len(script)
+    end = script.find(quote, place)
+    return end + len(quote) if end >= 0 else len(script)

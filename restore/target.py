@@ -1,7 +1,7 @@
-"""The databases that a restore makes: found fit, created under a name of their own, published at the end.
+"""The databases that a restore creates: check the servers, create under a temporary name, swap in at the end.
 
-Nobody sees a restored database under its real name until all nodes are loaded and checked (docs/architecture.md,
-invariant 6). A publication that can't be carried through on every node is undone on all of them.
+No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6). If
+one rename fails, the renames on all nodes are undone.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE '
 
 
 class TargetUnfitError(RefusedError):
-    """A target node can't take the snapshot."""
+    """The snapshot can't be restored to a target node."""
 
 
 class TargetExistsError(RefusedError):
-    """A target node has the database already."""
+    """The database to restore exists already on a target node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one shard goes: `database` is the real name, `loading` the name until it is published."""
+    """Where one shard is restored to: `database` is its real name, `loading` its name until the swap.
+
+    `aside` is the name that an existing database gets.
+    """
 
     shard: str
     node: Node
@@ -61,43 +64,43 @@ class Target:
 
     @property
     def maintenance(self) -> Node:
-        """The same server, in the database from which others are created and renamed."""
+        """The maintenance database of the same server: others are created and renamed from there."""
         return with_database(self.node, MAINTENANCE_DATABASE)
 
     @property
     def loaded(self) -> Node:
-        """The database that is being restored."""
+        """The database being restored, under its name until the swap."""
         return with_database(self.node, self.loading)
 
 
 def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str) -> Target:
-    """The target of one shard for one operation."""
+    """The target of one shard for one operation; raise UsageError for a database that can't be restored into."""
     database = database_name(node.dsn)
     if database in (MAINTENANCE_DATABASE, "template0", "template1"):
         raise UsageError(
-            f"node {node.id}: its dsn leads to database {database}, which can't be restored into",
-            hint="name the database to be restored in the node's dsn",
+            f"node {node.id}: its dsn names database {database}, which can't be restored into",
+            hint="name the database to restore in the node's dsn",
         )
     suffix = operation.rsplit("-", 1)[-1]
 
-    def named(middle: str) -> str:
+    def temporary_name(middle: str) -> str:
         room = NAME_BYTES_MAX - len(middle) - len(suffix)
         return f"{database.encode()[:room].decode(errors='ignore')}{middle}{suffix}"
 
-    return Target(shard, node, database, named(LOADING), named(ASIDE), backups)
+    return Target(shard, node, database, temporary_name(LOADING), temporary_name(ASIDE), backups)
 
 
 @contextmanager
 def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
-    """Sessions in the maintenance databases, by shard; no other restore runs on these servers meanwhile.
+    """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
-    Raises FleetBusyError saying who restores.
+    Raises FleetBusyError naming the holder of a lock.
     """
     with ExitStack() as stack:
         connections: dict[str, psycopg.Connection[Any]] = {}
-        for target in sorted(targets, key=lambda found: found.node.id):
+        for target in sorted(targets, key=lambda one: one.node.id):
             connection = stack.enter_context(connect(target.maintenance))
-            # Two shards may go to two databases of one server; the lock is per database name.
+            # The lock is per database name: two shards may be restored to two databases of one server.
             key = lock_key(f"{LOCK_NAME} {target.database}")
             take_lock(target.node, connection, key, own_label("restore", target.database))
             connections[target.shard] = connection
@@ -111,19 +114,16 @@ def check_target(
     *,
     replace: bool,
 ) -> str:
-    """Raise TargetUnfitError or TargetExistsError; return what tells the server's databases from others'."""
-    recovering, version, may_create, system = connection.execute(FACTS_QUERY).fetchone() or (
-        True,
-        0,
-        False,
-        "",
-    )
+    """Raise TargetUnfitError or TargetExistsError; return what identifies the database among all servers."""
+    row = connection.execute(FACTS_QUERY).fetchone()
+    recovering, version, may_create, system = row or (True, 0, False, "")
     node = target.node.id
     if recovering:
         raise TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
     if version // 10000 < source.server_version // 10000:
         raise TargetUnfitError(
-            f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
+            f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}",
+            hint="restore to servers of the snapshot's version or newer",
         )
     if not may_create:
         raise TargetUnfitError(
@@ -132,49 +132,49 @@ def check_target(
         )
     if not replace and target.database in databases(connection):
         raise TargetExistsError(
-            f"node {node} has a database {target.database} already",
-            hint="restore elsewhere with --to FILE, or put the existing databases aside with --replace",
+            f"node {node}: database {target.database} exists already",
+            hint="restore to other servers with --to FILE, or put the existing databases aside with --replace",
             details={"node": node, "database": target.database},
         )
     return f"{system}/{target.database}"
 
 
-def columns_of_xml(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
-    """The groups' columns that have XML in them, as `schema.table.column`; `states` are the tables' by name."""
-    found: list[str] = []
+def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
+    """The groups' columns that contain XML, as `schema.table.column`; `states` are the tables' states by name."""
+    names: list[str] = []
     for group in groups:
         numbers = states[group.name].xml_columns if group.name in states else frozenset[int]()
-        of_xml = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
-        found += [f"{group.name}.{column.name}" for column in of_xml]
-    return found
+        columns = [one for one in group.columns if one.type in ("xml", "xml[]") or one.number in numbers]
+        names += [f"{group.name}.{column.name}" for column in columns]
+    return names
 
 
-def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, of_xml: list[str]) -> None:
-    """Raise TargetUnfitError where there are columns of XML and the target's server is built without: it reads none.
+def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity, columns: list[str]) -> None:
+    """Raise TargetUnfitError if there are XML `columns` and the target's server is built without XML support.
 
-    The server that the snapshot was taken from has read what there is: built without, it has nothing in them.
+    The server that the snapshot was taken from passes: if it is built without XML, these columns hold no values.
     """
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     try:
-        if of_xml and system != source.system_identifier:
+        if columns and system != source.system_identifier:
             connection.execute("SELECT '<a/>'::xml")
     except psycopg.errors.FeatureNotSupported as error:
-        more = f" and {len(of_xml) - NAMED_MAX} more" if len(of_xml) > NAMED_MAX else ""
+        more = f" and {len(columns) - NAMED_MAX} more" if len(columns) > NAMED_MAX else ""
         raise TargetUnfitError(
-            f"node {target.node.id}: its PostgreSQL is built without XML, which the snapshot has in"
-            f" {', '.join(of_xml[:NAMED_MAX])}{more}",
-            hint="restore to a server that is built with libxml, or only other tables: --group PATTERN",
-            details={"node": target.node.id, "columns": of_xml},
+            f"node {target.node.id}: its PostgreSQL is built without XML support, but the snapshot has XML in"
+            f" {', '.join(columns[:NAMED_MAX])}{more}",
+            hint="restore to a server that is built with libxml, or restore only other tables: --group PATTERN",
+            details={"node": target.node.id, "columns": columns},
         ) from error
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:
-    """The server's databases."""
+    """The names of the server's databases."""
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
 
 
 def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
-    """Create the empty database to load into, after those that a restore that died has left."""
+    """Drop what restores that died left of this database, then create the empty database to load into."""
     prefix = target.loading[: -len(target.loading.rsplit("_", 1)[-1])]
     for name in databases(connection):
         if name.startswith(prefix):
@@ -194,12 +194,13 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
         psycopg.errors.WrongObjectType,
     ) as error:
         raise TargetUnfitError(
-            f"node {target.node.id}: {str(error).strip()}", hint="install the locale on the target's machine"
+            f"node {target.node.id}: database {target.loading} can't be created: {str(error).strip()}",
+            hint="install the locale on the target's machine, then repeat the command",
         ) from error
 
 
 def _provider(source: NodeIdentity) -> sql.Composable:
-    """The options that give a database the source's locale provider (PostgreSQL manual, "Locale Providers")."""
+    """The CREATE DATABASE options for the source's locale provider (PostgreSQL manual, "Locale Providers")."""
     if source.locale_provider == LIBC:
         return sql.SQL("LOCALE_PROVIDER libc")
     if source.locale_provider == BUILTIN:
@@ -211,7 +212,7 @@ def _provider(source: NodeIdentity) -> sql.Composable:
 
 
 def drop_loading(targets: Iterable[Target]) -> None:
-    """Drop what was being loaded, on every node that answers."""
+    """Drop the databases being loaded, on every node that answers; raise the first error."""
 
     def drop(target: Target) -> None:
         with connect(target.maintenance) as connection:
@@ -225,7 +226,7 @@ def _drop(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 class Rename(NamedTuple):
-    """A database that was renamed."""
+    """A rename that was done, and the session that did it."""
 
     connection: psycopg.Connection[Any]
     old: str
@@ -233,9 +234,9 @@ class Rename(NamedTuple):
 
 
 def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """Give every database its real name; return the names under which existing ones were put aside.
+    """Give every database its real name; return the existing databases that were put aside, as `node: name`.
 
-    Raises what a rename raised, after undoing the renames that were done.
+    If a rename raises, the renames before it are undone and its error is raised.
     """
     done: list[Rename] = []
     aside: list[str] = []
@@ -259,15 +260,15 @@ def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.
 def release_slots(
     targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> tuple[list[str], list[str]]:
-    """Drop Cutline's slots in databases that were put aside: no chain goes on there, and they would keep WAL.
+    """Drop Cutline's slots in databases that were put aside: their chains have ended, and the slots would retain WAL.
 
-    Returns those that were dropped and those that are left, each as `node: slot`.
+    Returns the slots that were dropped and those that could not be, each as `node: slot`.
     """
     dropped: list[str] = []
     left: list[str] = []
     for target in targets:
         row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
-        # By the database's oid: a standby may not have replayed its new name yet.
+        # By the database's oid: a standby may not have replayed the rename yet.
         for node in (target.node, *target.backups) if row else ():
             try:
                 with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
@@ -287,7 +288,7 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 
 def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
-    """Rename a database, ending the sessions in it; nobody can connect anew meanwhile."""
+    """End the sessions in a database and rename it; nobody can connect to it until that is done."""
     name = sql.Identifier(old)
     connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
     try:

@@ -1,4 +1,4 @@
-"""Snapshots and increments: how they are made, committed, listed, folded into a state, and removed.
+"""Snapshots and increments: how they are created, committed, listed, folded into a state, and removed.
 
-A snapshot or increment exists exactly when its commit does.
+A snapshot or increment exists if and only if its commit does.
 """

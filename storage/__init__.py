@@ -1,5 +1,5 @@
-"""The object store, and what Cutline needs of one.
+"""The object store: the interface that Cutline needs, and its implementations.
 
-An *object* is created whole under a *key* exactly once, by a conditional put, and never changed. The
-package knows nothing of snapshots. It imports no other package of the project.
+An *object* is created complete under a *key* exactly once, by a conditional put, and never changed. The package knows
+nothing about snapshots. It imports no other package of the project.
 """

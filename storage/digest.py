@@ -1,4 +1,4 @@
-"""The digest by which an object's content is named in a commit."""
+"""The digest of an object's content, as commits store it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def digest(body: bytes) -> str:
 
 
 def digest_of(pieces: Iterator[bytes]) -> str:
-    """Return the same of a body that comes in pieces."""
-    found = hashlib.sha256()
+    """Return the same digest for a body that arrives in pieces."""
+    hashed = hashlib.sha256()
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
-def pieces_of(store: ObjectStore, key: str) -> Iterator[bytes]:
-    """Yield an object's bytes by ranges of PIECE_BYTES; raises ObjectMissingError."""
+def read_pieces(store: ObjectStore, key: str) -> Iterator[bytes]:
+    """Yield an object's bytes in ranges of PIECE_BYTES; raise ObjectMissingError."""
     size = store.size(key)
     for start in range(0, size, PIECE_BYTES):
         yield store.read_range(key, start, PIECE_BYTES)

@@ -1,7 +1,7 @@
-"""The one base of every error that a person or a script is meant to act on.
+"""The base class of every error that a person or a script can act on.
 
-A subclass is one situation: it says what happened and where, its hint says what to do next, and its
-exit code is what cron sees. It stands in the lowest package so that every other one can raise it.
+A subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit code
+is what cron sees. It is defined in the lowest package, so that every other one can raise it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from typing import TypedDict
 
-# Every class of error that is loaded, by its name; tests/test_tidy.py checks that no two have the same.
+# All loaded error classes by name; tests/test_tidy.py checks that names are unique.
 ERRORS: dict[str, type[SnapshotError]] = {}
 
 
 class SnapshotError(Exception):
-    """What went wrong, what to do about it, and the code that the command exits with.
+    """What happened, what to do next, and the command's exit code.
 
-    `message` is lower case and names node, group or object; `hint` is an action; `details` are values for
-    `--json` (never a secret, never a DSN). `slug` is the stable name of the situation for scripts, made
-    from the class name: BaselineChangedError is "baseline-changed".
+    `message` is lower case and names node, group or object; `hint` is an action; `details` are values for `--json`
+    (never a secret, never a DSN). `slug` is the stable name of the situation for scripts, derived from the class name:
+    BaselineChangedError is "baseline-changed".
     """
 
     exit_code: int = 70
@@ -53,7 +53,7 @@ class RefusedError(SnapshotError):
 
 
 class IndeterminateError(SnapshotError):
-    """Whether a commit was stored is not known; the next command settles it."""
+    """It is not known whether a commit was stored; the next command decides it."""
 
     exit_code = 5
 
@@ -71,7 +71,7 @@ class BusyError(SnapshotError):
 
 
 class ErrorReport(TypedDict):
-    """An error as plain values. An exception that crosses a process by itself arrives without its class."""
+    """An error as plain values: an exception raised in another process would arrive without its class."""
 
     error: str
     message: str
@@ -98,7 +98,7 @@ class ReportedError(SnapshotError):
 
 
 def report_of(error: SnapshotError) -> ErrorReport:
-    """`error` as plain values that JSON has a form for; `error_of` gives it back."""
+    """`error` as values that JSON can represent; `error_of` is the inverse."""
     return {
         "error": type(error).__name__,
         "message": error.message,
@@ -110,7 +110,7 @@ def report_of(error: SnapshotError) -> ErrorReport:
 
 
 def error_of(report: ErrorReport) -> SnapshotError:
-    """The error that `report_of` was given in another process, of the same class."""
+    """The error that was passed to `report_of`, of the same class if that is loaded, else a ReportedError."""
     kind = SnapshotError if report["error"] == SnapshotError.__name__ else ERRORS.get(report["error"])
     if kind is None:
         return ReportedError(report)

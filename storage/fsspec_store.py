@@ -1,7 +1,7 @@
-"""An object store behind any file system that fsspec knows.
+"""An object store on any fsspec file system.
 
-Reading and listing are the same for all of them. How an object is put conditionally, and what a failure
-means, differs; a `Dialect` knows that. Whether a server keeps its promises only the probe can tell.
+Reading and listing are the same for all file systems. A `Dialect` implements what differs: the conditional put, and
+what a failure means. Only the probe can find out whether a server keeps its promises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from storage.digest import digest_of, pieces_of
+from storage.digest import digest_of, read_pieces
 from storage.errors import SnapshotError
 from storage.store import (
     AnswerLostError,
@@ -37,7 +37,7 @@ from storage.store import (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure in terms of the store: what is wrong, and what an operator may conclude."""
+    """A failure in terms of the store: the reason, and what it means for the request."""
 
     reason: str
     is_missing: bool = False
@@ -53,14 +53,14 @@ class Fault:
 
 
 class Dialect(Protocol):
-    """What one kind of file system does in its own way."""
+    """What differs between kinds of file systems."""
 
     def create(self, store: FsspecStore, key: str, body: bytes) -> None:
         """Do what ObjectStore.create promises."""
         ...
 
     def create_in_parts(self, store: FsspecStore, key: str, body: bytes) -> None:
-        """Do what ObjectStore.create promises as it is done for a large object, whatever the size of this one."""
+        """Do what ObjectStore.create promises, in the way used for large objects, whatever the size of `body`."""
         ...
 
     def delete(self, store: FsspecStore, key: str) -> None:
@@ -76,13 +76,13 @@ class Dialect(Protocol):
         ...
 
     def explain(self, error: Exception) -> Fault:
-        """Say what a failed read, listing or delete means; never quote text that could hold a secret."""
+        """Say what a failed read, listing or delete means; never quote text that could contain a secret."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FsspecStore:
-    """An ObjectStore in the folder `root` of an fsspec file system that caches no listings."""
+    """An ObjectStore in the folder `root` of an fsspec file system, which must not cache listings."""
 
     url: str
     root: str
@@ -103,13 +103,13 @@ class FsspecStore:
 
     def read(self, key: str) -> bytes:
         """See ObjectStore."""
-        with self._asking(check_key(key)):
+        with self._translate_errors(check_key(key)):
             return bytes(self.filesystem.cat_file(self.path(key)))
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """See ObjectStore."""
         check_range(start, length)
-        with self._asking(check_key(key)):
+        with self._translate_errors(check_key(key)):
             try:
                 return bytes(self.filesystem.cat_file(self.path(key), start=start, end=start + length))
             except OSError as error:
@@ -119,7 +119,7 @@ class FsspecStore:
 
     def size(self, key: str) -> int:
         """See ObjectStore."""
-        with self._asking(check_key(key)):
+        with self._translate_errors(check_key(key)):
             status = self.filesystem.info(self.path(key))
         if status["type"] != "file":
             raise ObjectMissingError(url=self.url, key=key)
@@ -127,7 +127,7 @@ class FsspecStore:
 
     def digest(self, key: str) -> str:
         """See ObjectStore."""
-        return digest_of(pieces_of(self, key))
+        return digest_of(read_pieces(self, key))
 
     def exists(self, key: str) -> bool:
         """See ObjectStore."""
@@ -145,12 +145,12 @@ class FsspecStore:
         """See ObjectStore."""
         folder = check_prefix(prefix)
         try:
-            with self._asking(folder):
+            with self._translate_errors(folder):
                 found = self.filesystem.find(self.path(folder), detail=True)
         except ObjectMissingError:
             return []
         start, skip = f"{self.path(folder)}/", len(self.root) + 1
-        # A name with a slash at its end is the placeholder by which consoles show an empty folder.
+        # A name that ends in a slash is the placeholder with which consoles show an empty folder.
         return sorted(
             Listed(path[skip:], int(status["size"]), time_of(status))
             for path, status in found.items()
@@ -161,7 +161,7 @@ class FsspecStore:
         """See ObjectStore."""
         folder = check_prefix(prefix)
         try:
-            with self._asking(folder):
+            with self._translate_errors(folder):
                 found = self.filesystem.ls(self.path(folder), detail=False)
         except ObjectMissingError:
             return []
@@ -171,7 +171,7 @@ class FsspecStore:
 
     def delete(self, key: str) -> None:
         """See ObjectStore."""
-        with suppress(ObjectMissingError), self._asking(check_key(key)):
+        with suppress(ObjectMissingError), self._translate_errors(check_key(key)):
             try:
                 self.dialect.delete(self, key)
             except SnapshotError:
@@ -191,8 +191,8 @@ class FsspecStore:
         self.dialect.abandon(self, leftover)
 
     @contextmanager
-    def _asking(self, key: str) -> Iterator[None]:
-        """Say a file system's error in the store's terms. fsspec gives them no base."""
+    def _translate_errors(self, key: str) -> Iterator[None]:
+        """Turn the file system's errors into the store's; fsspec's errors have no common base class."""
         try:
             yield
         except SnapshotError:
@@ -206,22 +206,24 @@ class FsspecStore:
 
 @dataclass(frozen=True, slots=True)
 class PlainDialect:
-    """A file system of which nothing is known but fsspec's interface.
+    """Any file system, used through fsspec's interface alone.
 
-    Many of them look first and then write, which the probe refuses.
+    Many of them check for the object and then write, which is not atomic: the probe refuses them.
     """
 
     def create(self, store: FsspecStore, key: str, body: bytes) -> None:
         """See ObjectStore."""
-        if looks_first(store.filesystem):
-            lack = "its fsspec file system looks whether there is an object, and then writes one"
+        if creates_in_two_steps(store.filesystem):
+            lack = "its fsspec file system checks whether the object exists and then writes it, which is not atomic"
             raise StoreUnfitError(url=store.url, lack=lack)
         try:
             self._put(store, store.path(key), body)
         except FileExistsError as error:
             raise ObjectExistsError(url=store.url, key=key) from error
         except (NotImplementedError, TypeError) as error:
-            raise StoreUnfitError(url=store.url, lack="its fsspec file system creates no file exclusively") from error
+            raise StoreUnfitError(
+                url=store.url, lack="its fsspec file system can't create a file exclusively"
+            ) from error
         except PermissionError as error:
             raise WritingRefusedError(url=store.url, reason=self.explain(error).reason) from error
         except ConnectionRefusedError as error:
@@ -233,12 +235,12 @@ class PlainDialect:
         try:
             store.filesystem.pipe_file(path, body, mode="create")
         except FileNotFoundError:
-            # Its folders are real, so they have to be made, and nothing is stored yet.
+            # Its folders are real and must be created first; nothing is stored yet.
             store.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             store.filesystem.pipe_file(path, body, mode="create")
 
     def create_in_parts(self, store: FsspecStore, key: str, body: bytes) -> None:
-        """See Dialect. The file system decides by itself how it sends what."""
+        """See Dialect. The file system itself decides how to send a large object."""
         self.create(store, key, body)
 
     def explain(self, error: Exception) -> Fault:
@@ -254,28 +256,28 @@ class PlainDialect:
         store.filesystem.rm_file(store.path(key))
 
     def unfinished(self, store: FsspecStore) -> Leftovers:  # noqa: ARG002  # a Dialect's
-        """See Dialect. Nothing in fsspec's interface tells of it."""
+        """See Dialect. fsspec's interface can't list it."""
         return []
 
     def abandon(self, store: FsspecStore, leftover: Unfinished) -> None:
         """See Dialect."""
 
 
-def looks_first(filesystem: Any) -> bool:
-    """Tell whether a create is fsspec's own, in two steps: two creators get past it together now and then."""
+def creates_in_two_steps(filesystem: Any) -> bool:
+    """Tell whether an exclusive create is fsspec's default, check then write: sometimes two creators both succeed."""
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
     while isinstance(getattr(filesystem, "fs", None), AbstractFileSystem):
-        filesystem = filesystem.fs  # it only renames
+        filesystem = filesystem.fs  # a wrapper that only renames paths
     return getattr(filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
 
 
 def time_of(status: Mapping[str, Any]) -> datetime:
-    """Return when an object was created; now where the file system doesn't tell, so that nobody takes it for old."""
+    """Return when an object was created; if that is unknown, now: so the object never counts as old."""
     for name in ("LastModified", "last_modified", "mtime", "created", "updated"):
-        found = status.get(name)
-        if isinstance(found, datetime):
-            return found if found.tzinfo else found.replace(tzinfo=UTC)
-        if isinstance(found, (int, float)):
-            return datetime.fromtimestamp(found, UTC)
+        value = status.get(name)
+        if isinstance(value, datetime):
+            return value if value.tzinfo else value.replace(tzinfo=UTC)
+        if isinstance(value, (int, float)):
+            return datetime.fromtimestamp(value, UTC)
     return datetime.now(UTC)

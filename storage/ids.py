@@ -1,4 +1,4 @@
-"""Operation ids: ordered by time and never used twice (docs/architecture.md, invariant 2)."""
+"""Operation ids: they sort by time and are never reused (docs/architecture.md, invariant 2)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OPERATION_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{10}")
 def new_operation_id(now: datetime) -> str:
     """Return an id like `20261120T074343Z-3f9a01bc77`: the UTC second of `now`, then 40 random bits.
 
-    Ids of different seconds sort by time. `now` must carry a time zone, because a naive time would be read
-    as local time and break that order; raises ValueError if it does not.
+    Ids of different seconds sort by time. Raises ValueError if `now` has no time zone: it would be read as local time,
+    which breaks the order.
     """
     if now.tzinfo is None:
         raise ValueError("an operation id needs a time with a time zone")

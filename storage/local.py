@@ -1,8 +1,8 @@
-"""An object store in a folder of this machine, or of a file system that machines share.
+"""An object store in a folder, local or on a file system that machines share.
 
-An object is written to a file that no listing shows, made durable, and then linked to its name: link(2)
-fails if the name is taken, which is the conditional put. A create that dies leaves at most such a hidden
-file, which blocks nobody. Must not import fsspec: `list` and `show` on a folder have to answer at once.
+An object is written to a hidden file, flushed to disk, and then linked to its name. link(2) fails if the name is taken;
+that is the conditional put. A create that dies leaves at most a hidden file, which blocks nothing. Never import fsspec
+here: `list` and `show` on a folder must answer at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from storage.digest import digest_of, pieces_of
+from storage.digest import digest_of, read_pieces
 from storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -36,7 +36,7 @@ from storage.store import (
     check_range,
 )
 
-# Inside the store, because a link can't lead from one file system to another; no key begins with a dot.
+# Inside the store, because a hard link can't cross file systems. No key begins with a dot.
 INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
@@ -45,7 +45,7 @@ LINK_ATTEMPTS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class LocalStore:
-    """An ObjectStore in the folder `root`, which the first create makes. A folder not there is empty."""
+    """An ObjectStore in the folder `root`, which the first create makes. A missing folder is an empty store."""
 
     root: Path
 
@@ -58,39 +58,39 @@ class LocalStore:
         """See ObjectStore."""
         target = self.root / check_key(key)
         incoming = self.root / INCOMING / uuid.uuid4().hex
-        with self._asking(), self._writing():
+        with self._translate_errors(), self._translate_refused_writes():
             make_root(self.root)
             incoming.parent.mkdir(exist_ok=True)
             try:
                 write_durably(incoming, body)
                 self._link(incoming, target, key)
             except BaseException:
-                with suppress(OSError):  # a hidden file more; why there is no object matters more
+                with suppress(OSError):  # the first error matters more than a leftover hidden file
                     incoming.unlink(missing_ok=True)
                 raise
-        # The object is there from here on, so nothing below may say that it is not.
+        # The object exists from here on, so no error below may claim that it was not stored.
         try:
             incoming.unlink(missing_ok=True)
             self._keep_name(target)
         except OSError as error:
-            raise AnswerLostError(url=self.url, key=key, reason=why(error)) from error
+            raise AnswerLostError(url=self.url, key=key, reason=reason_of(error)) from error
 
     def read(self, key: str) -> bytes:
         """See ObjectStore."""
-        with self._asking(key):
+        with self._translate_errors(key):
             return (self.root / check_key(key)).read_bytes()
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """See ObjectStore."""
         check_range(start, length)
-        with self._asking(key), (self.root / check_key(key)).open("rb") as file:
+        with self._translate_errors(key), (self.root / check_key(key)).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def size(self, key: str) -> int:
         """See ObjectStore."""
         path = self.root / check_key(key)
-        with self._asking(key):
+        with self._translate_errors(key):
             status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ObjectMissingError(url=self.url, key=key)
@@ -98,7 +98,7 @@ class LocalStore:
 
     def digest(self, key: str) -> str:
         """See ObjectStore."""
-        return digest_of(pieces_of(self, key))
+        return digest_of(read_pieces(self, key))
 
     def exists(self, key: str) -> bool:
         """See ObjectStore."""
@@ -110,14 +110,14 @@ class LocalStore:
 
     def list(self, prefix: str) -> Keys:
         """See ObjectStore."""
-        with self._asking():
+        with self._translate_errors():
             return sorted(walk(self.root, check_prefix(prefix)))
 
     def list_children(self, prefix: str) -> Keys:
         """See ObjectStore."""
         folder = check_prefix(prefix)
-        with self._asking():
-            # A folder may be empty for a moment, or for good where its creator died before the link.
+        with self._translate_errors():
+            # A folder may be empty: until its creator links the object, or for good if the creator died.
             return sorted(
                 entry.name
                 for entry in entries(self.root / folder)
@@ -126,19 +126,19 @@ class LocalStore:
 
     def inventory(self, prefix: str) -> Inventory:
         """See ObjectStore."""
-        found: Inventory = []
-        with self._asking():
+        listed: Inventory = []
+        with self._translate_errors():
             for key in self.list(prefix):
-                with suppress(FileNotFoundError, NotADirectoryError):  # deleted since
+                with suppress(FileNotFoundError, NotADirectoryError):  # deleted after it was listed
                     status = (self.root / key).stat()
-                    found.append(Listed(key, status.st_size, time_of(status)))
-        return found
+                    listed.append(Listed(key, status.st_size, time_of(status)))
+        return listed
 
     def delete(self, key: str) -> None:
         """See ObjectStore."""
         target = self.root / check_key(key)
-        with self._asking():
-            with suppress(FileNotFoundError, NotADirectoryError), self._removing(key):
+        with self._translate_errors():
+            with suppress(FileNotFoundError, NotADirectoryError), self._translate_refused_deletions(key):
                 target.unlink()
                 sync_folder(target.parent)
             for folder in self._folders(target):
@@ -146,40 +146,40 @@ class LocalStore:
                     break
 
     def unfinished(self) -> Leftovers:
-        """See ObjectStore. A hidden file does not say which object it was to become."""
-        found: Leftovers = []
-        with self._asking(), suppress(FileNotFoundError, NotADirectoryError):
+        """See ObjectStore. A hidden file does not show which object it would have become."""
+        leftovers: Leftovers = []
+        with self._translate_errors(), suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted((self.root / INCOMING).iterdir()):
                 with suppress(FileNotFoundError):
                     status = path.stat()
-                    found.append(Unfinished("", path.name, status.st_size, time_of(status)))
-        return found
+                    leftovers.append(Unfinished("", path.name, status.st_size, time_of(status)))
+        return leftovers
 
     def abandon(self, leftover: Unfinished) -> None:
         """See ObjectStore."""
-        with self._asking(), self._removing(f"{INCOMING}/{leftover.id}"):
+        with self._translate_errors(), self._translate_refused_deletions(f"{INCOMING}/{leftover.id}"):
             (self.root / INCOMING / leftover.id).unlink(missing_ok=True)
 
     @contextmanager
-    def _removing(self, key: str) -> Iterator[None]:
-        """Say that a file may not be removed in the store's terms."""
+    def _translate_refused_deletions(self, key: str) -> Iterator[None]:
+        """Raise DeletionRefusedError if the block may not remove a file."""
         try:
             yield
         except OSError as error:
             if error.errno not in FORBIDDEN:
                 raise
-            raise DeletionRefusedError(url=self.url, key=key, reason=why(error)) from error
+            raise DeletionRefusedError(url=self.url, key=key, reason=reason_of(error)) from error
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Say that no file may be made in the store's terms."""
+    def _translate_refused_writes(self) -> Iterator[None]:
+        """Raise WritingRefusedError if the block may not create a file."""
         try:
             yield
         except OSError as error:
             if error.errno not in FORBIDDEN:
                 raise
-            hint = "check the folder's permissions, and whether its file system is mounted to be read only"
-            raise WritingRefusedError(url=self.url, reason=why(error), hint=hint) from error
+            hint = "check the folder's permissions, and whether its file system is mounted read-only"
+            raise WritingRefusedError(url=self.url, reason=reason_of(error), hint=hint) from error
 
     def _link(self, incoming: Path, target: Path, key: str) -> None:
         """Give the written file its name, or raise ObjectExistsError."""
@@ -190,34 +190,34 @@ class LocalStore:
             except FileNotFoundError:
                 continue  # a delete removed the emptied folder between the two calls
             except OSError as error:
-                # NFS may repeat a link whose answer got lost and then report that the name is taken, by us.
+                # NFS may repeat a link whose answer was lost, and then report that the name is taken: by this link.
                 if incoming.stat().st_nlink > 1:
                     return
                 if isinstance(error, FileExistsError):
                     raise ObjectExistsError(url=self.url, key=key) from error
                 if error.errno in NO_LINKS:
-                    lack = f"the folder's file system makes no hard links ({why(error)})"
+                    lack = f"the folder's file system does not support hard links ({reason_of(error)})"
                     raise StoreUnfitError(url=self.url, lack=lack) from error
                 raise
             return
-        raise StoreUnreachableError(url=self.url, reason=f"the folder of {key} is removed again and again")
+        raise StoreUnreachableError(url=self.url, reason=f"another process keeps removing the folder of {key}")
 
     def _keep_name(self, target: Path) -> None:
-        """Make the object's name durable, with every folder above it: any of them may be new."""
+        """Make the object's name durable, and those of all folders above it, as any of them may be new."""
         for folder in self._folders(target):
-            with suppress(FileNotFoundError):  # deleted by another process since
+            with suppress(FileNotFoundError):  # another process has deleted it
                 sync_folder(folder)
 
     def _folders(self, target: Path) -> Iterator[Path]:
-        """Yield the folders from the object's own up to the store's."""
+        """Yield the folders from the object's parent up to the store's root."""
         for folder in target.parents:
             yield folder
             if folder == self.root:
                 return
 
     @contextmanager
-    def _asking(self, key: str | None = None) -> Iterator[None]:
-        """Say an OSError in the store's terms; with `key`, a missing file is a missing object."""
+    def _translate_errors(self, key: str | None = None) -> Iterator[None]:
+        """Turn an OSError into the store's error; with `key`, a missing file is a missing object."""
         try:
             yield
         except OSError as error:
@@ -225,11 +225,11 @@ class LocalStore:
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
             hint = "check the folder's permissions, its disk and the space left on it"
-            raise StoreUnreachableError(url=self.url, reason=why(error), hint=hint) from error
+            raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
 
 
-def why(error: OSError) -> str:
-    """Return the system's words for an error, without the path."""
+def reason_of(error: OSError) -> str:
+    """Return the operating system's message, without the path."""
     return (error.strerror or type(error).__name__).lower()
 
 
@@ -239,7 +239,7 @@ def time_of(status: os.stat_result) -> datetime:
 
 
 def make_root(root: Path) -> None:
-    """Make the store's folder where it is missing, and its name durable, with those made above it."""
+    """Create the store's folder if it is missing, with its parents, and make their names durable."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -247,7 +247,7 @@ def make_root(root: Path) -> None:
 
 
 def write_durably(path: Path, body: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
+    """Write a new file and flush it to disk."""
     with path.open("xb") as file:
         file.write(body)
         file.flush()
@@ -255,7 +255,7 @@ def write_durably(path: Path, body: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the folder's names."""
+    """Flush the folder's names to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -264,7 +264,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def drop_if_empty(folder: Path) -> bool:
-    """Remove the folder if nothing is in it; tell whether it is gone."""
+    """Remove the folder if it is empty; return whether it no longer exists."""
     try:
         folder.rmdir()
     except FileNotFoundError:
@@ -277,13 +277,13 @@ def drop_if_empty(folder: Path) -> bool:
 
 
 def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what is in the folder and not hidden; nothing if there is no such folder."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        yield from (entry for entry in found if not entry.name.startswith("."))
+    """Yield the folder's entries that are not hidden; none if the folder does not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listed:
+        yield from (entry for entry in listed if not entry.name.startswith("."))
 
 
 def walk(root: Path, folder: str) -> Iterator[str]:
-    """Yield the keys below `folder`, in no order. Unreadable folders raise rather than being left out."""
+    """Yield the keys below `folder`, in no order; raise OSError for a folder that can't be read."""
     for entry in entries(root / folder):
         key = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir():

@@ -1,4 +1,4 @@
-"""Where a store is: its URL and the options that reach it, as fleet.toml names them and as tasks are sent them."""
+"""The location of a store: its URL and options, as in fleet.toml and as sent to tasks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from storage.store import ObjectStore, redact_url
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoreLocation:
-    """A store's URL and its options, which may hold secrets.
+    """A store's URL and its options, which may contain secrets.
 
-    It can be pickled, which an open store can't. Printed, it is the URL without credentials.
+    It can be pickled; an open store can't. str() and repr() show only the URL without credentials.
     """
 
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
 
     def open(self) -> ObjectStore:
-        """Open the store; contact nothing. The same location gives the same store in one process.
+        """Open the store without contacting it. In one process the same location always gives the same store.
 
         Raises StoreUrlError.
         """

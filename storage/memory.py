@@ -23,7 +23,7 @@ from storage.store import (
 
 @dataclass(frozen=True, slots=True)
 class InMemoryStore:
-    """An ObjectStore that other processes can't see and that ends with this one."""
+    """An ObjectStore that other processes can't see and that is lost when this one ends."""
 
     url: str
     _objects: dict[str, bytes] = field(default_factory=dict, repr=False)

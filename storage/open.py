@@ -1,6 +1,6 @@
-"""Opening a store by its URL. Called by every process that needs it, executors too, so it is cheap.
+"""Open a store by its URL. Every process does that, including executors, so it is cheap.
 
-fsspec and s3fs are imported only for the URLs that need them.
+fsspec and s3fs are imported only for URLs that need them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Frozen: TypeAlias = tuple[Any, ...]
 
 
 class StoreUrlError(UsageError):
-    """The URL or the options of a store can't be understood."""
+    """The URL or the options of a store are invalid."""
 
     def __init__(self, *, url: str, problem: str) -> None:
         super().__init__(
@@ -32,12 +32,12 @@ class StoreUrlError(UsageError):
 
 
 def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
-    """Return the store at `url`: a folder (bare or `file://`), `memory://name`, or any URL fsspec knows.
+    """Return the store at `url`: a folder (a path or `file://`), `memory://name`, or any URL that fsspec knows.
 
-    A folder's path is absolute: the same fleet.toml must name the same store from every working directory,
-    and on executors. `options` go to fsspec as they are. `url` and `options` can be pickled, which a store
-    can't: executors are given these two. Nothing is contacted and nothing is created. The same arguments
-    give the same store in one process. Raises StoreUrlError.
+    A folder's path must be absolute, because fleet.toml must name the same store from every working directory and on
+    executors. `options` are passed to fsspec unchanged. Executors are sent `url` and `options`, as a store can't be
+    pickled. Nothing is contacted or created. In one process the same arguments always give the same store. Raises
+    StoreUrlError.
     """
     # A forked process must not share its parent's connections, hence the process id.
     return _open_once(url, freeze(options), os.getpid())
@@ -55,8 +55,8 @@ def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # no
     except ImportError as error:
         raise StoreUrlError(url=redact_url(url), problem=str(error)) from error
     except (TypeError, ValueError, KeyError) as error:
-        # The text of a TypeError names the option, but may quote its value; so no traceback is to show it.
-        problem = f"refused by fsspec ({type(error).__name__})"
+        # A TypeError names the option but may also quote its value, so it must not appear in a traceback.
+        problem = f"fsspec refused the URL or the options ({type(error).__name__})"
         raise StoreUrlError(url=redact_url(url), problem=problem) from None
 
 
@@ -64,9 +64,9 @@ def _open_folder(url: str, folder: str) -> LocalStore:
     try:
         path = Path(folder).expanduser()
     except RuntimeError as error:
-        raise StoreUrlError(url=url, problem="there is no such user's home folder") from error
+        raise StoreUrlError(url=url, problem="its ~ names a user without a home folder") from error
     if not path.is_absolute():
-        raise StoreUrlError(url=url, problem="not a folder's absolute path")
+        raise StoreUrlError(url=url, problem="not the absolute path of a folder")
     return LocalStore(path)
 
 
@@ -91,41 +91,41 @@ def _open_fsspec(url: str, protocol: str, options: dict[str, object]) -> ObjectS
 
 
 def _s3_root(url: str) -> str:
-    """Return bucket and folder. s3fs takes no credentials from a URL, it would make them the bucket."""
+    """Return bucket and folder. s3fs would take credentials in the URL for the bucket, so they are refused."""
     root = url.partition("://")[2].rstrip("/")
     bucket = root.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
-        raise StoreUrlError(url=redact_url(url), problem="credentials belong into [store_options]")
+        raise StoreUrlError(url=redact_url(url), problem="credentials belong in [store_options], not in the URL")
     try:
         return check_key(root)
     except ValueError:
         problem = "not a bucket and a folder"
-        # The error quotes the URL whole.
+        # The error quotes the whole URL.
         raise StoreUrlError(url=redact_url(url), problem=problem) from None
 
 
 def freeze(options: Mapping[str, object]) -> Frozen:
-    """Return `options` in a hashable form; `thaw` gives them back."""
+    """Return `options` in a hashable form; `thaw` is the inverse."""
 
-    def frozen(value: object) -> object:
+    def freeze_value(value: object) -> object:
         if isinstance(value, Mapping):
-            return ("mapping", tuple(sorted((name, frozen(inner)) for name, inner in value.items())))
+            return ("mapping", tuple(sorted((name, freeze_value(inner)) for name, inner in value.items())))
         if isinstance(value, (list, tuple)):
-            return ("list", tuple(frozen(inner) for inner in value))
+            return ("list", tuple(freeze_value(inner) for inner in value))
         return ("value", value)
 
-    return tuple(sorted((name, frozen(value)) for name, value in options.items()))
+    return tuple(sorted((name, freeze_value(value)) for name, value in options.items()))
 
 
 def thaw(options: Frozen) -> dict[str, object]:
     """Undo `freeze`; tuples come back as lists."""
 
-    def thawed(value: Any) -> object:
+    def thaw_value(value: Any) -> object:
         kind, inner = value
         if kind == "mapping":
-            return {name: thawed(item) for name, item in inner}
+            return {name: thaw_value(item) for name, item in inner}
         if kind == "list":
-            return [thawed(item) for item in inner]
+            return [thaw_value(item) for item in inner]
         return inner
 
-    return {name: thawed(value) for name, value in options}
+    return {name: thaw_value(value) for name, value in options}

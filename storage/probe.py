@@ -1,7 +1,7 @@
-"""Finding out whether a store keeps the promises that snapshots rest on (docs/architecture.md, invariant 5).
+"""Test whether a store keeps the promises that snapshots depend on (docs/architecture.md, invariant 5).
 
-Some S3 servers silently overwrite where a conditional put asks them not to, or where one ends an upload in parts. No
-documentation tells which; trying does. The probe takes the essential steps of ObjectStoreContract.
+Some S3 servers ignore the condition of a put, or of the end of an upload in parts, and silently overwrite the object.
+Their documentation does not say so; only a test shows it. The probe takes the essential steps of ObjectStoreContract.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage.store import (
 
 PROBES = "probes"
 RACERS = 8
-RACES = 3  # a store that looks first and then writes gets through one of three
+RACES = 3  # a store that checks and then writes passes about one of three
 FIRST = b"the first body of the probe"
 SECOND = b"another body, which must not be stored"
 
@@ -40,9 +40,9 @@ Create: TypeAlias = Callable[[str, bytes], None]
 def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
     """Try every operation on objects below `probes/<id>/` and remove them.
 
-    Returns what the store says where a policy or a lock forbids deleting: taking snapshots needs none, and the
-    probe's objects stay. Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A
-    create-once race that a store loses only now and then can get past the probe.
+    If a policy or a lock forbids deleting, the probe's objects stay and that error is returned, not raised: taking
+    snapshots deletes nothing. Raises StoreUnfitError, which names what the store lacks, and StoreUnreachableError. A
+    store that lets two creators succeed only rarely may pass the probe.
     """
     folder = f"{PROBES}/{new_operation_id(datetime.now(UTC))}"
     try:
@@ -52,20 +52,20 @@ def probe_store(store: ObjectStore) -> DeletionRefusedError | None:
             keys += probe_creating(store, f"{folder}/parts", store.create_in_parts, "conditional upload in parts")
         return probe_deleting(store, folder, [f"{folder}/read", *keys])
     except AnswerLostError as error:
-        raise StoreUnreachableError(url=store.url, reason="answers get lost; the probe gave up") from error
+        raise StoreUnreachableError(url=store.url, reason="answers to creates get lost; the probe gave up") from error
     finally:
-        # Only what a failed probe left: what went wrong first matters more than a failing clean-up.
+        # A failed probe left objects. Its error matters more than one of this clean-up.
         with suppress(SnapshotError):
             for key in store.list(folder):
                 store.delete(key)
 
 
 def probe_reading(store: ObjectStore, folder: str) -> None:
-    """Create an object and see it in every way there is."""
+    """Create an object and read it back through every method."""
     key = f"{folder}/read"
     store.create(key, FIRST)
     try:
-        seen = {
+        checks = {
             "it was read back changed": store.read(key) == FIRST,
             "its size is wrong": store.size(key) == len(FIRST),
             "its digest is wrong": store.digest(key) == digest(FIRST),
@@ -77,13 +77,13 @@ def probe_reading(store: ObjectStore, folder: str) -> None:
         }
     except ObjectMissingError as error:
         raise StoreUnfitError(url=store.url, lack="an object just created is missing") from error
-    for lack, is_right in seen.items():
+    for lack, is_right in checks.items():
         if not is_right:
-            raise StoreUnfitError(url=store.url, lack=f"an object was created, and then {lack}")
+            raise StoreUnfitError(url=store.url, lack=f"an object was created, but {lack}")
 
 
 def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) -> Keys:
-    """Create objects once in one of the ways that the store has; return the keys of those that are there."""
+    """Test creating objects in one `way` that the store has; return the keys of the objects created."""
     once, raced = f"{folder}-once", [f"{folder}-raced-{number}" for number in range(RACES)]
     probe_create_once(store, once, create, way)
     for key in raced:
@@ -92,7 +92,7 @@ def probe_creating(store: ObjectStore, folder: str, create: Create, way: str) ->
 
 
 def probe_create_once(store: ObjectStore, key: str, create: Create, way: str) -> None:
-    """Create the same object twice; the second must be refused and change nothing, in whichever way it comes."""
+    """Create the same object again, in both ways: that must be refused and change nothing."""
     create(key, FIRST)
     for again in (create, store.create):
         try:
@@ -101,12 +101,12 @@ def probe_create_once(store: ObjectStore, key: str, create: Create, way: str) ->
             if store.read(key) != FIRST:
                 raise StoreUnfitError(url=store.url, lack=f"a refused {way} changed the object") from None
             continue
-        # What is there now doesn't matter, and may be unreadable: the first body's checksum with the second body.
-        raise StoreUnfitError(url=store.url, lack=f"a second {way} was accepted, though the object existed")
+        # Don't read the object: it may have the first body's checksum with the second body.
+        raise StoreUnfitError(url=store.url, lack=f"a second {way} was accepted although the object existed")
 
 
 def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
-    """Create one object from several threads at once: one must win."""
+    """Create one object from several threads at once: exactly one must succeed."""
     barrier = Barrier(RACERS)
 
     def race(body: bytes) -> bytes | None:
@@ -121,14 +121,14 @@ def probe_race(store: ObjectStore, key: str, create: Create, way: str) -> None:
         outcomes = threads.map(race, [b"racer %d" % number for number in range(RACERS)])
         won = [body for body in outcomes if body is not None]
     if len(won) != 1:
-        lack = f"of {RACERS} at the same time {len(won)} were accepted of this kind: {way}"
+        lack = f"{len(won)} of {RACERS} concurrent creates of one object were accepted: {way}"
         raise StoreUnfitError(url=store.url, lack=lack)
     if store.read(key) != won[0]:
         raise StoreUnfitError(url=store.url, lack=f"a refused {way} replaced the accepted one")
 
 
 def probe_deleting(store: ObjectStore, folder: str, keys: Keys) -> DeletionRefusedError | None:
-    """Delete the objects, which must then be gone; or refused, and then there as before."""
+    """Delete the objects: each must be gone, or the deletion refused and the object unchanged."""
     refused: dict[str, DeletionRefusedError] = {}
     for key in keys:
         try:

@@ -1,7 +1,7 @@
-"""Amazon S3 and what speaks its protocol, through s3fs: what a store behind FsspecStore does in S3's own way.
+"""The Dialect of FsspecStore for Amazon S3 and compatible servers, through s3fs.
 
-A create is one PutObject with `If-None-Match: *` (storage/s3_put.py), a large one an upload in parts that ends with
-the same condition (storage/s3_multipart.py). Requests are repeated by one policy (storage/s3_retries.py).
+A create is one PutObject with `If-None-Match: *` (storage/s3_put.py); of a large object, an upload in parts that ends
+with the same condition (storage/s3_multipart.py). One policy governs all retries (storage/s3_retries.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from storage.fsspec_store import Fault, FsspecStore
 from storage.s3_failures import fault_of
-from storage.s3_multipart import MULTIPART_BYTES_MIN, Upload, create_in_parts, end, unfinished
+from storage.s3_multipart import MULTIPART_BYTES_MIN, Upload, abort_upload, create_in_parts, unfinished
 from storage.s3_put import Creation
 from storage.s3_session import wait_for
 from storage.s3_versions import delete_versions
@@ -20,7 +20,7 @@ from storage.store import DeletionRefusedError, Leftovers, Unfinished
 
 @dataclass(frozen=True, slots=True)
 class S3Dialect:
-    """How S3 creates once, and what its failures mean."""
+    """How S3 creates objects exactly once, and what its failures mean."""
 
     def create(self, store: FsspecStore, key: str, body: bytes) -> None:
         """See ObjectStore."""
@@ -51,7 +51,7 @@ class S3Dialect:
         """See Dialect."""
         bucket, name, _ = store.filesystem.split_path(store.path(leftover.key))
         try:
-            wait_for(store.filesystem, end(store.filesystem, Upload(bucket, name, leftover.id)))
+            wait_for(store.filesystem, abort_upload(store.filesystem, Upload(bucket, name, leftover.id)))
         except Exception as error:
             fault = fault_of(error)
             if fault.is_forbidden:
@@ -60,6 +60,6 @@ class S3Dialect:
 
 
 def creation_of(store: FsspecStore, key: str) -> Creation:
-    """Return a create of `key` that has not begun."""
+    """Return a Creation of `key`, which sends nothing yet."""
     bucket, name, _ = store.filesystem.split_path(store.path(key))
     return Creation(store.filesystem, store.url, key, bucket, name, uuid.uuid4().hex)

@@ -1,8 +1,8 @@
-"""What a failed S3 request means: the server's answer or the lack of one, in terms that can be acted on.
+"""Classify failed S3 requests: what the server's answer, or the lack of one, means.
 
-Every other S3 module asks here, so that one failure means the same to a put, a read, a listing and a deletion.
-No text of the server or of a library is ever shown: it may quote credentials. Source: Amazon S3 API Reference,
-"Error responses".
+All other S3 modules use this one, so that a failure means the same for a put, a read, a listing and a deletion. Text
+from the server or a library is never shown, because it may quote credentials. Source: Amazon S3 API Reference, "Error
+responses".
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ STATUS_NOT_IMPLEMENTED = 501
 STATUS_UNAVAILABLE = 503
 PASSING_STATUSES = {STATUS_TOO_MANY, STATUS_SERVER, 502, STATUS_UNAVAILABLE, 504}
 
-# Answers that say no for now: the request was not carried out, and the same request may be later.
+# Temporary refusals: the request was not carried out, and the same request may succeed later.
 TOO_FAST = {
     "SlowDown", "TooManyRequests", "TooManyRequestsException", "Throttling", "ThrottlingException",
     "RequestLimitExceeded", "BandwidthLimitExceeded",
@@ -70,15 +70,15 @@ TOO_FAST = {
 DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 NOT_NOW = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", *TOO_FAST, *DAMAGED_ON_THE_WAY}
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
-# Said of credentials that were never right, and of those that were until they were taken back.
+# These are answered both for credentials that were never valid and for those that were revoked.
 UNKNOWN_CREDENTIALS = {"InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "UnrecognizedClientException"}
-# In words what an operator does something about; for everything else S3's own word is the one to look up.
+# What an operator can act on, in words; for everything else S3's code is shown, which can be looked up.
 MEANINGS = {
     "NoSuchBucket": "the bucket does not exist",
-    "NoSuchUpload": "the upload in parts was ended by somebody else",
+    "NoSuchUpload": "another client ended the upload in parts",
     "RequestTimeTooSkewed": "the clocks of this machine and of the store differ too much",
 }
-# botocore's words for where credentials come from, in ours. What is not here is a service that gives them.
+# botocore's names for the sources of credentials, in words. A name that is missing here is a credential service.
 SOURCES = {
     "explicit": "key, secret and token in [store_options] of fleet.toml, or the variables that it names",
     "env": "the environment's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -93,7 +93,7 @@ SOURCES = {
 
 
 class CredentialsExpired(Exception):  # noqa: N818  # a situation within the package; the store raises its error
-    """The store no longer takes the credentials, and asking where they come from (`source`) gave no others."""
+    """The store no longer accepts the credentials, and their `source` gave no new ones."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -101,7 +101,7 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
 
 
 class S3Failure(Enum):
-    """What the answer to a request, or the lack of one, says about what the request was to do."""
+    """What the answer to a request, or the lack of one, says about whether it was carried out."""
 
     TAKEN = auto()
     MISSING = auto()
@@ -113,7 +113,7 @@ class S3Failure(Enum):
 
 
 def failure_of(error: BaseException) -> S3Failure:
-    """Say what a failure means. Nothing but a definite answer counts as one."""
+    """Classify a failure. Anything but a definite answer is UNKNOWN."""
     code, status = code_and_status(error)
     if status == STATUS_TAKEN:
         return S3Failure.TAKEN
@@ -131,7 +131,7 @@ def failure_of(error: BaseException) -> S3Failure:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later; what is neither the network's nor the server's is a bug."""
+    """Tell whether the same request may succeed later; not for errors outside network and server, which are bugs."""
     code, status = code_and_status(error)
     if status:
         return code in NOT_NOW or status == STATUS_CONFLICT or status in PASSING_STATUSES
@@ -139,13 +139,13 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_too_fast(error: BaseException) -> bool:
-    """Tell whether the store wants to be asked less."""
+    """Tell whether the store asks for fewer requests."""
     code, status = code_and_status(error)
     return code in TOO_FAST or status in (STATUS_TOO_MANY, STATUS_UNAVAILABLE)
 
 
 def is_wordless(error: BaseException) -> bool:
-    """Tell whether a refusal is a status alone: the answer to a HEAD has no body, and so no code."""
+    """Tell whether a refusal has only a status: the answer to a HEAD has no body and so no error code."""
     code, status = code_and_status(error)
     return status in (STATUS_BAD_REQUEST, STATUS_FORBIDDEN) and code in ("", str(status))
 
@@ -153,8 +153,8 @@ def is_wordless(error: BaseException) -> bool:
 def code_and_status(error: BaseException) -> tuple[str, int]:
     """Return S3's error code and HTTP status, or ("", 0) if the server did not answer.
 
-    s3fs raises OSErrors and keeps the answer as their cause. It takes a 412 for FileExistsError only where
-    the server also names the condition, which not all servers do; hence the status.
+    s3fs raises OSErrors with the answer as their cause. It turns a 412 into FileExistsError only if the server names
+    the condition, which not all do; so the status is used.
     """
     answer = _answer(error)
     if answer is None:
@@ -164,7 +164,7 @@ def code_and_status(error: BaseException) -> tuple[str, int]:
 
 
 def retry_after_seconds(error: BaseException) -> float:
-    """Return how long the server wants not to be asked, 0 if it does not say. Source: RFC 9110, section 10.2.3."""
+    """Return the seconds in the Retry-After header, 0 without one. Source: RFC 9110, section 10.2.3."""
     answer = _answer(error)
     headers = answer.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}) if answer else {}
     text = str(headers.get("retry-after", ""))
@@ -178,11 +178,11 @@ def retry_after_seconds(error: BaseException) -> float:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Say a failed request in the store's terms, with a hint where there is something better to do than to look."""
+    """Return the Fault for a failed request, with a hint if the cause is known."""
     code, status = code_and_status(error)
     hint = ""
     if isinstance(error, CredentialsExpired):
-        source = SOURCES.get(error.source, f"what gives them ({error.source})" if error.source else "what gives them")
+        source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
         hint = f"renew the credentials: they come from {source}; then repeat the command"
     elif isinstance(error, NO_CREDENTIALS):
         hint = "set key and secret in [store_options], or what the AWS tools read: a profile, the environment, a role"
@@ -203,16 +203,16 @@ def _is_no_file(error: BaseException, status: int) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a request failed, without any text of server or library."""
+    """Return why a request failed, without any text from the server or a library."""
     code, status = code_and_status(error)
     if code in MEANINGS:
         return MEANINGS[code]
     if status:
         return f"the server answered {status} {'' if code == str(status) else code}".rstrip()
     if isinstance(error, CredentialsExpired):
-        return "the credentials have expired, or were taken back"
+        return "the credentials have expired or were revoked"
     if isinstance(error, NO_CREDENTIALS):
-        return f"there are no credentials to be had ({type(error).__name__})"
+        return f"no credentials were found ({type(error).__name__})"
     if isinstance(error, EndpointConnectionError):
         return "can't connect"
     if isinstance(error, NO_ANSWER):
@@ -220,20 +220,20 @@ def reason_of(error: BaseException) -> str:
     return type(error).__name__
 
 
-def without_text(error: Exception) -> Exception:
-    """Return an error that says the same without the server's own words, also to whoever prints a traceback.
+def remove_text(error: Exception) -> Exception:
+    """Return the same error without the server's text, so that not even a traceback shows it.
 
-    It is of the kind that s3fs makes of it, and what the server answered is its cause.
+    The result has the type that s3fs gives it, and the server's answer as its cause.
     """
     answer = _answer(error)
     if answer is None:
         unread: Exception = ResponseParserError("an answer that is not S3's")
         return unread if type(error) is ResponseParserError else error
     code, status = code_and_status(answer)
-    said = {"Code": code, "Message": f"{status} {code}", "Condition": answer.response["Error"].get("Condition", "")}
-    kept = {"Error": said, "ResponseMetadata": answer.response.get("ResponseMetadata", {})}
-    told: Exception = translate_boto_error(ClientError(kept, answer.operation_name))
-    return told
+    reason = {"Code": code, "Message": f"{status} {code}", "Condition": answer.response["Error"].get("Condition", "")}
+    response = {"Error": reason, "ResponseMetadata": answer.response.get("ResponseMetadata", {})}
+    translated: Exception = translate_boto_error(ClientError(response, answer.operation_name))
+    return translated
 
 
 def _answer(error: BaseException) -> ClientError | None:

@@ -1,10 +1,10 @@
-"""Large S3 objects: uploaded in parts, and made an object by one conditional request at the end.
+"""Create large S3 objects by multipart upload, which one conditional request completes.
 
-A put is one answer and leaves nothing behind, so it is right for whatever can be sent again in a moment. A large
-object that broke off near its end would all be sent again, at the speed of one connection. In parts only a part is
-repeated and several are under way. The end of an upload takes the same `If-None-Match: *` as a put, and its lost
-answer is settled by the same put id. An upload that fails is ended, so that its parts are not kept and paid for;
-what a killed process leaves is found by `unfinished`. Source: Amazon S3 User Guide, "Uploading and copying objects
+A put is a single request and leaves nothing behind, so it suits objects that can be sent again in a moment. If the put
+of a large object breaks near its end, everything must be sent again, over one connection. In an upload in parts only a
+part is repeated, and several are sent at once. Completing the upload takes the same `If-None-Match: *` as a put, and a
+lost answer is resolved by the same put id. An upload that fails is aborted, so that its parts are not kept and paid
+for; `unfinished` finds those that a killed process left. Source: Amazon S3 User Guide, "Uploading and copying objects
 using multipart upload".
 """
 
@@ -25,12 +25,12 @@ from storage.s3_put import PUT_ID, Creation
 from storage.s3_session import CLEAN_UP_SECONDS_MAX, PatientS3, wait_for
 from storage.store import Leftovers, Unfinished
 
-MULTIPART_BYTES_MIN = 64 * 2**20  # half a second of a gigabit: less is sent again as soon as it is sent in parts
+MULTIPART_BYTES_MIN = 64 * 2**20  # half a second at 1 Gbit/s: sending less again costs no more than parts do
 PART_BYTES = 16 * 2**20
 PARTS_MAX = 10_000
-PARTS_AT_ONCE = 4  # besides the body, a create holds as many parts in memory
-# A part that was under way may be stored after the end of its upload was accepted, and that begins it anew.
-ENDS_MAX = 3
+PARTS_AT_ONCE = 4  # a create holds this many parts in memory besides the body
+# A part in flight may be stored after the abort was accepted, which revives the upload.
+ABORTS_MAX = 3
 
 
 class Upload(NamedTuple):
@@ -42,29 +42,29 @@ class Upload(NamedTuple):
 
     @property
     def place(self) -> dict[str, str]:
-        """Its address in S3's terms."""
+        """Its address, as parameters of an S3 request."""
         return {"Bucket": self.bucket, "Key": self.name, "UploadId": self.upload_id}
 
 
 class _Underway:
-    """The uploads of this process that have neither become objects nor been ended."""
+    """The uploads of this process that are neither completed nor aborted."""
 
     def __init__(self) -> None:
         self.uploads: dict[Upload, tuple[PatientS3, int]] = {}
-        atexit.register(self.end_all)
+        atexit.register(self.abort_all)
 
-    def end_all(self) -> None:
-        """End what daemon threads leave at the process's exit. A forked child leaves alone what is its parent's."""
+    def abort_all(self) -> None:
+        """Abort the uploads that daemon threads leave when the process exits, but not a parent process's."""
         for upload, (filesystem, process_id) in list(self.uploads.items()):
             if process_id == os.getpid():
-                wait_for(filesystem, end_quietly(filesystem, upload))
+                wait_for(filesystem, try_abort(filesystem, upload))
 
 
 UNDERWAY = _Underway()
 
 
 async def create_in_parts(creation: Creation, body: bytes) -> None:
-    """Create the object by an upload in parts; raises what ObjectStore.create does."""
+    """Create the object by an upload in parts; raise what ObjectStore.create does."""
     filesystem = creation.filesystem
     metadata = {PUT_ID: creation.put_id}
     try:
@@ -77,8 +77,8 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
         parts = await _send_parts(filesystem, upload, body)
         await creation.decide(lambda: _complete(filesystem, upload, parts), 0)
     except BaseException as error:
-        # Also after a lost answer: ending what has become an object changes nothing.
-        await asyncio.shield(end_quietly(filesystem, upload))
+        # Also after a lost answer: aborting a completed upload changes nothing.
+        await asyncio.shield(try_abort(filesystem, upload))
         if isinstance(error, SnapshotError) or not isinstance(error, Exception):
             raise
         raise creation.nothing_stored(error) from error
@@ -87,10 +87,10 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
 
 
 async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> list[dict[str, object]]:
-    """Send all parts, a few at once, each repeated by itself; return what completes them.
+    """Send all parts, PARTS_AT_ONCE in parallel, each with its own retries; return the list that completes the upload.
 
-    After one has failed none is begun, and those under way have a moment to arrive: what comes after the end of the
-    upload would be kept. Who is cancelled waits for none.
+    After a part failed, no other is begun, and those in flight have CLEAN_UP_SECONDS_MAX to arrive: a part that arrives
+    after the abort would be kept. On cancellation, don't wait for the parts.
     """
     size = max(PART_BYTES, math.ceil(len(body) / PARTS_MAX))
     starts = iter(range(0, len(body), size)) if body else iter([0])
@@ -125,15 +125,15 @@ async def _complete(filesystem: PatientS3, upload: Upload, parts: list[dict[str,
     )
 
 
-async def end_quietly(filesystem: PatientS3, upload: Upload) -> None:
-    """End an upload if that can be done in a moment: why it has failed matters more."""
+async def try_abort(filesystem: PatientS3, upload: Upload) -> None:
+    """Abort an upload within CLEAN_UP_SECONDS_MAX, ignoring errors: why the upload failed matters more."""
     with contextlib.suppress(Exception):  # `unfinished` finds it
-        await asyncio.wait_for(end(filesystem, upload), CLEAN_UP_SECONDS_MAX)
+        await asyncio.wait_for(abort_upload(filesystem, upload), CLEAN_UP_SECONDS_MAX)
 
 
-async def end(filesystem: PatientS3, upload: Upload) -> None:
-    """End an upload until the store knows no such one, ENDS_MAX times at most; no error if it has ended."""
-    for _ in range(ENDS_MAX):
+async def abort_upload(filesystem: PatientS3, upload: Upload) -> None:
+    """Abort an upload until the store no longer has it, at most ABORTS_MAX times; no error if it does not exist."""
+    for _ in range(ABORTS_MAX):
         try:
             await filesystem.request("abort_multipart_upload", **upload.place)
         except Exception as error:
@@ -143,10 +143,10 @@ async def end(filesystem: PatientS3, upload: Upload) -> None:
 
 
 async def unfinished(filesystem: PatientS3, root: str) -> Leftovers:
-    """Return the uploads below `root` that have neither become objects nor been ended."""
+    """Return the uploads below `root` that are neither completed nor aborted."""
     bucket, folder, _ = filesystem.split_path(root)
     prefix = f"{folder}/" if folder else ""
-    found: Leftovers = []
+    leftovers: Leftovers = []
     page: dict[str, Any] = {}
     while True:
         answer = await filesystem.request("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **page)
@@ -154,14 +154,14 @@ async def unfinished(filesystem: PatientS3, root: str) -> Leftovers:
             upload = Upload(bucket, one["Key"], one["UploadId"])
             size, last = await _size_and_last(filesystem, upload)
             began_at = max(utc(one["Initiated"]), last or utc(one["Initiated"]))
-            found.append(Unfinished(upload.name.removeprefix(prefix), upload.upload_id, size, began_at))
+            leftovers.append(Unfinished(upload.name.removeprefix(prefix), upload.upload_id, size, began_at))
         if not answer.get("IsTruncated"):
-            return sorted(found)
+            return sorted(leftovers)
         page = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
 async def _size_and_last(filesystem: PatientS3, upload: Upload) -> tuple[int, datetime | None]:
-    """Return the bytes of an upload's parts, and when the last came; nothing if it has ended since."""
+    """Return the bytes of an upload's parts, and when the last one arrived; stop if the upload no longer exists."""
     size, last = 0, None
     page: dict[str, Any] = {}
     while True:
@@ -173,13 +173,13 @@ async def _size_and_last(filesystem: PatientS3, upload: Upload) -> tuple[int, da
             raise
         for part in answer.get("Parts", []):
             size += int(part["Size"])
-            came = utc(part["LastModified"])
-            last = max(last or came, came)
+            arrived = utc(part["LastModified"])
+            last = max(last or arrived, arrived)
         if not answer.get("IsTruncated"):
             return size, last
         page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
 
 
 def utc(when: datetime) -> datetime:
-    """Return the same moment in UTC."""
+    """Return the same time in UTC."""
     return when.astimezone(UTC)

@@ -1,8 +1,8 @@
-"""Creating an S3 object once: the conditional put, repeated until it is known what became of it.
+"""Create an S3 object exactly once: a conditional put, retried until its result is known.
 
-Each put carries an id in the object's metadata. That makes repeating it safe: when a put whose answer was lost is
-repeated and finds the key taken, the id says whether by itself. Source: Amazon S3 User Guide, "Add preconditions to
-S3 operations".
+Each put stores an id in the object's metadata, which makes retries safe: if a put whose answer was lost is retried and
+the key is taken, the id shows whether that put took it. Source: Amazon S3 User Guide, "Add preconditions to S3
+operations".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PUT_ID = "cutline-put"
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One create of one key; `put_id` is its own, and never used again."""
+    """One create of one key; `put_id` is unique to it."""
 
     filesystem: PatientS3
     url: str
@@ -32,30 +32,30 @@ class Creation:
 
     @property
     def place(self) -> dict[str, str]:
-        """The object's address in S3's terms."""
+        """The object's address, as parameters of an S3 request."""
         return {"Bucket": self.bucket, "Key": self.name}
 
     async def put(self, body: bytes) -> None:
-        """Create the object by one put; raises what ObjectStore.create does."""
+        """Create the object by one put; raise what ObjectStore.create does."""
         metadata = {PUT_ID: self.put_id}
         await self.decide(lambda: self._send(body, metadata), len(body))
 
     async def decide(self, store: Callable[[], Awaitable[object]], size_bytes: int) -> None:
-        """Repeat `store`, a conditional request that makes the object, until what became of it is known.
+        """Retry `store`, a conditional request that creates the object, until its result is known.
 
-        Raises ObjectExistsError, AnswerLostError, and StoreUnreachableError or StoreUnfitError where it is certain
-        that nothing was stored.
+        Raises ObjectExistsError, AnswerLostError, or, if certainly nothing was stored, StoreUnreachableError or
+        StoreUnfitError.
         """
         tries = self.filesystem.tries(size_bytes)
         may_be_stored = False
         while True:
             try:
                 await store()
-            except Exception as error:  # noqa: BLE001  # each becomes a failure, an unforeseen one UNKNOWN
+            except Exception as error:  # noqa: BLE001  # every error is classified, an unforeseen one as UNKNOWN
                 cause, failure = error, failure_of(error)
             else:
                 return
-            # An upload whose completion got no answer is gone because it was completed, or because it was ended.
+            # If an answer was lost, a missing upload has been completed or aborted.
             if failure is S3Failure.TAKEN or (failure is S3Failure.MISSING and may_be_stored):
                 await self._settle()
                 return
@@ -67,9 +67,9 @@ class Creation:
         raise self.nothing_stored(cause) from cause
 
     def nothing_stored(self, cause: Exception) -> SnapshotError:
-        """Return the error for a failure after which it is certain that nothing was stored."""
+        """Return the error for a failure after which certainly nothing is stored."""
         if failure_of(cause) is S3Failure.NOT_IMPLEMENTED:
-            return StoreUnfitError(url=self.url, lack="conditional puts are not implemented")
+            return StoreUnfitError(url=self.url, lack="it does not implement conditional puts")
         fault = fault_of(cause)
         if fault.is_forbidden:
             return WritingRefusedError(url=self.url, reason=fault.reason)
@@ -79,7 +79,7 @@ class Creation:
         return await self.filesystem.send("put_object", **self.place, Body=body, IfNoneMatch="*", Metadata=metadata)
 
     async def _settle(self) -> None:
-        """Return if the key was taken by an earlier attempt of this very create, else raise."""
+        """Return if an earlier attempt of this create took the key; else raise ObjectExistsError or AnswerLostError."""
         try:
             head = await self.filesystem.request("head_object", **self.place)
         except Exception as error:

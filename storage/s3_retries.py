@@ -1,9 +1,9 @@
-"""When an S3 request is repeated, and when no longer: the numbers, for puts, reads, listings and deletions alike.
+"""The retry policy of all S3 requests: puts, reads, listings and deletions.
 
-Bounded in number and in time, with a pause that doubles and is drawn whole at random ("full jitter"), so that
-those whom one outage stopped do not come back together. A store that says it is asked too much is asked less,
-by every request of the process. Which failures merit a repetition says storage/s3_failures.py. Source: AWS
-Architecture Blog, "Exponential Backoff And Jitter"; Amazon S3 User Guide, "Best practices design patterns".
+Retries are limited in number and in time. The pause doubles and is random from zero up ("full jitter"), so that clients
+stopped by one outage do not return together. If the store asks for fewer requests, every request of the process slows
+down. storage/s3_failures.py decides which failures are retried. Source: AWS Architecture Blog, "Exponential Backoff And
+Jitter"; Amazon S3 User Guide, "Best practices design patterns".
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 from storage.s3_failures import is_passing, is_too_fast, retry_after_seconds
 
-BYTES_PER_SECOND_MIN = 256 * 2**10  # what is slower than that, sent or read, is given up
+BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is given up
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The numbers. `seconds_max` is the age at which a request isn't begun again, besides what its bytes may take."""
+    """The limits. No retry begins after `seconds_max` plus the time that the request's bytes may take."""
 
     attempts_max: int = 6
     seconds_max: float = 60.0
@@ -31,27 +31,27 @@ class Retries:
     slow_pause_seconds_max: float = 20.0
 
     def pause_after(self, attempt: int, error: BaseException) -> float:
-        """Return the seconds to wait before the attempt after number `attempt`, counted from 1."""
+        """Return the seconds to wait after attempt number `attempt`, counted from 1."""
         if not is_too_fast(error):
             return random.uniform(0, min(self.pause_seconds * 2 ** (attempt - 1), self.pause_seconds_max))
-        drawn = random.uniform(0, min(self.slow_pause_seconds * 2 ** (attempt - 1), self.slow_pause_seconds_max))
-        return retry_after_seconds(error) + drawn
+        jitter = random.uniform(0, min(self.slow_pause_seconds * 2 ** (attempt - 1), self.slow_pause_seconds_max))
+        return retry_after_seconds(error) + jitter
 
 
 @dataclass(slots=True)
 class Pace:
-    """When the store may be asked again after it has said that it is asked too much. Used in one event loop only."""
+    """When requests may begin again after the store asked for fewer. Used in one event loop only."""
 
     free_at: float = 0.0
     spread_seconds: float = 0.0
 
     def slow_down(self, seconds: float) -> None:
-        """Let no request begin for `seconds`, and those that wait begin over as long a time again."""
+        """Begin no request for `seconds`, then spread the waiting requests over the same time again."""
         self.free_at = max(self.free_at, time.monotonic() + seconds)
         self.spread_seconds = seconds
 
     async def turn(self) -> None:
-        """Wait until the store may be asked."""
+        """Wait until a request may begin."""
         left = self.free_at - time.monotonic()
         if left > 0:
             await asyncio.sleep(left + random.uniform(0, self.spread_seconds))
@@ -59,7 +59,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Tries:
-    """The attempts at one request. `size_bytes` is what it sends, or once that is known, what it is to receive."""
+    """The attempts at one request. `size_bytes`: the bytes to send, or to receive once that is known."""
 
     retries: Retries
     pace: Pace
@@ -68,7 +68,7 @@ class Tries:
     began: float = field(default_factory=time.monotonic)
 
     async def again(self, error: BaseException) -> bool:
-        """After an attempt that failed: wait, and say that another is due; or at once that none is."""
+        """After a failed attempt, wait and return True if it may be retried; return False at once if not."""
         if not is_passing(error):
             return False
         pause = self.retries.pause_after(self.attempt, error)
@@ -84,7 +84,7 @@ class Tries:
 
 
 def retries_of(config: Mapping[str, object]) -> Retries:
-    """Return the numbers with what the user gave in botocore's own terms: `retries = {total_max_attempts = 3}`."""
+    """Return the limits, changed by what the user set as botocore's option: `retries = {total_max_attempts = 3}`."""
     given = config.get("retries")
     attempts = given.get("total_max_attempts") if isinstance(given, Mapping) else None
     return Retries(attempts_max=max(attempts, 1)) if isinstance(attempts, int) else Retries()

@@ -1,10 +1,10 @@
-"""The s3fs file system that every request to S3 goes through: sent once, repeated by one policy, credentials renewed.
+"""The s3fs file system for all S3 requests: one retry policy, bounded waits, renewed credentials.
 
-Neither s3fs, botocore nor aiohttp repeats anything here: each would in its own way, and none knows that a
-conditional put must not be repeated in silence. What is repeated, and how often, says storage/s3_retries.py.
+The retries of s3fs, botocore and aiohttp are switched off: each has its own policy, and none knows that a conditional
+put must not be retried silently. storage/s3_retries.py decides what is retried, and how often.
 
-This is the one module that uses private members of these libraries. pyproject.toml bounds their versions, and
-tests/unit/test_storage_s3_private.py fails when one of the members moves.
+Only this module uses private members of these libraries. pyproject.toml bounds their versions, and
+tests/unit/test_storage_s3_private.py fails if one of the members changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from storage.s3_failures import (
     CredentialsExpired,
     code_and_status,
     is_wordless,
-    without_text,
+    remove_text,
 )
 from storage.s3_retries import BYTES_PER_SECOND_MIN, Pace, Retries, Tries, retries_of
 
@@ -47,12 +47,12 @@ T = TypeVar("T")
 
 
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """An HTTP session that sends a request once, in bounded time, and tells a broken connection from none.
+    """An HTTP session that sends a request once, in bounded time, and distinguishes lost from failed connections.
 
-    aiohttp silently repeats a PUT whose connection broke, and a repeated conditional put would be told that
-    the key is taken: by the first. It has no public switch for that. Its read time-out begins only when the
-    body is sent, so a server that takes no body would hold a put for ever. And aiobotocore has one error for
-    a connection that was reset and one that was never made, but only after the latter nothing is stored.
+    aiohttp silently retries a PUT whose connection broke; a retried conditional put would find the key taken by the
+    first one. There is no public switch for that. aiohttp's read timeout begins only when the body is sent, so a server
+    that does not read the body would block a put forever. And aiobotocore has one error for a connection that was reset
+    and one that was never made, although only the latter means that nothing was stored.
     """
 
     async def send(self, request: Any) -> Any:
@@ -78,22 +78,22 @@ class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """An s3fs file system whose every request is repeated as `policy` says, but for those sent by `send`."""
+    """An s3fs file system that retries every request by `policy`, except those sent by `send`."""
 
     def __init__(self, *, policy: Retries, **options: Any) -> None:
         super().__init__(**options)
-        self.retries = 1  # s3fs's own, which know neither bounds nor a 5xx
+        self.retries = 1  # s3fs's own retries have no time limit and don't cover 5xx
         self.policy = policy
         self.pace = Pace()
         self.has_worked = False
         self._renewing = asyncio.Lock()
 
     def tries(self, size_bytes: int = 0) -> Tries:
-        """Return the attempts at a request that begins now."""
+        """Return the Tries for a request that begins now."""
         return Tries(self.policy, self.pace, size_bytes)
 
     async def send(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
-        """Send one request once; with others again where the credentials have expired, which carries out nothing."""
+        """Send a request once; if the credentials have expired, so that it had no effect, once more with new ones."""
         await self.pace.turn()
         await self.set_session()
         used = await self._credentials()
@@ -107,17 +107,17 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     async def _answer(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
         try:
             answer = await super()._call_s3(method, *more, **parameters)
-        except Exception as refusal:  # noqa: BLE001  # raised again, in words
+        except Exception as refusal:  # noqa: BLE001  # raised again, without the server's text
             wordless = method == "head_object" and is_wordless(refusal)
-            error = without_text(await self._in_words(refusal, parameters) if wordless else refusal)
+            error = remove_text(await self._ask_reason(refusal, parameters) if wordless else refusal)
             if self._is_expired(error):
                 raise CredentialsExpired(self._source()) from error
             raise error from error.__cause__
         self.has_worked = True
         return answer
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
-        """Return what `ask` does, repeated while it fails in ways that pass."""
+    async def retry(self, ask: Callable[[], Awaitable[T]], tries: Tries) -> T:
+        """Return what `ask` returns, retried as `tries` allows."""
         while True:
             try:
                 return await ask()
@@ -126,11 +126,11 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                     raise
 
     async def request(self, method: str, *more: Mapping[str, Any], **parameters: Any) -> Any:
-        """Send one request of botocore's `method`, repeated as the policy says; raises the last error."""
+        """Send a request of botocore's `method`, retried by the policy; raise the last error."""
         body = parameters.get("Body", b"")
-        return await self.patiently(partial(self.send, method, *more, **parameters), self.tries(len(body)))
+        return await self.retry(partial(self.send, method, *more, **parameters), self.tries(len(body)))
 
-    # What s3fs itself sends goes the same way.
+    # s3fs's own requests are sent the same way.
     _call_s3 = request
     call_s3 = sync_wrapper(request)
 
@@ -142,10 +142,10 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         if start is not None or end is not None:
             place["Range"] = await self._process_limits(path, start, end)
         tries = self.tries()
-        return await self.patiently(lambda: self._whole_body(place, tries), tries)
+        return await self.retry(lambda: self._read_body(place, tries), tries)
 
-    async def _whole_body(self, place: Mapping[str, str], tries: Tries) -> bytes:
-        """Read an object or a range of it; an answer that ends before it is whole raises IncompleteReadError."""
+    async def _read_body(self, place: Mapping[str, str], tries: Tries) -> bytes:
+        """Read an object or a range of it; raise IncompleteReadError if the answer ends early."""
         answer = await self.send("get_object", **place)
         size = int(answer.get("ContentLength") or 0)
         tries.size_bytes = size
@@ -159,17 +159,17 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         code, _ = code_and_status(error)
         return code in EXPIRED or (self.has_worked and code in UNKNOWN_CREDENTIALS)
 
-    async def _in_words(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
-        """Return why a HEAD was refused: a GET of a byte is refused for the same reason, and says which."""
+    async def _ask_reason(self, refusal: Exception, parameters: Mapping[str, Any]) -> Exception:
+        """Return why a HEAD was refused, by a GET of one byte: it is refused for the same reason, and has a body."""
         try:
             answer = await super()._call_s3("get_object", **parameters, Range="bytes=0-0")
-        except Exception as error:  # noqa: BLE001  # it is only the better known one of two errors
+        except Exception as error:  # noqa: BLE001  # of two errors, this one has the reason
             return error
         answer["Body"].close()
         return refusal
 
     async def _renew(self, used: object) -> bool:
-        """Get credentials anew, unless another request has done so since `used`; tell whether there are others now."""
+        """Renew the credentials, unless another request already replaced `used`; return whether they changed."""
         async with self._renewing:
             if await self._credentials() == used:
                 try:
@@ -179,22 +179,22 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             return bool(await self._credentials() != used)
 
     async def _credentials(self) -> object:
-        found = self._s3._request_signer._credentials
-        return None if found is None else await found.get_frozen_credentials()
+        credentials = self._s3._request_signer._credentials
+        return None if credentials is None else await credentials.get_frozen_credentials()
 
     def _source(self) -> str:
-        """Return botocore's word for where the credentials come from."""
+        """Return botocore's name for the source of the credentials."""
         return str(getattr(self._s3._request_signer._credentials, "method", "") or "")
 
 
 def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
-    """Return the file system with the user's `options`, which are s3fs's, and with bounded waits."""
+    """Return the file system with bounded waits and the user's `options`, which are those of s3fs."""
     given = dict(options)
     chosen = given.pop("config_kwargs", {})
     config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
     policy = retries_of(config)
     waits = {"connect_timeout": CONNECT_SECONDS_MAX, "read_timeout": ANSWER_SECONDS_MAX}
-    # Some servers send the checksum of the whole object with a range of it. Commits hold digests of our own.
+    # Some servers send the whole object's checksum with a range, which would not match. Commits have our own digests.
     checksums = {"response_checksum_validation": "when_required"}
     once = {"retries": {"total_max_attempts": 1}, "http_session_cls": OneSendSession}
     given = given | {"use_listings_cache": False, "skip_instance_cache": True}
@@ -204,8 +204,8 @@ def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
 def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in the file system's event loop and return its result.
 
-    Ctrl-C ends it there too, and waits a while for it to clean up: fsspec's own way of waiting would leave it
-    running, and storing, behind the back of a caller that has gone.
+    Ctrl-C cancels it there and waits up to CLEAN_UP_SECONDS_MAX for it to clean up. fsspec's own wait would leave it
+    running, and perhaps storing an object, after the caller has ended.
     """
     ended = threading.Event()
 
@@ -217,7 +217,7 @@ def wait_for(filesystem: PatientS3, work: Coroutine[Any, Any, T]) -> T:
 
     future = asyncio.run_coroutine_threadsafe(run(), filesystem.loop)
     try:
-        # A signal that another thread received is seen between two waits only.
+        # A signal that another thread received is noticed only between two waits.
         while not ended.wait(SIGNAL_SECONDS_MAX):
             pass
         return future.result()

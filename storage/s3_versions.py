@@ -1,10 +1,10 @@
-"""Deleting from buckets that keep versions, and from those with Object Lock: an object is gone when its versions are.
+"""Delete objects from buckets with versioning or Object Lock: all versions of the object are deleted.
 
-Where a bucket has versions a plain deletion only puts a marker before them: the object is hidden, and all of its bytes
-are kept and paid for. So the versions are deleted themselves, the oldest first and markers last: at every moment the
-key shows what it showed before, or nothing, and never an earlier version. A version that a lock keeps ends it, before
-anything newer was touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket"
-and "Locking objects with Object Lock".
+In a bucket with versioning, a simple DELETE only adds a delete marker: the object is hidden, but all of its bytes are
+kept and paid for. So the versions themselves are deleted, oldest first and markers last: at any moment the key shows
+what it showed before or nothing, never an earlier version. If a lock protects a version, the deletion ends before
+anything newer is touched. Source: Amazon S3 User Guide, "Deleting object versions from a versioning-enabled bucket" and
+"Locking objects with Object Lock".
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.fsspec_store import FsspecStore
 from storage.s3_failures import code_and_status
 from storage.store import DeletionRefusedError
 
-# The id of what was stored while the bucket kept no versions.
+# The version id of an object that was stored without versioning.
 NULL = "null"
-# What servers answer that have no versions, or to those who may not list them.
+# The answers of servers without versioning, and to clients that may not list versions.
 UNLISTED_STATUSES = (400, 403, 405, 501)
-# What they answer where a policy or a lock keeps an object; MinIO says InvalidRequest of a lock.
+# The answers if a policy or a lock protects an object; MinIO's for a lock is InvalidRequest.
 REFUSALS = {"AccessDenied", "InvalidRequest", "MethodNotAllowed", "ObjectLocked"}
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One thing that a bucket keeps under a key; a marker is no object, but hides those before it."""
+    """One version of a key; a delete marker has no content, but hides the versions before it."""
 
     id: str
     is_marker: bool
@@ -45,49 +45,49 @@ class VersionedDeletion:
     name: str
 
     def run(self) -> None:
-        """Remove all that the bucket keeps under the key; raises DeletionRefusedError, and s3fs's errors."""
+        """Remove all versions of the key; raise DeletionRefusedError, or an error of s3fs."""
         try:
-            found = list(self._versions())
+            versions = list(self._versions())
         except Exception as error:
             if code_and_status(error)[1] not in UNLISTED_STATUSES:
                 raise
             self._delete_unlisted(error)
             return
-        if not found:
-            # A listing may be late, what is asked for by key is not.
-            found = self._current()
-        if found == [Version(NULL, is_marker=False)]:
-            marker = self._delete_plainly()
+        if not versions:
+            # A listing may be out of date, but a lookup by key is not.
+            versions = self._current()
+        if versions == [Version(NULL, is_marker=False)]:
+            marker = self._delete_key()
             if marker is None:
                 return
-            # The bucket has begun, or had begun and ended, to keep versions since the object was stored.
+            # Versioning was enabled, and perhaps suspended again, after the object was stored.
             self._delete_all(list(self._versions()), marker)
         else:
-            self._delete_all(found)
+            self._delete_all(versions)
 
-    def _delete_all(self, found: list[Version], made: str = "") -> None:
-        """Delete `found`; the marker `made` is ours, and goes where the object stays."""
-        for version in sorted(found, key=lambda one: one.is_marker):
+    def _delete_all(self, versions: list[Version], own_marker: str = "") -> None:
+        """Delete `versions`; if that is refused, also remove `own_marker`, so that the object is not hidden."""
+        for version in sorted(versions, key=lambda one: one.is_marker):
             try:
                 self._call("delete_object", VersionId=version.id)
             except Exception as error:
-                if made and self._is_refusal(error):
-                    self._call("delete_object", VersionId=made)
+                if own_marker and self._is_refusal(error):
+                    self._call("delete_object", VersionId=own_marker)
                 self._raise_refused(error, version.id)
                 raise
 
     def _delete_unlisted(self, why: Exception) -> None:
-        """Delete where versions can't be listed; refuse where there are any, for a marker would only hide them."""
+        """Delete if versions can't be listed; raise if the bucket keeps versions: a marker would only hide them."""
         for current in self._current():
-            marker = None if current.id != NULL else self._delete_plainly()
+            marker = None if current.id != NULL else self._delete_key()
             if marker is not None:
                 self._call("delete_object", VersionId=marker)
             if current.id != NULL or marker is not None:
-                reason = f"its bucket keeps versions, and to list them {self.store.dialect.explain(why).reason}"
+                reason = f"its bucket keeps versions, which can't be listed: {self.store.dialect.explain(why).reason}"
                 raise DeletionRefusedError(url=self.store.url, key=self.key, reason=reason) from why
 
-    def _delete_plainly(self) -> str | None:
-        """Delete as where there are no versions; the id of the marker that was put there, if one was."""
+    def _delete_key(self) -> str | None:
+        """Delete without a version id; return the id of the delete marker if that added one."""
         try:
             answer = self._call("delete_object")
         except Exception as error:
@@ -96,7 +96,7 @@ class VersionedDeletion:
         return str(answer["VersionId"]) if answer.get("DeleteMarker") and answer.get("VersionId") else None
 
     def _current(self) -> list[Version]:
-        """What the key shows: one version, or none."""
+        """The current version of the key, if any."""
         try:
             return [Version(self._call("head_object").get("VersionId") or NULL, is_marker=False)]
         except Exception as error:
@@ -105,31 +105,31 @@ class VersionedDeletion:
             raise
 
     def _versions(self) -> Iterator[Version]:
-        """Yield what the bucket keeps under the key: markers, and versions with the oldest first."""
-        found: list[Version] = []
+        """All versions and delete markers of the key, oldest versions first."""
+        versions: list[Version] = []
         page: dict[str, Any] = {}
         while True:
-            # Other keys that begin like this one come after it.
+            # Keys that only begin with this one are listed after it.
             place = {"Bucket": self.bucket, "Prefix": self.name}
             answer = self.store.filesystem.call_s3("list_object_versions", **place, **page)
             for kind, is_marker in (("Versions", False), ("DeleteMarkers", True)):
-                found += [
+                versions += [
                     Version(one["VersionId"], is_marker) for one in answer.get(kind, []) if one["Key"] == self.name
                 ]
             if not answer.get("IsTruncated") or answer.get("NextKeyMarker") != self.name:
                 break
             page = {"KeyMarker": self.name, "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
-        return reversed(found)
+        return reversed(versions)
 
     def _raise_refused(self, error: Exception, version: str = "") -> None:
-        """Raise DeletionRefusedError if that is what the server says, with what it tells about the lock."""
+        """Raise DeletionRefusedError if the error is a refusal, with the lock of the version if it can be read."""
         if not self._is_refusal(error):
             return
         reason, until = self.store.dialect.explain(error).reason, None
         if version:
-            # Who may delete need not be allowed to ask.
+            # Credentials that may delete need not be allowed to read.
             with suppress(Exception):
-                reason, until = lock_of(self._call("head_object", VersionId=version), reason)
+                reason, until = find_lock(self._call("head_object", VersionId=version), reason)
         raise DeletionRefusedError(url=self.store.url, key=self.key, reason=reason, until=until) from error
 
     def _is_refusal(self, error: Exception) -> bool:
@@ -139,14 +139,22 @@ class VersionedDeletion:
         return self.store.filesystem.call_s3(method, Bucket=self.bucket, Key=self.name, **parameters)
 
 
-def lock_of(head: dict[str, Any], reason: str) -> tuple[str, datetime | None]:
-    """Say what locks a version, by the answer to its HEAD, and until when; `reason` where nothing does."""
+class Lock(NamedTuple):
+    """Why a version can't be deleted, and until when, if that is known."""
+
+    reason: str
+    until: datetime | None
+
+
+def find_lock(head: dict[str, Any], reason: str) -> Lock:
+    """Return the lock of a version by the answer to its HEAD; with `reason` if no lock is found."""
     until = head.get("ObjectLockRetainUntilDate")
     if head.get("ObjectLockLegalHoldStatus") == "ON":
-        return "a legal hold is on it", None
+        return Lock("it is under a legal hold", None)
     if isinstance(until, datetime) and until > datetime.now(UTC):
-        return f"it is locked ({head.get('ObjectLockMode', 'Object Lock')}) until {until:%Y-%m-%d %H:%M:%S} UTC", until
-    return reason, None
+        mode = head.get("ObjectLockMode", "Object Lock")
+        return Lock(f"it is locked ({mode}) until {until:%Y-%m-%d %H:%M:%S} UTC", until)
+    return Lock(reason, None)
 
 
 def delete_versions(store: FsspecStore, key: str) -> None:

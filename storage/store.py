@@ -1,7 +1,7 @@
-"""What Cutline needs of an object store, and the situations that one can be in.
+"""The interface that Cutline needs of an object store, and the store's errors.
 
-Every sentence of `ObjectStore` is tested, for every implementation, by ObjectStoreContract. Nothing here
-opens a connection or imports fsspec.
+ObjectStoreContract tests every sentence of `ObjectStore` for every implementation. Nothing here opens a connection or
+imports fsspec.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from storage.errors import IndeterminateError, RefusedError, SnapshotError, UnreachableError
 
-# `ObjectStore.list` hides the builtin inside the class, so its methods name their results by these.
+# `ObjectStore.list` shadows the builtin inside the class, so its methods use these names.
 Keys: TypeAlias = list[str]
 Inventory: TypeAlias = "list[Listed]"
 Leftovers: TypeAlias = "list[Unfinished]"
 
-# fsspec reads meaning into ? * [ ] # (patterns, versions), and a leading dot is where LocalStore hides
-# what is not an object yet. So no key has them, in any store.
+# fsspec interprets ? * [ ] # (patterns, versions), and LocalStore hides unfinished objects behind a leading dot. So
+# keys have none of these, in any store.
 SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listed:
-    """An object as a listing has it: its size in bytes, and when it was created, by the store's clock."""
+    """An object in a listing: its size in bytes, and when it was created, by the store's clock."""
 
     key: str
     size: int
@@ -34,10 +34,10 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unfinished:
-    """What a create that died has left. It is no object and no listing shows it, but it takes room.
+    """What a create that died has left. It is not an object and not listed, but takes space.
 
-    `id` means something to the store alone. `key` is what it was to become, "" where nothing tells; `size_bytes` is
-    what is known to be there, `began_at` when it began, or last got something where the store tells.
+    `id` is meaningful only to the store. `key` is the key of the create, "" if unknown. `size_bytes` is the known size.
+    `began_at` is when the create began, or when the last part arrived if the store reports that.
     """
 
     key: str
@@ -47,11 +47,11 @@ class Unfinished:
 
 
 class ObjectStore(Protocol):
-    """Objects created whole, once, under keys like `snapshots/nightly/snapshot.json`.
+    """Objects created complete and once, under keys like `snapshots/nightly/snapshot.json`.
 
-    A key is one or more segments joined by `/`; none is empty or begins with a dot (ValueError). No key may
-    be another one's folder. Every method may be called from several threads at once, always asks the store
-    and never a cache, and raises StoreUnreachableError when the store does not answer.
+    A key is one or more segments joined by `/`; none is empty or begins with a dot (ValueError). No key may be the
+    folder of another key. All methods are thread-safe, always ask the store and never a cache, and raise
+    StoreUnreachableError if the store does not answer.
     """
 
     @property
@@ -60,12 +60,11 @@ class ObjectStore(Protocol):
         ...
 
     def create(self, key: str, body: bytes) -> None:
-        """Create `key` whole or not at all, durably, by one atomic conditional put.
+        """Create `key` completely or not at all, durably, by one atomic conditional put.
 
-        Raises ObjectExistsError if the key is taken: its object is then not what this call wrote. Raises
-        AnswerLostError if the put may or may not have been stored: read the key back.
-        StoreUnreachableError means that this call stored nothing; WritingRefusedError, which is one, that it may
-        store nothing here.
+        Raises ObjectExistsError if the key is taken by an object that this call did not write; AnswerLostError if it is
+        not known whether the object was stored: read the key back; StoreUnreachableError if this call stored nothing,
+        or its subclass WritingRefusedError if it may not store anything here.
         """
         ...
 
@@ -74,7 +73,7 @@ class ObjectStore(Protocol):
         ...
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes from offset `start`, fewer only where the object ends before.
+        """Return `length` bytes from offset `start`, fewer only if the object ends before.
 
         Raises ObjectMissingError, and ValueError if `start` is negative or `length` is not positive.
         """
@@ -85,7 +84,7 @@ class ObjectStore(Protocol):
         ...
 
     def digest(self, key: str) -> str:
-        """Return the SHA-256 of the object's bytes as 64 hex digits, reading them piece by piece.
+        """Return the SHA-256 of the object's bytes as 64 hex digits, reading them in pieces.
 
         Raises ObjectMissingError.
         """
@@ -98,8 +97,8 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> Keys:
         """Return every key below the folder `prefix` at any depth, sorted; "" is the whole store.
 
-        `a/b` lists `a/b/c` but neither `a/bc` nor an object `a/b` itself. Objects created before the call
-        are listed, half-written ones never.
+        `a/b` lists `a/b/c` but neither `a/bc` nor an object `a/b` itself. All objects created before the call are
+        listed, and no unfinished ones.
         """
         ...
 
@@ -108,22 +107,22 @@ class ObjectStore(Protocol):
         ...
 
     def inventory(self, prefix: str) -> Inventory:
-        """Return what `list` does, with sizes and times."""
+        """Return the objects that `list` lists, with sizes and times."""
         ...
 
     def delete(self, key: str) -> None:
         """Remove the object; no error if there is none.
 
-        Raises DeletionRefusedError where a policy or a lock keeps it: the object is there as before.
+        Raises DeletionRefusedError if a policy or a lock protects it: the object is then unchanged.
         """
         ...
 
     def unfinished(self) -> Leftovers:
-        """Return what creates that died, or are under way, have left in the store; sorted by key."""
+        """Return the leftovers of creates that died, and of those still running, sorted by key."""
         ...
 
     def abandon(self, leftover: Unfinished) -> None:
-        """Remove what a create left; no error if it is gone. A create that is still under way then fails.
+        """Remove a leftover; no error if it is gone. If its create is still running, that fails.
 
         Raises DeletionRefusedError.
         """
@@ -132,7 +131,7 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class CreatesInParts(Protocol):
-    """A store that sends large objects in parts, which is another promise to keep than that of a put."""
+    """A store that sends large objects in parts: their condition is enforced separately from that of a put."""
 
     def create_in_parts(self, key: str, body: bytes) -> None:
         """Do what ObjectStore.create does with a large object, whatever the size of `body`."""
@@ -140,7 +139,7 @@ class CreatesInParts(Protocol):
 
 
 class ObjectExistsError(RefusedError):
-    """The key of a create is taken by another object."""
+    """Another object has the key of a create."""
 
     def __init__(self, *, url: str, key: str) -> None:
         super().__init__(
@@ -157,25 +156,25 @@ class ObjectMissingError(SnapshotError):
 
     def __init__(self, *, url: str, key: str) -> None:
         super().__init__(
-            f"store {url}: there is no object {key}",
-            hint="check that the store is the right one, and that nothing else deletes from it",
+            f"store {url}: object {key} does not exist",
+            hint="check that this is the right store, and that nothing else deletes from it",
             details={"store": url, "object": key},
         )
 
 
 class AnswerLostError(IndeterminateError):
-    """A create was sent and its answer did not come: the object may be stored, now or a little later."""
+    """The answer to a create was lost: the object may be stored, now or a little later."""
 
     def __init__(self, *, url: str, key: str, reason: str) -> None:
         super().__init__(
             f"store {url}: the answer to creating {key} was lost ({reason})",
-            hint="run the command again: it first finds out whether the object was stored",
+            hint="repeat the command: it first finds out whether the object was stored",
             details={"store": url, "object": key},
         )
 
 
 class StoreUnreachableError(UnreachableError):
-    """The store does not answer, or answers no; nothing was stored."""
+    """The store does not answer, or refuses the request; nothing was stored."""
 
     def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
         super().__init__(
@@ -186,32 +185,32 @@ class StoreUnreachableError(UnreachableError):
 
 
 class CredentialsExpiredError(StoreUnreachableError):
-    """The store no longer takes the credentials, and there are no newer ones; nothing was stored."""
+    """The store no longer accepts the credentials, and there are no newer ones; nothing was stored."""
 
 
 class WritingRefusedError(StoreUnreachableError):
-    """A policy or the folder's permissions let the store be read only; nothing was stored."""
+    """A policy or the folder's permissions forbid writing to the store; nothing was stored."""
 
     def __init__(self, *, url: str, reason: str, hint: str = "") -> None:
         hint = hint or "use credentials that may create objects: docs/storage.md, Policies"
-        super().__init__(url=url, reason=f"creating objects is refused: {reason}", hint=hint)
+        super().__init__(url=url, reason=f"creating objects was refused: {reason}", hint=hint)
 
 
 class DeletionRefusedError(RefusedError):
-    """The store keeps the object, because a policy or a lock on it forbids deleting; `until` where it says that."""
+    """A policy or a lock forbids deleting the object; a lock ends at `until`, if that is known."""
 
     def __init__(self, *, url: str, key: str, reason: str, until: datetime | None = None) -> None:
         details: dict[str, object] = {"store": url, "object": key}
         super().__init__(
             f"store {url}: object {key} can't be deleted: {reason}",
-            hint="repeat once its lock has expired, or with credentials that may delete",
+            hint="repeat the command after the lock has expired, or with credentials that may delete",
             details=details | ({"until": until.isoformat()} if until else {}),
         )
         self.until = until
 
 
 class StoreUnfitError(RefusedError):
-    """The store lacks something that snapshots rely on."""
+    """The store lacks something that snapshots depend on."""
 
     def __init__(self, *, url: str, lack: str) -> None:
         super().__init__(
@@ -222,29 +221,29 @@ class StoreUnfitError(RefusedError):
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it can name an object in every store; raise ValueError if not."""
+    """Return `key` if it is valid in every store; raise ValueError if not."""
     if not key or not all(SEGMENT.fullmatch(segment) for segment in key.split("/")):
-        raise ValueError(f"not a key for an object: {key!r}")
+        raise ValueError(f"not a valid object key: {key!r}")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the folder `prefix` without a slash at its end; "" is the root. Raises ValueError."""
+    """Return the folder `prefix` without a trailing slash; "" is the root. Raises ValueError."""
     folder = prefix.removesuffix("/")
     return check_key(folder) if folder else ""
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise ValueError unless the range begins in an object and has a byte."""
+    """Raise ValueError if `start` is negative or `length` is not positive."""
     if start < 0 or length < 1:
-        raise ValueError(f"not a range of bytes: {length} from {start}")
+        raise ValueError(f"not a valid range: {length} bytes from {start}")
 
 
 def redact_url(url: str) -> str:
     """Return `url` without user, password, query and fragment, which may be secret.
 
-    It takes any text, because it names URLs that were refused, and rather loses a part of the path: a
-    password may hold the very characters that end one.
+    `url` may be any text, as URLs that were refused are named, too. It errs towards dropping the path: a password may
+    contain the very characters that end it.
     """
     protocol, separator, rest = url.partition("://")
     authority = rest.partition("/")[0]

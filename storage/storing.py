@@ -1,8 +1,8 @@
-"""Creating the objects of which it does not matter who has stored them, only that they are there.
+"""Create objects for which only their existence matters, not which process stored them.
 
-That is all but commits and voids: those decide something, and are put by who looks into a lost answer by itself. A put
-of such an object whose answer was lost is read back. Where that does not tell, the command fails, and nothing is
-indeterminate: an object that arrives late changes nothing that anybody relies on (docs/storage.md, "Lost answers").
+These are all objects except commits and voids: those decide something, and their callers resolve lost answers
+themselves. Here an object whose answer was lost is read back. If that is inconclusive the command fails, but nothing is
+indeterminate: an object that arrives late changes nothing that anything depends on (docs/storage.md, "Lost answers").
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from storage.errors import UnreachableError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
-# What looking for an object raises where that tells nothing of a put.
-NOTHING_TOLD: tuple[type[Exception], ...] = (ObjectMissingError, UnreachableError)
+# The errors of a lookup that leave it open whether a put was stored.
+INCONCLUSIVE: tuple[type[Exception], ...] = (ObjectMissingError, UnreachableError)
 T = TypeVar("T")
 
 
 class StoreAnswersLostError(UnreachableError):
-    """A store takes objects and its answers get lost: whether one was stored can't be told. It was no commit."""
+    """The answer to a create was lost, and it is not known whether the object, which is no commit, was stored."""
 
 
 def create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
-    """Return once the object `key` of just these bytes is known to be in the store.
+    """Create the object, and return once it is known to be in the store with exactly these bytes.
 
-    Raises ObjectExistsError if the key has other bytes, StoreAnswersLostError if nobody can tell.
+    Raises ObjectExistsError if the key has other bytes, StoreAnswersLostError if that can't be found out.
     """
     try:
         store.create(key, body)
     except ObjectExistsError:
-        # Not every store tells its own repeated put from another's.
+        # Not every store distinguishes its own retried put from another client's.
         with suppress(ObjectMissingError):
             if _is_there(store, key, body):
                 return
         raise
     except AnswerLostError as error:
-        found = read_back(lambda: _is_there(store, key, body))
-        if found is None:
+        is_stored = read_back(lambda: _is_there(store, key, body))
+        if is_stored is None:
             raise StoreAnswersLostError(
-                f"{error.message}, and reading it back did not tell whether it was stored",
-                hint="repeat the command once the store answers; the object is no commit, and does no harm if it"
+                f"{error.message}, and reading it back did not show whether it was stored",
+                hint="repeat the command once the store answers; the object is not a commit and does no harm if it"
                 " arrives late",
                 details=error.details,
             ) from error
-        if not found:
+        if not is_stored:
             raise ObjectExistsError(url=store.url, key=key) from error
 
 
 def read_back(
-    look: Callable[[], T], unclear: tuple[type[Exception], ...] = NOTHING_TOLD, *, at_once: bool = False
+    look: Callable[[], T], unclear: tuple[type[Exception], ...] = INCONCLUSIVE, *, at_once: bool = False
 ) -> T | None:
-    """What `look` finds of a put whose answer was lost; None if it raises one of `unclear` each time it is called.
+    """Look for a put whose answer was lost: return what `look` returns, None if it raises one of `unclear` every time.
 
-    A put may arrive later than its answer was given up, so an object that is missing tells nothing. The first look
-    comes after a pause, unless `at_once`.
+    A put may arrive after its answer was given up, so a missing object proves nothing. The first look comes after a
+    pause, unless `at_once`.
     """
     for pause in (0.0, *READ_BACK_PAUSES_SECONDS) if at_once else READ_BACK_PAUSES_SECONDS:
         time.sleep(pause)

@@ -1,4 +1,4 @@
-"""The end of an object as a file of the whole object's size, for readers that begin at a file's end."""
+"""The end of an object as a file of the object's full size, for readers that start at the end of a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 
 class TailFile(io.RawIOBase):
-    """A file of `size` bytes, of which `tail` are the last. The bytes before them read as zeros."""
+    """A file of `size` bytes that ends with `tail`; the bytes before read as zeros."""
 
     def __init__(self, tail: bytes, size: int) -> None:
         super().__init__()
@@ -14,11 +14,11 @@ class TailFile(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def tell(self) -> int:
@@ -26,12 +26,12 @@ class TailFile(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset from the beginning, from here or from the end."""
+        """Move to an offset from the beginning, from the current position or from the end."""
         self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, all that are left without a size."""
+        """Read up to `size` bytes, or all that are left."""
         left = max(self._size - self._place, 0)
         wanted = left if size is None or size < 0 else min(size, left)
         begin = self._place - (self._size - len(self._tail))

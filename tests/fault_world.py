@@ -165,7 +165,7 @@ class World:
         deadline = time.monotonic() + QUIET_SECONDS_MAX
         while True:
             try:
-                return [one.node for one in resume_fleet(self.fleet, Silent()).thawed]
+                return [one.node for one in resume_fleet(self.fleet, Silent()).results]
             except BusyError:
                 if time.monotonic() > deadline:
                     raise

@@ -160,7 +160,7 @@ class ObjectStoreContract:
     @pytest.mark.parametrize("key", BAD_KEYS)
     def test_what_is_no_key_is_refused(self, store: ObjectStore, key: str) -> None:
         for ask in (store.read, store.size, store.exists, store.delete, lambda key: store.create(key, b"x")):
-            with pytest.raises(ValueError, match="not a key"):
+            with pytest.raises(ValueError, match="not a valid object key"):
                 ask(key)
         assert store.list("") == []
 

@@ -41,6 +41,7 @@ FOLDER_MODULES_MAX = 20
 MODULE_LINES_MAX = 320
 FUNCTION_LINES_MAX = 55
 PARAMETERS_MAX = 6  # five is the rule; the sixth is for what a reviewer was convinced of
+TUPLE_VALUES_MAX = 2  # of three and more nobody knows which is which
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
 HELP_SECONDS_MAX = 0.3
@@ -149,6 +150,33 @@ def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether typer makes a command of it: then it takes the context first."""
     first = next(iter(function.args.args), None)
     return first is not None and first.annotation is not None and "typer.Context" in ast.unparse(first.annotation)
+
+
+def annotations_of(tree: ast.Module) -> Iterator[ast.expr]:
+    """The types of all parameters, results and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_three_values_together_have_names(path: Path) -> None:
+    for annotation in annotations_of(tree_of(path)):
+        for node in ast.walk(annotation):
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple":
+                parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                assert len(parts) <= TUPLE_VALUES_MAX, f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    paths: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                paths.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in paths.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("path", [one for one in SOURCES if not one.id.startswith("cli/")])

@@ -25,16 +25,17 @@ CONFLICTS_SHOWN_MAX = 20
 def check(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A snapshot, or a template of names; all without it.")
+        str | None, typer.Argument(metavar="NAME", help="The snapshot, or a template. Default: all snapshots.")
     ] = None,
     *,
     increment: Increment = None,
     metadata_only: Annotated[
-        bool, typer.Option("--metadata-only", help="Commits and objects' sizes alone; always inconclusive (4) at best.")
+        bool,
+        typer.Option("--metadata-only", help="Check only commits and object sizes; exits 4 (inconclusive) at best."),
     ] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a JUnit report.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a JUnit report to FILE.")] = None,
 ) -> None:
-    """Read snapshots back from the store and prove that they are whole. Exit 1 on conflicts, 4 if inconclusive."""
+    """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
     if increment is not None and name is None:
         raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
     fleet = command_context(context).load_fleet()
@@ -45,13 +46,13 @@ def check(
         try:
             junit.write_text(junit_of(report), encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{junit}: {error.strerror}", hint="name a file that can be written") from error
+            raise UsageError(f"{junit}: {error.strerror}", hint="name a file that you may write") from error
     emit(context, report.to_json(), lines_of(report))
     raise typer.Exit(report.exit_code)
 
 
 def lines_of(report: CheckReport) -> list[str]:
-    """What a person is told."""
+    """The output for people."""
     lines = [line for one in report.snapshots for line in _snapshot_lines(one)]
     if not report.snapshots:
         lines.append("the store has no snapshot: nothing was compared")
@@ -68,7 +69,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         f"{count_text(compared.partitions)} partitions, {count_text(compared.transactions)} global transactions",
     ]
     if one.large_objects:
-        lines.append(f"  read back whole, and compared with nothing: {count_text(one.large_objects)} large objects")
+        lines.append(f"  read back, no second copy to compare with: {count_text(one.large_objects)} large objects")
     lines += [f"  conflict: {conflict_text(conflict)}" for conflict in one.conflicts[:CONFLICTS_SHOWN_MAX]]
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; all of them with --json")
@@ -77,7 +78,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
 
 
 def conflict_text(conflict: Conflict) -> str:
-    """One conflict on one line: what kind, where, and what."""
+    """One conflict on one line: kind, place and detail."""
     nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
     place = conflict.group or ""
     if conflict.partition is not None:

@@ -26,16 +26,18 @@ from snapshots.records.commit import Commit
 from storage.errors import IndeterminateError, UsageError
 
 NewName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Its name, or a template: {date} and {time} in UTC, {n} counts.")
+    str,
+    typer.Argument(metavar="NAME", help="The new snapshot's name, or a template with {date}, {time} (UTC) and {n}."),
 ]
 ExcludedGroups = Annotated[
     list[str] | None, typer.Option(metavar="S.T", help="Leave these tables out (repeatable; * and ?).")
 ]
 Wait = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Full or terminal snapshot: time for older transactions to end.")
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="How long a full or terminal snapshot waits for older transactions."),
 ]
 LargeObjects = Annotated[
-    bool, typer.Option("--large-objects", help="Large objects too, as they are now: increments do not follow them.")
+    bool, typer.Option("--large-objects", help="Also copy large objects, as of now; increments do not follow them.")
 ]
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
@@ -44,23 +46,23 @@ def create(
     context: typer.Context,
     name: NewName,
     *,
-    incremental: Annotated[bool, typer.Option("--incremental", help="The next increment of NAME.")] = False,
-    only_primary: Annotated[bool, typer.Option("--only-primary", help="No copies of the standbys.")] = False,
+    incremental: Annotated[bool, typer.Option("--incremental", help="Take the next increment of NAME.")] = False,
+    only_primary: Annotated[bool, typer.Option("--only-primary", help="Do not copy the standbys.")] = False,
     group: Groups = None,
     exclude_group: ExcludedGroups = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often an inconsistent cut is made again.")] = 3,
+    retries: Annotated[int, typer.Option(min=0, help="How often to retry an inconsistent cut.")] = 3,
     wait: Wait = 60.0,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="End with a fleet that accepts no writes, until: snapshot resume.")
+        bool, typer.Option("--terminal", help="Leave the fleet read-only, until: snapshot resume.")
     ] = False,
     large_objects: LargeObjects = False,
-    comment: Annotated[str, typer.Option(help="A line that list and show print.")] = "",
+    comment: Annotated[str, typer.Option(help="A comment that list and show print.")] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot, or with --incremental its next increment."""
     if incremental and (only_primary or group or exclude_group or large_objects):
         raise UsageError(
-            "an increment has the nodes and tables of its full snapshot",
+            "an increment takes its nodes and tables from the full snapshot",
             hint="leave out --only-primary, --group, --exclude-group and --large-objects",
         )
     options = command_context(context)
@@ -85,28 +87,28 @@ def create(
         return
     with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
-        with _adding_freeze_hint(request):
+        with _extend_hint(request):
             commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
-    # Where progress is not shown nobody has seen the notes yet.
+    # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
 
 
 @contextmanager
-def _adding_freeze_hint(request: CreateRequest) -> Iterator[None]:
-    """Say of a terminal snapshot of which it is not known whether it was committed what it does until that is."""
+def _extend_hint(request: CreateRequest) -> Iterator[None]:
+    """Extend the hint of an indeterminate terminal snapshot: writes stay disabled."""
     try:
         yield
     except IndeterminateError as error:
         if request.terminal:
-            error.hint += "\nuntil then the fleet accepts no writes; to end that at once: snapshot resume"
+            error.hint += "\nuntil then the fleet is read-only; to accept writes at once: snapshot resume"
         raise
 
 
 def make_plan(
     fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """What --dry-run tells, as JSON and for a person."""
+    """The output of --dry-run, as JSON and for people."""
     if incremental:
         found = preview_increment(fleet, request, noting)
         document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "wal_bytes": found.wal_bytes}
@@ -153,7 +155,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
 
 
 def lines_of(commit: Commit) -> list[str]:
-    """What a person is told."""
+    """The output for people."""
     counts, cut = commit.counts, commit.cut
     what = f"increment {commit.increment} of {commit.snapshot}" if commit.increment else f"snapshot {commit.snapshot}"
     rows = f"{count_text(counts['rows'])} rows, " if counts["rows"] else ""
@@ -167,7 +169,7 @@ def lines_of(commit: Commit) -> list[str]:
         f"{cut.included_early} of them included",
     ]
     if commit.terminal:
-        lines.append("it is terminal: the fleet accepts no writes from now on; to end that: snapshot resume")
+        lines.append("terminal: the fleet is read-only now; to accept writes again: snapshot resume")
     return lines + causes_lines(cut.causes) + left_out_lines(commit.left_out or ())
 
 
@@ -189,7 +191,7 @@ def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: FullPlan) -> list[str]:
-    """The same for a person."""
+    """The same for people."""
     return [
         f"{shard}: {len(found)} tables, about {count_text(sum(t.rows_estimate for t in found))} rows, "
         f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"

@@ -24,14 +24,14 @@ NEXT_INIT = "the next full snapshot needs the publications again: snapshot init 
 
 def delete(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The snapshot's name; no template.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The snapshot; templates are not accepted.")],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Also the last snapshot that can be restored, or one that can't be read.")
+        bool, typer.Option("--force", help="Even if it is the last restorable snapshot, or can't be read.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete a snapshot with its increments, for good; its name is never used again. A repeat finishes it."""
+    """Delete a snapshot and its increments for good. Its name can't be used again. Repeat to finish a deletion."""
     fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:
@@ -49,7 +49,7 @@ def delete(
 
 
 def code_of(removed: RemovalResult) -> int:
-    """How a command ends that has taken something away."""
+    """The exit code after a removal."""
     if removed.slots_left:
         return UNREACHABLE
     return DONE if removed.is_done else REFUSED
@@ -70,26 +70,26 @@ def document_of(deletion: DeletionResult) -> dict[str, Any]:
 
 
 def plan_document(plan: DeletionPlan) -> dict[str, Any]:
-    """The same of `--dry-run`: what would be taken away. `state` is planned, or unfinished where it was begun."""
+    """The JSON of `--dry-run`. `state` is planned, or unfinished if the deletion was begun before."""
     return {
         "schema": SCHEMA,
         "snapshot": plan.mark.snapshot,
-        "state": "unfinished" if plan.begun else "planned",
+        "state": "unfinished" if plan.is_resumed else "planned",
         **mark_document(plan.mark),
         "objects": plan.mark.objects,
         "bytes": plan.mark.bytes,
         "slots": list(plan.mark.slots),
         "nodes": list(plan.mark.nodes),
-        "nodes_unknown": list(plan.unknown),
+        "nodes_unknown": list(plan.unknown_nodes),
         "drops_publications": plan.drops_publications,
         "kept": list(plan.others),
-        "problem": plan.standing.problem if plan.standing else "",
+        "problem": plan.surveyed.problem if plan.surveyed else "",
         "leases": [lease.details() for lease in plan.leases],
     }
 
 
 def mark_document(mark: Mark) -> dict[str, Any]:
-    """What is lost, and who said so and when."""
+    """The restore points that are lost, and who requested it and when."""
     return {
         "operation": mark.operation or None,
         "at": mark.at,
@@ -99,7 +99,7 @@ def mark_document(mark: Mark) -> dict[str, Any]:
 
 
 def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
-    """What was taken away, and what was not."""
+    """What was removed, and what could not be."""
     return {
         "objects": removed.objects if removed else 0,
         "bytes": removed.bytes if removed else 0,
@@ -112,28 +112,28 @@ def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
 
 
 def plan_lines(plan: DeletionPlan) -> list[str]:
-    """What a person is told before anything is changed."""
+    """The plan for people, shown before anything changes."""
     mark = plan.mark
     what = f"{count_text(mark.objects)} objects, {size_text(mark.bytes)}"
-    if plan.begun:
+    if plan.is_resumed:
         lines = [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; what is left of it: {what}"]
     else:
-        lines = [f"{mark.snapshot} is deleted with all its restore points: {what}"]
+        lines = [f"delete {mark.snapshot} with all its restore points: {what}"]
         lines += point_lines(mark)
-    if plan.standing and plan.standing.problem:
-        lines.append(f"damaged: {plan.standing.problem}")
-    lines += [f"slot {slot} is dropped on {', '.join(mark.nodes)}" for slot in mark.slots]
+    if plan.surveyed and plan.surveyed.problem:
+        lines.append(f"damaged: {plan.surveyed.problem}")
+    lines += [f"drop slot {slot} on {', '.join(mark.nodes)}" for slot in mark.slots]
     if plan.drops_publications:
-        lines.append("it is the last snapshot: the publications are dropped too")
+        lines.append("drop the publications: this is the last snapshot")
     else:
-        lines.append(f"kept: {', '.join(plan.others)}")
-    lines.append(f"kept: the name {mark.snapshot}, which is never used again, and the records of operations")
-    lines += [f"in use: operation {one.operation.id} restores it" for one in plan.leases]
+        lines.append(f"keep {', '.join(plan.others)}")
+    lines.append(f"keep the records of operations, and the name {mark.snapshot}, which can't be used again")
+    lines += [f"in use: operation {one.operation.id} is restoring it" for one in plan.leases]
     return lines
 
 
 def point_lines(mark: Mark) -> list[str]:
-    """The restore points that are lost."""
+    """The restore points that are lost, one per line."""
     return [
         f"lost: {f'increment {one.increment}' if one.increment else 'full snapshot'} of"
         f" {one.created_at[:19].replace('T', ' ')} UTC"
@@ -142,13 +142,13 @@ def point_lines(mark: Mark) -> list[str]:
 
 
 def requester_text(mark: Mark) -> str:
-    """Who put the mark."""
+    """Who requested the deletion."""
     found = read_label(mark.by)
-    return f"{found.user}@{found.host}" if found else "somebody"
+    return f"{found.user}@{found.host}" if found else "an unknown user"
 
 
 def lines_of(deletion: DeletionResult) -> list[str]:
-    """What a person is told at the end."""
+    """The output for people."""
     mark = deletion.mark
     if deletion.removed is None:
         return [f"{mark.snapshot} was deleted at {mark.at} by {requester_text(mark)}; nothing is left of it"]
@@ -156,19 +156,19 @@ def lines_of(deletion: DeletionResult) -> list[str]:
 
 
 def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
-    """What was taken away under one mark, and what was not."""
+    """What was removed under one mark, and what could not be."""
     freed = f"{count_text(removed.objects)} objects, {size_text(removed.bytes)} freed"
     lines = [f"{what}: {freed}"]
     lines += [f"publication dropped: {one}" for one in removed.publications]
     if removed.publications:
         lines.append(NEXT_INIT)
-    lines += [f"warning: the store keeps {key}: {why}" for key, why in removed.refused.items()]
-    lines += [f"warning: could not be asked to drop its slot: {one}" for one in removed.slots_left]
-    lines += [f"warning: may not be dropped: {one}" for one in removed.publications_left]
+    lines += [f"warning: the store refused to delete {key}: {why}" for key, why in removed.refused.items()]
+    lines += [f"warning: slot not dropped, the node is unreachable: {one}" for one in removed.slots_left]
+    lines += [f"warning: publication not dropped, permission denied: {one}" for one in removed.publications_left]
     lines += [
-        f"warning: fleet.toml does not name the node any more; if it is there, drop its slot by hand: {one}"
+        f"warning: slot on a node that is no longer in fleet.toml; if the node exists, drop it by hand: {one}"
         for one in removed.slots_unknown
     ]
     if not removed.is_done:
-        lines.append(f"not all of it is gone; repeat: {again}")
+        lines.append(f"not everything was deleted; repeat: {again}")
     return lines

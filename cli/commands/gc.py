@@ -21,17 +21,17 @@ NAMES_SHOWN_MAX = 10
 REASONS = {
     GarbageReason.DELETED: "of a deleted snapshot",
     GarbageReason.PRUNED: "of pruned increments",
-    GarbageReason.FAILED: "of operations that did not commit",
-    GarbageReason.UNLISTED: "listed by no commit of theirs",
+    GarbageReason.FAILED: "of failed operations",
+    GarbageReason.UNLISTED: "listed by no commit",
     GarbageReason.LOST: "after the last increment of a lost chain",
-    GarbageReason.LEFT_OVER: "left by writes that did not end",
-    GarbageReason.OLD_RECORD: "records of operations long over",
+    GarbageReason.LEFT_OVER: "left by unfinished writes",
+    GarbageReason.OLD_RECORD: "records of old operations",
     GarbageReason.NEEDED: "needed",
-    GarbageReason.NEXT: "the next increment begins with them",
+    GarbageReason.NEXT: "part of the next increment",
     GarbageReason.OPEN: "of operations without an outcome",
     GarbageReason.IN_USE: "being restored",
     GarbageReason.YOUNG: "younger than the grace period",
-    GarbageReason.UNCLEAR: "not to be decided",
+    GarbageReason.UNCLEAR: "undecided, see the warnings",
 }
 
 
@@ -39,18 +39,18 @@ def gc(
     context: typer.Context,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be removed; asks the store only, and changes nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be removed; reads the store only, changes nothing.")
     ] = False,
     grace: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Remove nothing younger than this (24h, 30min, 7d). Default: gc_grace in fleet.toml, else 24h.",
+            help="Grace period: remove only older objects (24h, 30min, 7d). Default: gc_grace in fleet.toml, else 24h.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Remove from the store what no commit needs and nobody is at work on. Safe beside a running create; repeatable."""
+    """Remove objects that no commit needs and no operation is using. Safe beside a running create; safe to repeat."""
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
     with progress(context) as shown:
@@ -63,11 +63,11 @@ def _seconds(text: str) -> float:
     try:
         return Duration.parse(text)
     except ValueError as error:
-        raise UsageError(f"--grace: {error}", hint="a number and a unit: s, min, h or d") from error
+        raise UsageError(f"--grace: {error}", hint="give a number and a unit: s, min, h or d") from error
 
 
 def document_of(report: GcReport) -> dict[str, Any]:
-    """The command's JSON. `objects` and `bytes` are what was removed; of a dry run what would be."""
+    """The command's JSON. `objects` and `bytes` count what was removed, or would be in a dry run."""
     found = total_of(report.garbage)
     done = found if report.dry_run else report.removed
     return {
@@ -109,7 +109,7 @@ def _entries(one: Garbage) -> Iterator[dict[str, Any]]:
 
 
 def total_of(garbage: Iterable[Garbage]) -> SizeTotal:
-    """How much it is."""
+    """Number and size of the garbage."""
     total = SizeTotal()
     for one in garbage:
         for size in one.sizes:
@@ -118,7 +118,7 @@ def total_of(garbage: Iterable[Garbage]) -> SizeTotal:
 
 
 def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal]:
-    """How much it is by snapshot and kind."""
+    """Number and size of the garbage, by snapshot and kind."""
     totals: dict[tuple[str, str], SizeTotal] = {}
     for one in garbage:
         for size in one.sizes:
@@ -127,7 +127,7 @@ def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal
 
 
 def lines_of(report: GcReport) -> list[str]:
-    """What a person is told."""
+    """The output for people."""
     found = total_of(report.garbage)
     lines = [f"would remove {_text(found)}" if report.dry_run else f"removed {_text(report.removed)}"]
     reasons: dict[tuple[str, str], set[str]] = {}
@@ -156,14 +156,14 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
     if report.unknown:
         more = len(report.unknown) - NAMES_SHOWN_MAX
         shown = ", ".join(report.unknown[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-        yield f"not of this program, and left alone: {shown}"
+        yield f"not written by Cutline, left alone: {shown}"
 
 
 def _refused_lines(report: GcReport) -> Iterator[str]:
     for one in report.refused[:NAMES_SHOWN_MAX]:
         yield f"error: {one.reason}"
     if report.refused:
-        yield f"{count_text(len(report.refused))} objects were refused by the store; what is left goes by a repeat"
+        yield f"the store refused to delete {count_text(len(report.refused))} objects; repeat: snapshot gc"
 
 
 def _text(total: SizeTotal) -> str:

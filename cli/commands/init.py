@@ -20,11 +20,11 @@ def init(
     forget_nodes: Annotated[
         bool,
         typer.Option(
-            "--forget-nodes", help="The fleet was made smaller: count its majority by the primaries that are left."
+            "--forget-nodes", help="The fleet was made smaller: count the majority among the remaining primaries."
         ),
     ] = False,
 ) -> None:
-    """Check every node and the store, and prepare both. Safe to repeat."""
+    """Check and prepare every node and the store. Safe to repeat."""
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
         report = initialise(fleet, shown, forgets_nodes=forget_nodes)
@@ -44,20 +44,22 @@ def init(
 
 
 def lines_of(report: InitReport) -> list[str]:
-    """What a person is told."""
+    """The output for people."""
     lines = [
-        f"fleet {report.store.name} ({report.store.fleet_id}): {len(report.nodes)} nodes are fit for snapshots",
-        "the store keeps its promises" + (", and is now this fleet's" if report.store_created else ""),
+        f"fleet {report.store.name} ({report.store.fleet_id}): {len(report.nodes)} nodes are ready for snapshots",
+        "the store passed its probe" + (", and now belongs to this fleet" if report.store_created else ""),
     ]
     if report.deleting_refused:
         lines.append(
-            f"snapshots can be taken, but nothing deleted now, nor what the probe stored: {report.deleting_refused}"
+            f"snapshots can be taken, but the store refused to delete the probe's objects: {report.deleting_refused}"
         )
     for node, tables in report.groups.items():
         new = report.published[node]
-        lines.append(f"{node}: {len(tables)} tables are followed" + (f", new: {', '.join(new)}" if new else ""))
+        lines.append(f"{node}: {len(tables)} tables are published" + (f", new: {', '.join(new)}" if new else ""))
         if report.append_only[node]:
-            lines.append(f"{node}: inserts and truncates only: {', '.join(report.append_only[node])}")
+            lines.append(
+                f"{node}: append-only, inserts and truncates are followed: {', '.join(report.append_only[node])}"
+            )
     if report.forgotten:
-        lines.append(f"forgotten: {', '.join(report.forgotten)}")
+        lines.append(f"no longer counted for the majority: {', '.join(report.forgotten)}")
     return [*lines, "next: snapshot create NAME"]

@@ -12,7 +12,7 @@ from cli.output.format import age_text, count_text, size_text
 from cli.output.left_out import warnings_of_several
 from cli.output.results import emit
 from fleet.record import to_builtins
-from fleet.tables.left_out import count_warnings
+from fleet.tables.left_out import select_warnings
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
@@ -24,7 +24,7 @@ SCHEMA = "cutline/list/1"
 
 
 def list_snapshots(context: typer.Context) -> None:
-    """Show the snapshots in the store with their increments."""
+    """List the snapshots in the store with their increments."""
     options = command_context(context)
     listing = list_store(options.load_fleet())
     document = {
@@ -50,13 +50,13 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "created_at": chain.full.created_at,
         "state": entry.state,
         "problem": entry.problem,
-        "lost": entry.lost.shown() if entry.lost else None,
+        "lost": entry.lost.details() if entry.lost else None,
         "base": chain.full.chain,
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],
         "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
-        "warned": to_builtins(count_warnings(chain.left_out)),
+        "warned": to_builtins(select_warnings(chain.left_out)),
         "type": "full",
         "bytes": chain_bytes(chain),
         "comment": chain.full.comment,
@@ -81,17 +81,15 @@ def increment_document(commit: Commit) -> dict[str, Any]:
 
 
 def chain_bytes(chain: Chain) -> int:
-    """All that the chain's objects take."""
+    """The size of all objects of the chain, in bytes."""
     return sum(commit.counts["bytes"] for commit in chain.commits)
 
 
 def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
-    """What a person is told."""
+    """The output for people."""
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
-    lines += [
-        f"node {node} was not asked how much WAL it keeps: {why}" for node, why in listing.answers.not_asked.items()
-    ]
+    lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [one.text for one in listing.open_operations]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]

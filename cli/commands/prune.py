@@ -26,23 +26,23 @@ def prune(
     *,
     keep_full: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N snapshots.")] = None,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, metavar="D", help="Keep what has a restore point younger than D days.")
+        int | None, typer.Option(min=1, metavar="D", help="Keep snapshots with a restore point younger than D days.")
     ] = None,
     keep_increments: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Keep the increments of the newest K snapshots only.")
+        int | None, typer.Option(min=0, metavar="K", help="Keep increments only of the newest K snapshots.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also the last snapshot that can be restored.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only the plan is shown.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even the last restorable snapshot.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only show the plan.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take away what no rule of retention keeps; options go before [retention] in fleet.toml."""
+    """Delete what no retention rule keeps. Options override the retention rules of fleet.toml."""
     fleet = command_context(context).load_fleet()
     rules = fleet.retention
     for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
         rules = rules if value is None else replace(rules, **{name: value})
     if dry_run or not yes:
         plan = preview_prune(fleet, rules, force=force)
-        lines = [*plan_lines(plan), "nothing was changed" + ("; to do it, add --yes" if plan.steps else "")]
+        lines = [*plan_lines(plan), "nothing was changed" + ("; to delete, add --yes" if plan.steps else "")]
         emit(context, plan_document(plan) | {"acted": False, "done": []}, lines)
         return
 
@@ -55,7 +55,7 @@ def prune(
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
-    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are what is taken away, in this order."""
+    """The plan's JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order."""
     return {
         "schema": SCHEMA,
         "rules": rules_document(plan.rules),
@@ -70,7 +70,7 @@ def plan_document(plan: PrunePlan) -> dict[str, Any]:
 
 
 def rules_document(rules: Retention) -> dict[str, int | None]:
-    """The rules that were gone by; null where one is not set."""
+    """The rules that were applied; null if a rule is not set."""
     return {"keep_full": rules.keep_full, "keep_days": rules.keep_days, "keep_increments": rules.keep_increments}
 
 
@@ -78,7 +78,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
     return {
         "snapshot": step.mark.snapshot,
         "kind": step.kind,
-        "begun": step.begun,
+        "begun": step.is_resumed,
         **mark_document(step.mark),
         "objects": step.mark.objects,
         "bytes": step.mark.bytes,
@@ -88,7 +88,7 @@ def _step_document(step: PruneStep) -> dict[str, Any]:
 
 
 def document_of(pruned: PruneResult) -> dict[str, Any]:
-    """The command's JSON: the plan, and what was done of it."""
+    """The command's JSON: the plan, and what was done."""
     done = [
         {
             "snapshot": one.mark.snapshot,
@@ -103,39 +103,41 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
 
 
 def plan_lines(plan: PrunePlan) -> list[str]:
-    """What a person is told before anything is changed."""
+    """The plan for people, shown before anything changes."""
     lines: list[str] = []
     for step in plan.steps:
-        if step.begun:
-            lines.append(f"{step.mark.snapshot}: finished, begun at {step.mark.at} by {requester_text(step.mark)}")
+        if step.is_resumed:
+            lines.append(
+                f"{step.mark.snapshot}: finish what was begun at {step.mark.at} by {requester_text(step.mark)}"
+            )
     by_name = {step.mark.snapshot: step for step in plan.steps}
     for one in plan.verdicts:
         problem = plan.problems.get(one.name)
         why = "; ".join(one.why) + (f" ({problem}); see: snapshot check {one.name}" if problem else "")
         lines.append(f"{one.name}: {_label(one.fate)}: {why}")
         going = by_name.get(one.name)
-        if going and not going.begun:
+        if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
-            lines += [f"  slot {slot} is dropped on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
+            lines += [f"  drop slot {slot} on {', '.join(going.mark.nodes)}" for slot in going.mark.slots]
     if not plan.steps:
-        return [*lines, "there is nothing to prune"]
-    return [*lines, f"{count_text(plan.objects)} objects go, {size_text(plan.bytes)} are freed"]
+        return [*lines, "nothing to prune"]
+    return [*lines, f"{count_text(plan.objects)} objects to delete, {size_text(plan.bytes)} to free"]
 
 
 def _label(fate: RetentionFate) -> str:
-    return {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "its increments go", RetentionFate.DELETE: "deleted"}[
+    return {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}[
         fate
     ]
 
 
 def lines_of(pruned: PruneResult) -> list[str]:
-    """What a person is told at the end."""
+    """The output for people."""
     return [
         line
         for step, one in zip(pruned.plan.steps, pruned.removed, strict=True)
         for line in removed_lines(
             one,
-            f"{one.mark.snapshot} {'is deleted' if step.kind == DELETE else 'has its full snapshot only'}",
+            f"{one.mark.snapshot} {'is deleted' if step.kind == DELETE else 'keeps only its full snapshot'}",
             "snapshot prune --yes",
         )
     ]

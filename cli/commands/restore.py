@@ -31,15 +31,15 @@ def restore(
     name: SnapshotName,
     *,
     increment: Increment = None,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Into the fleet that this fleet.toml has.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Restore into the fleet that this file describes.")
+    ] = None,
     group: Groups = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put existing databases aside, renamed.")] = False,
-    create_roles: Annotated[
-        bool, typer.Option("--create-roles", help="Create the roles that are missing, without login.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
+    create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Bring the fleet's databases back as they were at an increment."""
+    """Restore the fleet's databases as they were at an increment."""
     source = command_context(context).load_fleet()
     target = load_fleet(to) if to else source
     name = newest_name(source, name)
@@ -52,14 +52,14 @@ def restore(
         missing = sorted({f"{one.node.id}: {role}" for one in plan.targets for role in lacking[one.shard]})
         document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
         lines = [_label(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
-        lines += [f"would be created without login: role on {role}" for role in missing]
+        lines += [f"role would be created, without login, on {role}" for role in missing]
         lines += [one.text for one in report.open_operations]
         emit(context, document, [*lines, "every check passed; nothing was changed"])
         return
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         report = restore_fleet(plan, spark, noting)
-    # Where progress is not shown nobody has seen the notes yet.
+    # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
     emit(context, document_of(report) | {"warnings": noting.notes}, lines_of(report) + unseen)
 
@@ -89,18 +89,18 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 
 
 def lines_of(report: RestoreReport) -> list[str]:
-    """What a person is told."""
+    """The output for people."""
     lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
-    lines += [f"put aside on {name}" for name in report.aside]
-    lines += [f"created without login or password: role on {name}" for name in report.roles_created]
+    lines += [f"previous database kept on {name}" for name in report.aside]
+    lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"dropped, as its chain has ended: slot on {name}" for name in report.slots_dropped]
-    lines += [f"warning: drop it, or it keeps WAL: slot on {name}" for name in report.slots_left]
+    lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
+    lines += [f"warning: slot not dropped, drop it or it keeps WAL, on {name}" for name in report.slots_left]
     lines += [one.text for one in report.open_operations]
     if report.aside:
-        lines.append(f"earlier snapshots of this fleet get no more increments; {NEW_CHAIN}")
+        lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
     return lines
 
 

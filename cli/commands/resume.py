@@ -9,14 +9,14 @@ import typer
 from cli.output.context import command_context
 from cli.output.results import emit, progress
 from fleet.nodes.other_sessions import sessions_text
-from fleet.read_only.frozen import Thawed
+from fleet.read_only.frozen import ThawResult
 from fleet.read_only.resume import ResumeReport, resume_fleet
 
 SCHEMA = "cutline/resume/1"
 
 
 def resume(context: typer.Context) -> None:
-    """Let the fleet accept writes again after a terminal snapshot. Safe to repeat."""
+    """Make the fleet accept writes again after a terminal snapshot. Safe to repeat."""
     fleet = command_context(context).load_fleet()
     with progress(context) as shown:
         report = resume_fleet(fleet, shown)
@@ -24,7 +24,7 @@ def resume(context: typer.Context) -> None:
 
 
 def document_of(report: ResumeReport) -> dict[str, Any]:
-    """The command's JSON. `nodes` are those that were read-only."""
+    """The command's JSON. `nodes` are the nodes that were read-only."""
     return {
         "schema": SCHEMA,
         "asked": list(report.asked),
@@ -37,22 +37,22 @@ def document_of(report: ResumeReport) -> dict[str, Any]:
                 "sessions_ended": one.ended,
                 "sessions_left": [session.details() for session in one.left],
             }
-            for one in report.thawed
+            for one in report.results
         ],
     }
 
 
 def lines_of(report: ResumeReport) -> list[str]:
-    """What a person is told."""
-    if not report.thawed:
+    """The output for people."""
+    if not report.results:
         return [f"no terminal snapshot has made {', '.join(report.asked)} read-only; nothing was changed"]
-    return [line for one in report.thawed for line in _lines(one)]
+    return [line for one in report.results for line in _lines(one)]
 
 
-def _lines(one: Thawed) -> list[str]:
+def _lines(one: ThawResult) -> list[str]:
     lines = [f"{one.node} accepts writes again; it was {one.was.text()}"]
     if one.ended:
-        lines.append(f"{one.node}: {one.ended} sessions that had begun read-only were ended")
+        lines.append(f"{one.node}: ended {one.ended} sessions that had begun read-only")
     if one.left:
         lines.append(f"warning: read-only until they end: {sessions_text(list(one.left))}")
     return lines

@@ -25,17 +25,18 @@ SCHEMA = "cutline/show/1"
 
 
 def show(context: typer.Context, name: SnapshotName) -> None:
-    """Show one snapshot in full: nodes, groups, increments and their cuts."""
+    """Show all details of one snapshot: nodes, groups, increments and their cuts."""
     options = command_context(context)
     fleet = options.load_fleet()
-    entry, chain, open_operations = show_snapshot(fleet, newest_name(fleet, name))
+    details = show_snapshot(fleet, newest_name(fleet, name))
+    entry, chain, open_operations = details.entry, details.chain, details.open_operations
     document = document_of(entry, chain) | {"open_operations": [one.to_json() for one in open_operations]}
     lines = [] if options.json else [*lines_of(entry, chain), *(one.text for one in open_operations)]
     emit(context, document, lines)
 
 
 def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
-    """The command's JSON: what list says of it, and the rest of its commits."""
+    """The command's JSON: the entry of `list`, and the rest of the commits."""
     return {
         "schema": SCHEMA,
         **entry_document(entry),
@@ -51,7 +52,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
 
 
 def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
-    """What a person is told."""
+    """The output for people."""
     from rich.table import Table
 
     full, part = chain.full, chain.full
@@ -96,7 +97,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:
-    """Why cuts had to be made again."""
+    """Why cuts were retried."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: {line}"
         for commit in chain.commits
@@ -105,7 +106,7 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
 
 
 def _changes_document(commit: Commit) -> list[dict[str, Any]]:
-    """Which definitions of tables began with the commit, and the number of the one that each carries on, if any."""
+    """The definitions that began with the commit, and the number of the definition that each continues, if any."""
     part = commit.definition_changes
     return [
         {
@@ -121,10 +122,10 @@ def _changes_document(commit: Commit) -> list[dict[str, Any]]:
 
 
 def _changes(chain: Chain) -> list[str | RenderableType]:
-    """Which tables changed before which cut, and what became of their rows."""
+    """The tables that DDL changed, by commit, and what happened to their rows."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
-        + ("was copied anew" if one["after"] is None else "has a new definition")
+        + ("was copied again" if one["after"] is None else "has a new definition")
         for commit in chain.commits
         for one in _changes_document(commit)
     ]

@@ -1,4 +1,4 @@
-"""Demo: the whole story on an embedded fleet, and such a fleet to try the commands on.
+"""Demo: the whole story on an embedded fleet, and an embedded fleet to try the commands on.
 
 Imports `cli.commands`, `cli.output`, `cli.spark`, `embedded` and what they import.
 """

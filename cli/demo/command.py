@@ -1,4 +1,4 @@
-"""`snapshot demo`: the whole story without a subcommand, or an embedded fleet to try the commands on."""
+"""`snapshot demo`: runs the whole story; its subcommands manage an embedded fleet to try the commands on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from cli.output.context import command_context
 from cli.output.exit_codes import CONFLICTS
 from cli.output.results import emit
 
-demo_app = typer.Typer(help="The whole story on an embedded fleet; or such a fleet, to try the commands on.")
+demo_app = typer.Typer(
+    help="Run the whole story on an embedded fleet, or manage an embedded fleet to try the commands on."
+)
 demo_app.command()(up)
 demo_app.command()(load)
 demo_app.command()(down)
@@ -20,9 +22,9 @@ demo_app.command()(down)
 
 @demo_app.callback(invoke_without_command=True)
 def demo(context: typer.Context) -> None:
-    """Snapshot a busy fleet, lose a shard, restore it and prove it whole: in about a minute, leaving nothing.
+    """Snapshot a busy fleet, lose a shard, restore and verify: in about a minute, leaving nothing behind.
 
-    Exit 1 unless the check finds the snapshot valid and the restored bank's books are right.
+    Exits 1 unless the check finds the snapshot valid and the restored bank's books balance.
     """
     if context.invoked_subcommand is not None:
         return

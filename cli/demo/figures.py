@@ -1,4 +1,4 @@
-"""Figures drawn with characters: how busy the bank was over time, and where on that line something happened."""
+"""Figures drawn with characters: the bank's rate over time, and the events along it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A character for every value, as high as it is beside the highest; a space for none at all."""
+    """One character per value, scaled to the highest; a space for zero."""
     highest = max(values, default=0.0)
     return "".join(
         " " if value <= 0 else LEVELS[min(int(value / highest * len(LEVELS)), len(LEVELS) - 1)] for value in values
@@ -18,14 +18,14 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def rates(moments: Sequence[float], began: float, ended: float, columns: int) -> list[float]:
-    """How many `moments` (ascending) there were a second in each of `columns` equal parts of the time."""
+    """The number of `moments` (ascending) per second in each of `columns` equal parts of the time."""
     width = (ended - began) / columns
     edges = [bisect_left(moments, began + width * column) for column in range(columns + 1)]
     return [(after - before) / width for before, after in pairwise(edges)]
 
 
 def marks(places: Mapping[str, float], began: float, ended: float, columns: int) -> str:
-    """A line of `columns` characters with every sign at its moment; one that another covers goes beside it."""
+    """A line of `columns` characters with each sign at its moment; on a collision the sign moves to the nearest gap."""
     line = [" "] * columns
     for sign, moment in places.items():
         column = min(max(int((moment - began) / (ended - began) * columns), 0), columns - 1)

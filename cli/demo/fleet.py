@@ -1,4 +1,4 @@
-"""`snapshot demo up|load|down`: an embedded fleet to try the commands on, and money moving through it."""
+"""`snapshot demo up|load|down`: an embedded fleet to try the commands on, and its bank workload."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ WATCH_SECONDS = 0.25
 EXAMPLES_MAX = 20
 
 FleetFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the embedded fleet.")]
-Shards = Annotated[int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet [default: {NEW_FLEET_SHARDS}]")]
+Shards = Annotated[int | None, typer.Option(min=1, max=32, help=f"Shards of a new fleet. Default: {NEW_FLEET_SHARDS}.")]
 Backups = Annotated[
     int | None,
-    typer.Option(min=0, max=8, help=f"Standbys of every shard of a new fleet [default: {NEW_FLEET_BACKUPS}]"),
+    typer.Option(min=0, max=8, help=f"Standbys per shard of a new fleet. Default: {NEW_FLEET_BACKUPS}."),
 ]
-Seconds = Annotated[float, typer.Option(min=0.1, help="How long money moves.")]
-Clients = Annotated[int, typer.Option(min=1, max=64, help="How many clients move it at once.")]
-Delete = Annotated[bool, typer.Option("--delete", help="Delete the servers' data too; the store stays.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="How long the bank works.")]
+Clients = Annotated[int, typer.Option(min=1, max=64, help="Number of concurrent clients.")]
+Delete = Annotated[bool, typer.Option("--delete", help="Also delete the servers' data; the store stays.")]
 
 
 def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, backups: Backups = None) -> None:
-    """Start real primaries and standbys in DIR, or start again those that are there."""
+    """Create and start primaries and standbys in DIR, or restart those that are there."""
     began = time.monotonic()
     existing = open_fleet(directory) if is_fleet(directory) else None
     was_running = len(existing.running()) if existing else 0
     shards, backups = _shape(existing, shards, backups)
     with progress(context) as shown:
-        shown.step("starting PostgreSQL")
+        shown.step("start PostgreSQL")
         fleet = start_fleet(directory, shards=shards, backups=backups)
     seconds = time.monotonic() - began
     started = len(fleet.nodes) - was_running
@@ -59,7 +59,7 @@ def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, ba
     if started:
         lines.append(f"{started} servers started in {seconds:.1f} s")
     else:
-        lines.append("the fleet was up already; nothing was changed")
+        lines.append("the fleet was already running; nothing was changed")
     emit(context, document, [*lines, f"next: snapshot --fleet {fleet.fleet_toml} init"])
 
 
@@ -70,9 +70,9 @@ def load(
     seconds: Seconds = LOAD_SECONDS,
     clients: Clients = LOAD_CLIENTS,
 ) -> None:
-    """Move money within and across the shards of DIR, then see that none was made or lost.
+    """Run the bank workload on the fleet in DIR, then verify that the books balance.
 
-    Every other transaction spans two shards by two-phase commit. Ctrl-C ends it early, and cleanly.
+    Every other transfer spans two shards by two-phase commit. Ctrl-C ends the workload early and cleanly.
     """
     dsns = open_fleet(directory).dsns()
     workload = BankWorkload(dsns, clients=clients)
@@ -94,10 +94,10 @@ def load(
 
 
 def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = False) -> None:
-    """Stop the servers that `demo up DIR` started, and keep their data."""
+    """Stop the servers that `demo up DIR` started; their data stays."""
     fleet = open_fleet(directory)
     with progress(context) as shown:
-        shown.step("stopping PostgreSQL")
+        shown.step("stop PostgreSQL")
         stopped = stop_fleet(directory, delete=delete)
     document = {"schema": "cutline/demo-down/1", "stopped": stopped, "deleted": delete}
     lines = [f"{stopped} servers stopped" if stopped else "no server was running"]
@@ -109,7 +109,7 @@ def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = Fal
 
 
 def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | None) -> tuple[int, int]:
-    """What was asked for; where nothing was, what is there."""
+    """The requested numbers of shards and standbys; by default those of the existing fleet."""
     there_shards, there_backups = NEW_FLEET_SHARDS, NEW_FLEET_BACKUPS
     if existing:
         there_shards = len(existing.primaries)
@@ -121,20 +121,20 @@ def _shape(existing: EmbeddedFleet | None, shards: int | None, backups: int | No
 
 
 def _watch(workload: BankWorkload, shown: Progress, seconds: float) -> None:
-    """Tell how many transactions were committed, until the time is over or the workload has ended."""
+    """Show the number of committed transactions until the time is over or the workload has ended."""
     if workload.settled:
-        shown.note(f"settled {workload.settled} transfers that an earlier load had left prepared")
-    shown.step("moving money", unit="transactions")
+        shown.note(f"settled {workload.settled} transfers that an earlier load left prepared")
+    shown.step("move money", unit="transactions")
     deadline = time.monotonic() + seconds
-    told = 0
+    counted = 0
     while (left := deadline - time.monotonic()) > 0 and workload.wait(min(left, WATCH_SECONDS)):
         committed = workload.committed.total
-        shown.advance(committed - told)
-        told = committed
+        shown.advance(committed - counted)
+        counted = committed
 
 
 def invariants_document(invariants: BankInvariants) -> dict[str, object]:
-    """What the bank's books say, for `--json`."""
+    """The state of the bank's books, for `--json`."""
     return {
         "hold": invariants.hold,
         "total_balance": invariants.total_balance,
@@ -173,10 +173,10 @@ def _load_lines(workload: BankWorkload, seconds: float, invariants: BankInvarian
         lines.append(f"99 of 100 took at most {p99 * 1000:.1f} ms, the longest {longest * 1000:.1f} ms")
     total, expected = count_text(invariants.total_balance), count_text(invariants.expected_total)
     if invariants.hold:
-        return [*lines, f"the bank's books are right: {total} in all, no transfer on one of its shards only"]
+        return [*lines, f"the bank's books balance: {total} in all, no transfer on only one of its shards"]
     return [
         *lines,
-        f"the bank's books are WRONG: {total} in all instead of {expected}, "
-        f"{count_text(len(invariants.half_present))} transfers not on exactly their shards, "
-        f"{count_text(len(invariants.unexplained_accounts))} balances that no transfer explains",
+        f"the bank's books DO NOT BALANCE: {total} in all instead of {expected}, "
+        f"{count_text(len(invariants.half_present))} transfers not on all of their shards, "
+        f"{count_text(len(invariants.unexplained_accounts))} balances not explained by transfers",
     ]

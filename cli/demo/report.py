@@ -1,4 +1,4 @@
-"""What the demo measured: every figure that its closing part and its JSON show. Nothing here runs or prints."""
+"""The demo's measurements: every figure that its summary and its JSON show. Nothing here runs or prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUT_STEP = "cut"
 
 
 class ChapterName(StrEnum):
-    """The story's parts in order, as the JSON calls them."""
+    """The chapters in order, as the JSON names them."""
 
     FLEET = "fleet"
     BANK = "bank"
@@ -34,11 +34,11 @@ class ChapterName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TakenCut:
-    """One snapshot or increment as seen from outside.
+    """A snapshot or increment and its timing, on the monotonic clock.
 
-    `command` is when it ran from begin to end, `windows` when its markers were being written (one window for
-    every attempt), and what a little checking before that adds; all on the monotonic clock.
-    `longest_commit_seconds`: of the clients' transactions that ran within the windows, None if none did.
+    `command` is the time of the whole command. `windows` has one window per attempt: from shortly before the start
+    markers to the finish markers. `longest_commit_seconds` is the longest client transaction that overlaps a window,
+    None if none does.
     """
 
     commit: Commit
@@ -54,7 +54,7 @@ class TakenCut:
 
 @dataclass(frozen=True, slots=True)
 class Disaster:
-    """What was deleted, of which node; `at` on the monotonic clock."""
+    """What was deleted, and on which node; `at` is on the monotonic clock."""
 
     node: str
     files: int
@@ -64,11 +64,11 @@ class Disaster:
 
 @dataclass(frozen=True, slots=True)
 class BankFigures:
-    """The bank from its first transaction to its last, `began` and `ended` on the monotonic clock.
+    """The bank from its first transaction to its last; `began` and `ended` are on the monotonic clock.
 
-    `p99_seconds` is of the transactions outside of all cuts, `p99_idle_seconds` of those while no command ran;
-    `longest_gap_seconds` is the longest time in which nothing was committed on any shard; `ends` are the
-    moments at which transactions ended, ascending.
+    `p99_seconds` covers transactions outside all cuts, `p99_idle_seconds` those while no command ran.
+    `longest_gap_seconds` is the longest time without a commit on any shard. `ends` are the times at which
+    transactions ended, ascending.
     """
 
     clients: int
@@ -82,13 +82,13 @@ class BankFigures:
 
     @property
     def seconds(self) -> float:
-        """How long it moved money."""
+        """How long the bank worked."""
         return self.ended - self.began
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A part of the story: when it began, on the monotonic clock, and how long it took."""
+    """A chapter: when it began, on the monotonic clock, and how long it took."""
 
     name: ChapterName
     began: float
@@ -111,7 +111,7 @@ class StoryReport:
 
     @property
     def holds(self) -> bool:
-        """Whether the snapshot was found valid and what it brought back is a consistent state of all shards."""
+        """Whether the check found the snapshot valid and the restored shards are consistent."""
         return self.is_valid and self.invariants is not None and self.invariants.hold
 
     @property
@@ -126,7 +126,7 @@ class StoryReport:
 
 
 class CutWatch:
-    """A Progress that notes when the cut was being made, and passes everything on."""
+    """A Progress that records when cuts were made, and forwards everything."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -134,11 +134,11 @@ class CutWatch:
         self._began: float | None = None
 
     def windows(self) -> tuple[Window, ...]:
-        """One for every attempt at the cut so far."""
+        """One window per attempt at the cut so far."""
         return tuple(self._windows)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Note the moment, if the cut begins or has been made."""
+        """Forward the step; record the time if the cut begins or ends."""
         now = time.monotonic()
         if self._began is not None:
             self._windows.append((self._began, now))
@@ -146,24 +146,24 @@ class CutWatch:
         self._shown.step(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._shown.advance(done)
 
     def note(self, text: str) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._shown.note(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._shown.reached(point, node=node)
 
 
 def longest_within(latencies: LatencyLog, windows: tuple[Window, ...]) -> float | None:
-    """The longest transaction that ran, in part at least, within one of the windows."""
+    """The longest transaction that overlaps one of the windows, in seconds."""
     found = [latencies.longest_between(*window) for window in windows]
     return max((seconds for seconds in found if seconds is not None), default=None)
 
 
 def longest_gap(ends: list[float], began: float) -> float:
-    """The longest time between two moments that follow each other; `ends` ascending, after `began`."""
+    """The longest time between two consecutive moments; `ends` is ascending, after `began`."""
     return max((later - earlier for earlier, later in pairwise([began, *ends])), default=0.0)

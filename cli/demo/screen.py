@@ -1,7 +1,7 @@
-"""The demo told while it happens, on stderr: chapters, results, and at the foot what moves.
+"""The demo's live output on stderr: chapters, results, and a footer with the running step and the bank's rate.
 
-On a terminal the running step and the bank's pulse stay at the foot, and go away with the chapter; elsewhere
-only chapters and results are written. Nothing is told by colour alone.
+The footer is drawn only on a terminal; elsewhere only chapters and results are written. Colour never carries
+information alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INDENT = 4
 
 
 class Screen:
-    """Where the story is told; a Progress for the operations in it. `quiet` tells nothing."""
+    """The output of the story, and a Progress for its operations; writes nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
@@ -47,7 +47,7 @@ class Screen:
         self._live: Live | None = None
         if not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._live = Live(
-                get_renderable=self._foot,
+                get_renderable=self._footer,
                 console=self._console,
                 refresh_per_second=REFRESHES_PER_SECOND,
                 transient=True,
@@ -68,7 +68,7 @@ class Screen:
             self._live.stop()
 
     def chapter(self, title: str, text: str) -> None:
-        """Begin a chapter: when, its title, and what will happen and why."""
+        """Begin a chapter: write the time, the title, and what happens and why."""
         self._step = None
         when = f"{seconds_text(time.monotonic() - self._began):>8}"
         self._console.print()
@@ -76,35 +76,35 @@ class Screen:
         self._print("", text)
 
     def result(self, text: str) -> None:
-        """Say what came of it."""
+        """Write a result."""
         self._print("✓ ", text, "green")
 
     def warning(self, text: str) -> None:
-        """Say what is wrong or lost."""
+        """Write what is wrong or lost."""
         self._print("✗ ", text, "bold red")
 
     def watch(self, bank: BankWorkload | None) -> None:
-        """Show this bank's pulse at the foot from now on; None ends that."""
+        """Show this bank's rate in the footer; None stops that."""
         with self._lock:
             self._pulse.clear()
             self._bank = bank
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Show `name` at the foot as what is being done."""
+        """Show `name` in the footer as the running step."""
         self._step = StepProgress(name, total, unit)
 
     def advance(self, done: int) -> None:
-        """Move the running step on."""
+        """Advance the running step."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
 
     def note(self, text: str) -> None:
-        """Say one line that matters."""
+        """Write a note."""
         self._print("! ", text, "yellow")
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Say nothing: the story has its own chapters."""
+        """Ignore the point: the story has its own chapters."""
 
     def _print(self, sign: str, text: str, style: str = "") -> None:
         width = min(self._console.width, TEXT_WIDTH_MAX)
@@ -112,8 +112,8 @@ class Screen:
         lines = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin)
         self._console.print(Text.assemble((" " * INDENT + sign, style), lines[len(margin) :]))
 
-    def _foot(self) -> Group:
-        """What is drawn anew several times a second."""
+    def _footer(self) -> Group:
+        """The footer, redrawn several times a second."""
         lines = [line for line in (self._step_line(), self._bank_line()) if line is not None]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"

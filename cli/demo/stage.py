@@ -1,7 +1,7 @@
-"""What the demo's story plays on: a folder, two embedded fleets, one Spark session, the bank at work.
+"""The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
 
-Whatever ends the story, all of it is taken down: no process and no file is left. The first Ctrl-C or SIGTERM
-begins that, and later ones do not cut it short; every step of it has a bound of its own.
+However the story ends, all of them are removed: no process and no file is left. The first Ctrl-C or SIGTERM starts
+the cleanup and later ones do not interrupt it; each step of the cleanup has a time limit.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 SHARDS = 3
 BACKUPS = 1
 CLIENTS = 8
-# A client is a person at a till, not a benchmark: it leaves the machine something to take snapshots with.
+# Clients pause like people at a till, to leave processor time for the snapshots.
 CLIENT_PAUSE_SECONDS = 0.01
-# The first Spark on a machine writes its class archive as it ends; the demo leaves no process behind, so it waits.
+# The first Spark on a machine writes its class archive when it ends. The demo waits, as it leaves no process behind.
 ARCHIVE_SECONDS_MAX = 30
 SPARK_MASTER = "local[*]"
-# The data is small and every job runs once: the JVM's optimising compiler would cost more than it saves
+# The data is small and every job runs once, so the JVM's optimising compiler costs more than it saves
 # (measured: 9 s of processor time for the first fold, instead of 4).
 SPARK_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
 
 
 class Stage:
-    """The two fleets, the Spark session and the bank; leaving the block ends and deletes what was begun.
+    """The two fleets, the Spark session and the bank; leaving the block stops and deletes everything.
 
-    It is a SparkSource whose session is started on entering.
+    It is a SparkSource: entering the block starts the session.
     """
 
     def __init__(self) -> None:
@@ -71,36 +71,36 @@ class Stage:
         self._opened.__exit__(error, value, trace)
         interrupt = self._interrupts.raised
         if interrupt is not None and value is not interrupt:
-            # What the interrupt broke on its way, a call into the JVM for one, is not what ended the story.
+            # The interrupt may have caused another error, such as an aborted call into the JVM; raise the interrupt.
             raise interrupt from value
 
     def start_source(self) -> EmbeddedFleet:
-        """Start the fleet that is snapshotted."""
+        """Start the fleet to take snapshots of."""
         return start_fleet(self._folder / "fleet", shards=SHARDS, backups=BACKUPS)
 
     def begin_target(self) -> None:
-        """Start the fleet that is restored into, in the background: as many shards, no standbys, no database."""
+        """Start the fleet to restore into, in the background: as many shards, no standbys, no database."""
         self._target = self._threads.submit(
             start_fleet, self._folder / "restored", shards=SHARDS, backups=0, schema=False
         )
 
     def target(self) -> EmbeddedFleet:
-        """The fleet that is restored into, once it runs."""
+        """The fleet to restore into; waits until it runs."""
         if self._target is None:
-            raise RuntimeError("begin_target comes first")
+            raise RuntimeError("begin_target was not called")
         return self._target.result()
 
     def open_bank(self, fleet: EmbeddedFleet) -> BankWorkload:
-        """Let the bank's clients begin; they move money until its `stop`, or the end of the block."""
+        """Start the bank's clients; they work until `stop` or the end of the block."""
         return self._opened.enter_context(
             BankWorkload(fleet.dsns(), clients=CLIENTS, pause_seconds=CLIENT_PAUSE_SECONDS)
         )
 
     def begin(self) -> None:
-        """Nothing: Spark was begun on entering."""
+        """Do nothing: entering the block started Spark."""
 
     def session(self) -> SparkSession:
-        """The one session of the whole story, waiting until it is there."""
+        """The session of the whole story; waits until it has started."""
         if self._spark is None:
             raise RuntimeError("the stage was not entered")
         return self._spark.session()
@@ -113,9 +113,9 @@ class Stage:
 
 
 class Interrupts:
-    """Within the block, lets the first SIGINT or SIGTERM do what it did before, and no other after it.
+    """Within the block, handles the first SIGINT or SIGTERM as before the block and ignores all later ones.
 
-    `raised` is what that one has raised.
+    `raised` is the exception that the first one raised.
     """
 
     def __init__(self) -> None:
@@ -124,19 +124,19 @@ class Interrupts:
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def hold(self) -> None:
-        """Let none through any more."""
+        """Ignore all further signals."""
         self._held = True
 
     def __enter__(self) -> Self:
         for number in self._before:
-            signal.signal(number, self._meet)
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _meet(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         before = self._before[signal.Signals(number)]
         if self._held or before is signal.SIG_IGN:
             return
@@ -153,9 +153,9 @@ class Interrupts:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder; at the end the fleets in it are stopped and everything is deleted."""
+    """A temporary folder; on exit its fleets are stopped and everything is deleted."""
     folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
-    # The servers' account must pass through it, where that is another than the user's.
+    # The servers may run under another account, which must be able to enter the folder.
     folder.chmod(0o711)
     try:
         yield folder

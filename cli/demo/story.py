@@ -1,4 +1,4 @@
-"""The demo's story, chapter by chapter: every figure in it is measured while it is told."""
+"""The demo's story, chapter by chapter; every figure in it is measured during the run."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ ACCOUNTS = count_text(SHARDS * ACCOUNTS_PER_SHARD)
 
 
 def tell_story(screen: Screen) -> StoryReport:
-    """Play the whole story and return what was measured; everything it started is taken down, whatever happens.
+    """Play the whole story and return the measurements; everything it started is stopped and deleted in any case.
 
-    Raises what the operations raise: a story that could not be told to its end has no report.
+    Raises what the operations raise: an interrupted story has no report.
     """
     story = Story(screen)
     with Stage() as stage:
@@ -55,12 +55,12 @@ def tell_story(screen: Screen) -> StoryReport:
             story.play(stage)
             screen.chapter("The end", "Everything that ran is stopped, everything that was stored is deleted.")
         except BaseException:
-            screen.note("cut short: everything that was started is taken down")
+            screen.note("interrupted: stopping and deleting everything")
             raise
         finally:
             ending = time.monotonic()
             screen.watch(None)
-            screen.step("taking everything down")
+            screen.step("stop and delete everything")
     report = story.report
     report.chapters.append(Chapter(ChapterName.DOWN, ending, time.monotonic() - ending))
     report.seconds = time.monotonic() - report.began
@@ -68,14 +68,14 @@ def tell_story(screen: Screen) -> StoryReport:
 
 
 class Story:
-    """One telling: where it is told, and what was measured so far."""
+    """One run of the story: its screen, and the measurements so far."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self.report = StoryReport(time.monotonic())
 
     def play(self, stage: Stage) -> None:
-        """All chapters in order."""
+        """Play all chapters in order."""
         source = self.fleet_up(stage)
         fleet = load_fleet(source.fleet_toml)
         bank = self.bank_opens(stage, source)
@@ -94,19 +94,21 @@ class Story:
         self.report.chapters.append(Chapter(name, began, time.monotonic() - began))
 
     def fleet_up(self, stage: Stage) -> EmbeddedFleet:
-        """Start the servers, while Spark starts beside them."""
+        """Start the servers, while Spark starts in the background."""
         text = (
             f"{SHARDS} shards, each a primary and a standby: {2 * SHARDS} real PostgreSQL servers in a temporary "
-            "folder. Spark, which copies, checks and restores, starts beside them."
+            "folder. Spark, which copies, checks and restores, starts in the background."
         )
         with self._chapter(ChapterName.FLEET, "A fleet", text):
-            self._screen.step("starting PostgreSQL")
+            self._screen.step("start PostgreSQL")
             source = stage.start_source()
-            self._screen.result(f"{len(source.nodes)} servers run: {', '.join(node.id for node in source.nodes)}")
+            self._screen.result(
+                f"{len(source.nodes)} servers are running: {', '.join(node.id for node in source.nodes)}"
+            )
         return source
 
     def bank_opens(self, stage: Stage, source: EmbeddedFleet) -> BankWorkload:
-        """Prepare the fleet for snapshots, and let the clients begin."""
+        """Prepare the fleet for snapshots and start the clients."""
         text = (
             f"{CLIENTS} clients move money between {ACCOUNTS} accounts, half of it from one shard to another by "
             f"two-phase commit. Money only moves: at every moment all accounts together hold {TOTAL}. From here "
@@ -114,12 +116,12 @@ class Story:
         )
         with self._chapter(ChapterName.BANK, "A bank that never closes", text):
             ready = initialise(load_fleet(source.fleet_toml), self._screen)
-            self._screen.result(f"init: {len(ready.nodes)} nodes and the store are fit for snapshots")
+            self._screen.result(f"init: {len(ready.nodes)} nodes and the store are ready for snapshots")
             bank = stage.open_bank(source)
             self._screen.watch(bank)
-            self._screen.step("starting Spark")
+            self._screen.step("start Spark")
             stage.session()
-            self._screen.step("watching the bank alone")
+            self._screen.step("measure the bank alone")
             bank.wait(WATCH_SECONDS)
             self._screen.result(f"{count_text(bank.committed.total)} transfers so far")
         return bank
@@ -135,40 +137,40 @@ class Story:
             self._take(stage, fleet, bank)
 
     def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Take the increments, with time for money to move before each."""
+        """Take the increments, with some transfers before each."""
         text = (
-            "An increment is what has changed since the cut before it, and a cut of its own: "
-            "the fleet can be brought back to any of them."
+            "An increment is what has changed since the previous cut, up to a new cut: "
+            "the fleet can be restored to any of them."
         )
         with self._chapter(ChapterName.INCREMENTS, "Three increments", text):
             for _ in range(INCREMENTS):
-                self._screen.step("letting money move")
+                self._screen.step("let money move")
                 bank.wait(WATCH_SECONDS)
                 self._take(stage, fleet, bank)
 
     def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read all of it back while the bank goes on, and the servers to restore into start unseen."""
+        """Read everything back while the bank works and the servers to restore into start in the background."""
         text = (
-            "A backup that nobody has read is a hope. Check reads every stored object back, and compares "
+            "A backup that nobody has read is only a hope. Check reads every stored object back and compares "
             "primary with standby and shard with shard, down to each row and each transfer."
         )
-        # Not before: the cuts would be measured on a machine that starts servers.
+        # Starting servers earlier would disturb the measured cuts.
         stage.begin_target()
         with self._chapter(ChapterName.CHECK, "Is it whole? The check", text):
             self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._screen)
             compared = check.snapshots[0].compared
-            told = self._screen.result if check.result == VALID else self._screen.warning
-            told(
+            write = self._screen.result if check.result == VALID else self._screen.warning
+            write(
                 f"{check.result}: {count_text(compared.objects)} objects, {count_text(compared.rows)} base rows, "
                 f"{count_text(compared.changes)} changes, {count_text(compared.transactions)} two-phase transfers "
                 f"compared in {seconds_text(check.seconds)}"
             )
-            _still_open(bank)
+            _check_running(bank)
 
     def disaster(self, source: EmbeddedFleet, bank: BankWorkload) -> None:
         """Delete one shard's data under the running bank."""
         text = (
-            "One primary is stopped dead and its data directory deleted, with transfers under way on it. A standby "
+            "One primary is killed and its data directory deleted, with transfers in progress on it. A standby "
             "can take over for one lost server; it can't undo a wrong DELETE or a lost site. Restoring can, and "
             "must bring all shards back to the same moment."
         )
@@ -182,17 +184,17 @@ class Story:
             bank.stop(abandon=True)
             self._screen.watch(None)
             self._measure(bank, at)
-            self._screen.warning(f"the bank stands still after {count_text(bank.committed.total)} transfers")
+            self._screen.warning(f"the bank stopped after {count_text(bank.committed.total)} transfers")
 
     def restore(self, stage: Stage, fleet: Fleet) -> EmbeddedFleet:
         """Restore into the second fleet."""
         text = (
-            f"All shards as they were at increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: the moment "
-            "is chosen, although money moved on and increment 3 was taken. Base and increments are folded into "
+            f"All shards as they were at increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: an earlier "
+            "moment, although increment 3 was taken later. Base copy and increments are folded into "
             "one load; nothing is replayed."
         )
         with self._chapter(ChapterName.RESTORE, f"Restore to increment {RESTORED_INCREMENT}", text):
-            self._screen.step("waiting for the new servers")
+            self._screen.step("wait for the new servers")
             target = stage.target()
             request = RestoreRequest(SNAPSHOT, RESTORED_INCREMENT)
             plan = plan_restore(fleet, load_fleet(target.fleet_toml), request)
@@ -202,23 +204,23 @@ class Story:
         return target
 
     def verdict(self, target: EmbeddedFleet) -> None:
-        """Compute the bank's invariants on what was restored."""
+        """Compute the bank's invariants on the restored shards."""
         text = (
-            "The restored shards are asked what only a consistent state can answer: is all the money there, is "
+            "Three questions that only a consistent state answers with yes: is all the money there, is "
             "every transfer on both of its shards or on neither, does every balance follow from its transfers?"
         )
-        with self._chapter(ChapterName.INVARIANTS, "Are the books right?", text):
-            self._screen.step("computing the invariants")
+        with self._chapter(ChapterName.INVARIANTS, "Do the books balance?", text):
+            self._screen.step("compute the invariants")
             self.report.invariants = found = read_invariants(target.dsns())
-            told = self._screen.result if found.hold else self._screen.warning
-            told(
-                f"all balances together: {count_text(found.total_balance)}, at first {count_text(found.expected_total)}"
+            write = self._screen.result if found.hold else self._screen.warning
+            write(
+                f"sum of all balances: {count_text(found.total_balance)}, initially {count_text(found.expected_total)}"
             )
-            told(f"transfers on one of their two shards only: {count_text(len(found.half_present))}")
-            told(f"balances that no transfer explains: {count_text(len(found.unexplained_accounts))}")
+            write(f"transfers on only one of their two shards: {count_text(len(found.half_present))}")
+            write(f"balances not explained by transfers: {count_text(len(found.unexplained_accounts))}")
 
     def _take(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Take the snapshot, or if there is one its next increment."""
+        """Take the full snapshot, or its next increment."""
         create = create_increment if self.report.cuts else create_full
         watched, began = CutWatch(self._screen), time.monotonic()
         commit = create(fleet, CreateRequest(SNAPSHOT), stage, watched)
@@ -232,10 +234,10 @@ class Story:
             f"{seconds_text(commit.seconds)}; its cut took {made.seconds * 1000:.1f} ms with {made.in_flight} "
             f"global transaction{'' if made.in_flight == 1 else 's'} in flight"
         )
-        _still_open(bank)
+        _check_running(bank)
 
     def _measure(self, bank: BankWorkload, ended: float) -> None:
-        """Ask the bank's log, now that every transaction in it has ended, what the cuts have cost."""
+        """Compute the cost of the cuts from the bank's log, once every transaction in it has ended."""
         report, log = self.report, bank.latencies
         report.cuts = [replace(cut, longest_commit_seconds=longest_within(log, cut.windows)) for cut in report.cuts]
         entries = log.entries()
@@ -254,7 +256,7 @@ class Story:
         )
 
 
-def _still_open(bank: BankWorkload) -> None:
-    """Raise what has ended the bank, if something has: nothing but the disaster may."""
+def _check_running(bank: BankWorkload) -> None:
+    """Raise the error that ended the bank, if any: only the disaster may end it."""
     if not bank.wait(0):
         bank.stop()

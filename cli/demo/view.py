@@ -1,4 +1,4 @@
-"""The demo's closing part: what was measured, as tables for a person and as one document for a script."""
+"""The demo's summary: the measurements as tables for people and as one document for scripts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _cut_document(cut: TakenCut, bank_began: float) -> dict[str, Any]:
 
 
 def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
-    """What a person is told at the end."""
+    """The summary for people."""
     if report.bank is not None:
         yield ""
         yield from _timeline(report, report.bank)
@@ -85,23 +85,21 @@ def lines_of(report: StoryReport) -> Iterator[str | RenderableType]:
     yield _closing_table(report)
     yield ""
     if report.holds:
-        yield (
-            f"The books are right: exit 0 after {seconds_text(report.seconds)}. Try it by hand: snapshot demo up DIR"
-        )
+        yield (f"The books balance: exit 0 after {seconds_text(report.seconds)}. Try it by hand: snapshot demo up DIR")
     else:
         yield f"NOT PROVEN: exit 1 after {seconds_text(report.seconds)}."
 
 
 def _timeline(report: StoryReport, bank: BankFigures) -> Iterator[str | RenderableType]:
-    """The bank's pace over the time it ran, and below it the cuts at their moments."""
-    pace = rates(bank.ends, bank.began, bank.ended, TIMELINE_COLUMNS)
+    """The bank's rate over time, and the cuts below it."""
+    rate = rates(bank.ends, bank.began, bank.ended, TIMELINE_COLUMNS)
     signs = {str(cut.commit.increment): cut.windows[0][0] for cut in report.cuts}
     if report.disaster:
         signs[DISASTER_SIGN] = report.disaster.at
     places = marks(signs, bank.began, bank.ended, TIMELINE_COLUMNS)
     end = f"{bank.seconds:.0f} s"
     yield Text("The bank while the cuts were made", style="bold")
-    yield Text.assemble("  pace  ", (sparkline(pace), "cyan"), f" to {count_text(round(max(pace)))}/s")
+    yield Text.assemble("  rate  ", (sparkline(rate), "cyan"), f" to {count_text(round(max(rate)))}/s")
     yield Text.assemble("  cuts  ", (places, "bold"))
     yield f"        0 s{end:>{TIMELINE_COLUMNS - 3}}"
     yield f"        0 the full snapshot, 1 2 3 its increments, {DISASTER_SIGN} the disaster"
@@ -127,10 +125,10 @@ def _cut_table(report: StoryReport, bank: BankFigures) -> Table:
 
 
 def _latency_lines(report: StoryReport, bank: BankFigures) -> Iterator[str]:
-    """What the clients noticed."""
+    """What the clients observed."""
     yield f"longest commit any client saw during a cut   {_milliseconds(report.longest_commit_seconds):>10}"
-    yield f"p99 of the commits outside of the cuts       {_milliseconds(bank.p99_seconds):>10}"
-    yield f"p99 of them while no snapshot command ran    {_milliseconds(bank.p99_idle_seconds):>10}"
+    yield f"p99 of the commits outside the cuts          {_milliseconds(bank.p99_seconds):>10}"
+    yield f"p99 of the commits while no command ran      {_milliseconds(bank.p99_idle_seconds):>10}"
     yield f"longest time without a commit on any shard   {_milliseconds(bank.longest_gap_seconds):>10}"
 
 
@@ -147,10 +145,10 @@ def _closing_table(report: StoryReport) -> Table:
 
 
 def _findings(report: StoryReport) -> dict[ChapterName, str]:
-    """What every chapter has shown, by its name."""
+    """The result of each chapter, by its name."""
     found = {
         ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
-        ChapterName.DOWN: "servers and Spark ended, all files deleted",
+        ChapterName.DOWN: "servers and Spark stopped, all files deleted",
     }
     if report.cuts:
         rows = report.cuts[0].commit.counts["rows"]

@@ -6,13 +6,17 @@ from typing import Annotated
 
 import typer
 
+# rich reads help texts as markup and drops words in brackets: an opening bracket needs a backslash.
 SnapshotName = Annotated[
-    str, typer.Argument(metavar="NAME", help="The snapshot's name; of a template such as 'x-{date}' the newest.")
+    str, typer.Argument(metavar="NAME", help="The snapshot; a template such as 'x-{date}' selects its newest snapshot.")
 ]
 Increment = Annotated[
-    int | None, typer.Option("--increment", min=0, metavar="N", help="An increment; 0 is the full snapshot [newest].")
+    int | None,
+    typer.Option(
+        "--increment", min=0, metavar="N", help="The increment; 0 is the full snapshot. Default: the newest increment."
+    ),
 ]
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks and estimates, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]

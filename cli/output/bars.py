@@ -1,8 +1,8 @@
-"""The two ways to watch an operation: bars that move on a terminal, and lines for logs.
+"""The two displays of progress: bars on a terminal, and lines for logs.
 
-Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. A step that
-the operation does not end (it raised) is shown as stopped, never as done. `verbose` also shows every point as it is
-reached, with the time since the beginning.
+Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. If the operation raises,
+its last step is shown as stopped, never as done. `verbose` also shows each point when it is reached, with the time
+since the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cli.output.format import quantity_text, seconds_text
 
 @dataclass(slots=True)
 class StepProgress:
-    """One step under way; `began_seconds` on the monotonic clock."""
+    """The step in progress; `began_seconds` is on the monotonic clock."""
 
     name: str
     total: int | None
@@ -44,8 +44,8 @@ class StepProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingPoints:
-    """The lines that tell of points, if they are `wanted`; `began_seconds` on the monotonic clock."""
+class PointLines:
+    """The text of reached points, shown if `wanted`; `began_seconds` is on the monotonic clock."""
 
     wanted: bool
     began_seconds: float = field(default_factory=time.monotonic)
@@ -57,11 +57,11 @@ class MissingPoints:
 
 
 class LineProgress:
-    """Says every step on a line of its own once it is over, for logs and cron mails."""
+    """Writes one line per step when the step ends, for logs and cron mails."""
 
     def __init__(self, stream: TextIO, *, verbose: bool = False) -> None:
         self._stream = stream
-        self._points = MissingPoints(verbose)
+        self._points = PointLines(verbose)
         self._step: StepProgress | None = None
         self._lock = threading.Lock()
 
@@ -75,24 +75,24 @@ class LineProgress:
             self._end(stopped=error is not None)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Write the line of the step before and begin `name`."""
+        """Write the line of the previous step and begin `name`."""
         with self._lock:
             self._end(stopped=False)
             self._step = StepProgress(name, total, unit)
 
     def advance(self, done: int) -> None:
-        """Count; a log sees the sum at the step's end."""
+        """Add to the count, which is written when the step ends."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
 
     def note(self, text: str) -> None:
-        """Write `text` on a line at once."""
+        """Write `text` as a line at once."""
         with self._lock:
             self._write(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Write a line for the point at once, if they are wanted."""
+        """Write a line for the point at once, if points are wanted."""
         if self._points.wanted:
             with self._lock:
                 self._write(self._points.line(point, node))
@@ -108,11 +108,11 @@ class LineProgress:
 
 
 class BarProgress:
-    """Draws the running step at the foot of the terminal; finished steps stay above it as lines."""
+    """Draws the running step at the bottom of the terminal; finished steps stay above it as lines."""
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
         self._console = console or Console(stderr=True)
-        self._points = MissingPoints(verbose)
+        self._points = PointLines(verbose)
         self._bars = RichProgress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}", markup=False, table_column=Column(ratio=None)),
@@ -137,14 +137,14 @@ class BarProgress:
         self._bars.stop()
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
-        """Let the step before become a line; draw `name` with a bar if `total` is known, else a spinner."""
+        """Turn the previous step into a line; draw `name` with a bar if `total` is known, else with a spinner."""
         with self._lock:
             self._end(stopped=False)
             self._step = StepProgress(name, total, unit)
             self._bars.add_task(name, total=total, unit=unit)
 
     def advance(self, done: int) -> None:
-        """Move the running step on by `done` units."""
+        """Advance the running step by `done` units."""
         with self._lock:
             if self._step is not None:
                 self._step.done += done
@@ -156,7 +156,7 @@ class BarProgress:
             self._console.print(Text(f"  {text}", style="yellow"))
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Print the point above the running step, if they are wanted."""
+        """Print the point above the running step, if points are wanted."""
         if self._points.wanted:
             with self._lock:
                 self._console.print(Text(f"  {self._points.line(point, node)}", style="dim"))
@@ -171,7 +171,7 @@ class BarProgress:
 
 
 class _KnownTotalBar(BarColumn):
-    """A bar where there is a total; nothing where a moving one would pretend to know it."""
+    """A bar if the total is known, else nothing: a moving bar would suggest that it is."""
 
     def render(self, task: Task) -> Text:  # type: ignore[override]  # BarColumn promises its own bar; any renderable will do
         return Text("") if task.total is None else super().render(task)  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""What the options before the command say; every command reads them from here.
+"""The options that precede the command; every command reads them from here.
 
-Importing this module must stay cheap: it is on the way of `snapshot --help`.
+This module must stay cheap to import: `snapshot --help` imports it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ class CommandContext:
 
 
 def command_context(context: typer.Context) -> CommandContext:
-    """The global options that `context` was invoked with; the defaults where a command runs on its own."""
+    """The global options of the invocation; the defaults if the command runs without the top-level command."""
     options = context.find_root().obj
     return options if isinstance(options, CommandContext) else CommandContext()

@@ -1,6 +1,6 @@
-"""What the exit codes mean: the one table, printed by `--help`, held to by the tests.
+"""The exit codes and their meanings: the one table, printed by `--help` and enforced by the tests.
 
-A SnapshotError carries its code as `exit_code`; a code that is not in this table must not be used.
+A SnapshotError carries its code as `exit_code`. No command may exit with a code that is not in this table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
     CONFLICTS: "check found conflicts",
     USAGE: "usage: arguments or fleet.toml",
-    REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store did not let all objects go",
+    REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check was inconclusive: something was skipped, or nothing was there to compare",
     INDETERMINATE: "indeterminate: whether the commit was stored is not known; the next command settles it",
     UNREACHABLE: "a node or the store can't be reached",

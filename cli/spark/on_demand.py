@@ -1,4 +1,4 @@
-"""A Spark session that is started only when a command finds that it needs one."""
+"""A Spark session that starts only when a command needs it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class SparkOnDemand:
-    """The SparkSource of one command: `begin` starts it in the background, leaving the block ends it."""
+    """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet, self._name = fleet, name
         self._start: SparkStart | None = None
 
     def begin(self) -> None:
-        """Start it in the background, if nobody has."""
+        """Start the session in the background, unless it was started before."""
         if self._start is None:
             from cli.spark.start import start_spark
 
             self._start = start_spark(self._fleet, self._name)
 
     def session(self) -> SparkSession:
-        """Start it if nobody has, wait for it and return it."""
+        """Start the session if necessary, wait for it and return it."""
         self.begin()
         if self._start is None:
-            raise RuntimeError("begin has started it")
+            raise RuntimeError("begin did not start the session")
         return self._start.session()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`python -m cli.spark.record_archive`: make the class archive ahead of time, as `make` does after installing."""
+"""`python -m cli.spark.record_archive`: make the class archive ahead of time; `make install` runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run one small job of every kind and let the JVM write down what it loaded; 0 even where it can't."""
+    """Run one small job of every kind and let the JVM archive the classes it loaded; return 0 even if it can't."""
     with contextlib.suppress(SnapshotError), start_spark_at("local[2]", {}, "class-archive") as start:
         session = start.session()
         if start.is_recording:

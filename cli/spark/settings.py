@@ -1,6 +1,6 @@
-"""What Spark is told: the settings of the session, the JVM's options and the environment it is started in.
+"""Spark's configuration: the settings of the session, the options of the JVM, and the environment.
 
-Nothing here starts anything. What fleet.toml says under [spark] goes over what is chosen here.
+Nothing here starts anything. Settings in [spark] of fleet.toml override the ones chosen here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
-# Nobody at the terminal could act on Spark's own log; its errors reach the command as exceptions.
+# Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
 LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.file.ref = console
 appender.console.type = Console
@@ -36,12 +36,12 @@ appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 
 
 def runs_on_this_machine(master: str) -> bool:
-    """Whether driver and executors are all here: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
+    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
     return re.match(r"local(\[|$|-cluster\[)", master) is not None
 
 
 def cores_of(master: str) -> int | None:
-    """How many tasks run at once under a master on this machine; None where the cluster decides."""
+    """How many tasks run at once under a master on this machine; None if the cluster decides."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(cluster.group(1)) * int(cluster.group(2))
     if master == "local":
@@ -51,8 +51,8 @@ def cores_of(master: str) -> int | None:
     return None
 
 
-def repeating(master: str) -> str:
-    """`master`, with a task repeated that ended with its process, as on a cluster; `local[4]` alone would give up."""
+def with_retries(master: str) -> str:
+    """`master`, with task retries as on a cluster; plain `local[4]` fails when a task's process dies."""
     if threads := re.fullmatch(r"local(?:\[\s*(\d+|\*)\s*\])?", master):
         return f"local[{threads.group(1) or 1},{TASK_ATTEMPTS_MAX}]"
     return master
@@ -61,9 +61,9 @@ def repeating(master: str) -> str:
 def session_settings(
     master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
-    """Every setting of the session; `given` goes over the rest, but adds to the JVM's options."""
+    """All settings of the session. `given` overrides the rest, but is appended to the JVM's options."""
     settings = {
-        "spark.master": repeating(master),
+        "spark.master": with_retries(master),
         "spark.app.name": f"snapshot {name}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -84,16 +84,16 @@ def session_settings(
 
 
 def jvm_options(temporary: Path, *, local: bool) -> list[str]:
-    """The driver's JVM options, without those of the class archive; writes the log's configuration."""
+    """The driver's JVM options, except those of the class archive. Writes the log configuration."""
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
     options = [f"-Dlog4j2.configurationFile=file:{log4j}", "-Xlog:disable", "-Xlog:all=error:stderr"]
-    # Measured on 8 million rows: hashing and Arrow transfer in half the time of G1. A cluster has its own.
+    # Measured on 8 million rows: hashing and Arrow transfer take half the time of G1. A cluster chooses its own.
     return [*options, "-XX:+UseParallelGC"] if local else options
 
 
 def set_environment(master: str, java: Java, spark_home: Path) -> None:
-    """What Spark's launcher reads from the environment of this process, for as long as the process lives."""
+    """Set the environment variables that Spark's launcher reads, for the life of this process."""
     os.environ["JAVA_HOME"] = str(java.launch_home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if runs_on_this_machine(master):
@@ -104,9 +104,9 @@ def set_environment(master: str, java: Java, spark_home: Path) -> None:
 
 
 def driver_memory_bytes() -> int:
-    """A quarter of what this machine or container has, within bounds that Spark can work in."""
+    """A quarter of the memory of the machine or container, within the bounds that Spark needs."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no such file, or it says "max"
+    with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max"
         available = min(available, int(CGROUP_MEMORY_LIMIT.read_text()))
     return max(DRIVER_MEMORY_BYTES_MIN, min(available // 4, DRIVER_MEMORY_BYTES_MAX))
 
@@ -116,7 +116,7 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.local.dir": str(temporary / "local"),
-        # Installed or not, executors import the packages that this process runs.
+        # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
     if cores := cores_of(master):

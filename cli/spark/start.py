@@ -1,8 +1,8 @@
-"""The one place that builds a Spark session. Everything else is given one.
+"""The only place that builds a Spark session; everything else receives one.
 
-A start runs in a thread of its own, so that the command can do something useful meanwhile. The JVM is in a
-session of its own: Ctrl-C reaches this process alone, which then ends the JVM; and a JVM whose parent is gone
-reads the end of its input and ends itself. Importing this module does not import pyspark.
+Spark starts in a thread, so that the command can work meanwhile. The JVM runs in a separate process session: Ctrl-C
+reaches only this process, which then ends the JVM. If this process dies, the JVM reads the end of its input and exits.
+Importing this module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ class SparkStartError(RefusedError):
     def __init__(self, reason: str, log: Path) -> None:
         super().__init__(
             f"spark did not start: {reason}",
-            hint=f"its log is in {log}; [spark] in the fleet file has the master and the settings",
+            hint=f"see its log, {log}, and the master and settings in [spark] of fleet.toml",
             details={"log": str(log)},
         )
 
 
 def start_spark(fleet: Fleet, name: str) -> SparkStart:
-    """Begin to start Spark as fleet.toml says, for the command `name`, and return at once."""
+    """Begin to start Spark as fleet.toml configures it, for the command `name`, and return at once."""
     return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
 
 
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
-    """Begin to start Spark at `master` and return at once; `settings` go over the chosen ones."""
+    """Begin to start Spark at `master` and return at once; `settings` override the chosen ones."""
     return SparkStart(master, settings, name)
 
 
 class SparkStart:
-    """A Spark session that is being started, is there, or is stopped. One at a time in a process."""
+    """A Spark session that is starting, running or stopped. A process can have one at a time."""
 
     def __init__(self, master: str, settings: Mapping[str, str], name: str) -> None:
         self._master = master
@@ -75,12 +75,12 @@ class SparkStart:
         self._error: BaseException | None = None
         self._work: Path | None = None
         self._is_unwanted = threading.Event()
-        # Not the thread's own end: an interrupted join takes the thread for ended, up to Python 3.12.
+        # Up to Python 3.12 an interrupted join marks the thread as ended, so don't join it.
         self._is_over = threading.Event()
         threading.Thread(target=self._start, name="start spark", daemon=True).start()
 
     def session(self) -> SparkSession:
-        """The session, waiting until it is there. Raises NoJavaError or SparkStartError."""
+        """The session; waits until it has started. Raises NoJavaError or SparkStartError."""
         self._is_over.wait()
         if self._error is not None:
             raise self._error
@@ -89,10 +89,10 @@ class SparkStart:
         return self._session
 
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
-        """End the session and its JVM, and delete its files; safe to repeat, and while it is still starting.
+        """End the session and its JVM, and delete its files. Safe to repeat, also while the session is starting.
 
-        Not `graceful`: without asking Spark, because something went wrong and nothing it holds is wanted. A
-        JVM that writes its class archive (once on a machine) is given `archive_seconds_max`, then left alone.
+        If not `graceful`, kill the JVM without asking Spark: after an error nothing it holds is needed. A JVM that
+        writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
         """
         self._is_unwanted.set()
         if not graceful:
@@ -125,8 +125,8 @@ class SparkStart:
             self._build()
         except SnapshotError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the session
-            # A JVM that was ended while it started is no failure, and its log is of no use.
+        except Exception as error:  # noqa: BLE001  # session() raises it
+            # If stop() ended the JVM during its start, that is no error.
             if not self._is_unwanted.is_set():
                 self._error = SparkStartError(_reason(error, self._log), self._log)
                 self._error.__cause__ = error
@@ -148,9 +148,9 @@ class SparkStart:
         from pyspark.sql import SparkSession
 
         context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
-        # The workers of a local-cluster keep their executors' files in SPARK_HOME, and leave them there.
+        # The workers of a local-cluster keep their executors' files in SPARK_HOME and never delete them.
         self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
-        # A JVM that was killed is no news; socketserver would print that its connection ended.
+        # Otherwise socketserver prints an error when a killed JVM's connection ends.
         setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
         self._session = SparkSession.builder.getOrCreate()
 
@@ -168,21 +168,21 @@ class SparkStart:
         return SparkConf(loadDefaults=False).setAll(list(settings.items()))
 
     def _await_jvm(self, *, and_session: bool) -> None:
-        """Wait until there is a JVM to end: its process is not known before it has said its port."""
+        """Wait until there is a JVM to end: its process is not known until it has reported its port."""
         deadline = time.monotonic() + LAUNCH_SECONDS_MAX
         while and_session or self._gateway is None:
             if self._is_over.wait(0.05) or time.monotonic() > deadline:
                 return
 
     def _end_jvm(self, jvm: subprocess.Popen[bytes], *, graceful: bool, archive_seconds_max: float) -> None:
-        """Ask the JVM to end; kill it and all it started if it does not, or has nothing to be asked for."""
+        """Ask the JVM to end; kill it and its children if it does not, or if not `graceful`."""
         if graceful:
-            # Not otherwise: on a thread whose call was cut short it would wait for that call's answer.
+            # Only if graceful: after an aborted call this would wait for the call's answer.
             self._gateway.shutdown()
         if jvm.stdin is not None:
             jvm.stdin.close()
         if graceful or not runs_on_this_machine(self._master):
-            # Its shutdown hooks release what a cluster holds for us.
+            # Its shutdown hooks release our resources on a cluster.
             jvm.terminate()
             if self.is_recording and archive_seconds_max == 0:
                 return
@@ -195,10 +195,10 @@ class SparkStart:
 
 
 def _silence_pyspark() -> None:
-    """Keep off stderr what is no news there: the exceptions that are logged are raised as well."""
+    """Keep Spark's logging off stderr: the logged exceptions are raised as well."""
     from pyspark.logger import PySparkLogger
 
-    # It is about pandas' own objects, which never appear here: rows travel as Arrow batches.
+    # The warning concerns pandas objects, which are not used: rows travel as Arrow batches.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
@@ -206,7 +206,7 @@ def _silence_pyspark() -> None:
 
 
 def _forget_session() -> None:
-    """Let pyspark start another JVM in this process: it would keep the one it had, even after its end."""
+    """Make pyspark forget its JVM, so that this process can start another."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -215,7 +215,7 @@ def _forget_session() -> None:
 
 
 def _keep_text(error: BaseException | None) -> None:
-    """Note on Spark's exceptions what they say: they ask the JVM for it, which is about to go."""
+    """Add the text of Spark's exceptions as notes: they would ask the JVM for it, which is about to end."""
     while error is not None:
         if type(error).__module__.startswith(("pyspark.", "py4j.")):
             with contextlib.suppress(Exception):
@@ -224,11 +224,11 @@ def _keep_text(error: BaseException | None) -> None:
 
 
 def _reason(error: Exception, log: Path) -> str:
-    """The line that says what happened: of a Java exception its message, of a JVM that died its last word."""
+    """The line that says what happened: a Java exception's message, or the last line of a dead JVM's log."""
     lines = str(error).splitlines() or [type(error).__name__]
     reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
     if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return reason
-    said = log.read_text(errors="replace").splitlines() if log.exists() else []
-    telling = [line for line in said if "Exception" in line or "Reason: " in line]
-    return next(iter([*telling, *said[-1:], reason])).rpartition("Reason: ")[2]
+    logged = log.read_text(errors="replace").splitlines() if log.exists() else []
+    reasons = [line for line in logged if "Exception" in line or "Reason: " in line]
+    return next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]

@@ -1,6 +1,6 @@
-"""The baseline: what identifies every node, so that a chain is never continued on another one.
+"""The baseline: the identities of all nodes, so that a chain is never continued on another node.
 
-Read at the full snapshot, stored in its commit, and compared before every increment.
+It is read at the full snapshot, stored in its commit, and compared before every increment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVER_VERSION_MIN = 150000
 
 IDENTITY_QUERY = """
 SELECT (pg_control_system()).system_identifier::text,
-       -- The control file has a new timeline only after the next checkpoint, which may take minutes.
+       -- The control file gets a new timeline only with the next checkpoint, which may take minutes.
        CASE WHEN pg_is_in_recovery()
             THEN greatest((pg_control_checkpoint()).timeline_id, (pg_control_recovery()).min_recovery_end_timeline,
                           (SELECT received_tli FROM pg_stat_wal_receiver))
@@ -37,36 +37,36 @@ SELECT (pg_control_system()).system_identifier::text,
        d.datctype,
        pg_is_in_recovery(),
        d.datlocprovider::text,
-       -- 17 has another name for this column than 15 and 16, and 15 lacks the rules.
+       -- 17 renamed this column; 15 has no ICU rules.
        coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale'),
        to_jsonb(d) ->> 'daticurules',
        extract(epoch FROM pg_postmaster_start_time())::text || ':' || current_setting('port')
   FROM pg_database d WHERE d.datname = current_database()
 """
 
-# In the order of what tells most: an upgrade has a new system identifier too, and a new server a new database.
-TELLING = {
-    "backup_of": "fleet.toml gives it another part",
-    "database": "fleet.toml's dsn leads to another database",
+# The most telling first: an upgrade changes the system identifier too, and another server has another database.
+CHANGE_REASONS = {
+    "backup_of": "fleet.toml gives the node another role",
+    "database": "the dsn in fleet.toml names another database",
     "server_version": "the server was upgraded",
-    "system_identifier": "another server answers for it",
+    "system_identifier": "another server answers at its dsn",
     "timeline": "a standby was promoted, or the server was restored to a point in time",
-    "database_oid": "the database was dropped and created again, or a restore has put another in its place",
+    "database_oid": "the database was dropped and created again, or a restore replaced it",
 }
 
 
 class BaselineChangedError(RefusedError):
-    """A node is not the one the full snapshot was taken from."""
+    """A node is not the one that the full snapshot was taken from."""
 
 
 class FleetTopologyError(RefusedError):
-    """The nodes are not the primaries and standbys that fleet.toml says they are."""
+    """A node is not the primary or standby that fleet.toml says it is."""
 
 
 class NodeIdentity(Record, frozen=True):
-    """What one node is, as a commit's baseline has it.
+    """The identity of one node, as stored in a commit's baseline.
 
-    `collate` and `ctype` are libc's locales, `locale` the one of another provider.
+    `collate` and `ctype` are the libc locales; `locale` is the locale of another provider.
     """
 
     node: str
@@ -87,14 +87,14 @@ class NodeIdentity(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
-    """A node that was asked what it is. `process` tells its running server from every other."""
+    """The answer of a running node. `process` identifies its server process: start time and port."""
 
     identity: NodeIdentity
     process: str
 
 
 def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
-    """Ask `node` what it is."""
+    """Read the identity of `node`."""
     row = connection.execute(IDENTITY_QUERY).fetchone()
     if row is None:
         raise RuntimeError("pg_database has no row for the current database")
@@ -102,50 +102,50 @@ def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
     return FoundNode(NodeIdentity(node.id, node.backup_of, *identity), process)
 
 
-def decodes(found: NodeIdentity) -> bool:
-    """Whether a node of this kind and version can decode its WAL; a standby only from 16 on."""
-    return not found.in_recovery or found.server_version >= STANDBY_DECODING_VERSION
+def can_decode(identity: NodeIdentity) -> bool:
+    """Whether the node can decode its WAL: a standby can since PostgreSQL 16."""
+    return not identity.in_recovery or identity.server_version >= STANDBY_DECODING_VERSION
 
 
 def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) -> None:
-    """Raise FleetTopologyError unless every one of `nodes` plays the part that fleet.toml gives it."""
+    """Raise FleetTopologyError unless every node has the role that fleet.toml gives it, on a server of its own."""
     seen: dict[str, str] = {}
     for node in nodes:
         found = nodes_found[node.id]
         server = f"{found.identity.system_identifier} {found.process}"
         if server in seen:
             raise FleetTopologyError(
-                f"nodes {seen[server]} and {node.id} are one server",
+                f"nodes {seen[server]} and {node.id} are the same server",
                 hint="give every node in fleet.toml a server of its own",
                 details={"nodes": [seen[server], node.id]},
             )
         seen[server] = node.id
-        _check_part(node, found.identity, {name: one.identity for name, one in nodes_found.items()})
+        _check_role(node, found.identity, {name: one.identity for name, one in nodes_found.items()})
 
 
-def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
+def _check_role(node: Node, found: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
     if node.backup_of is None and found.in_recovery:
-        problem = f"node {node.id} is a standby, and fleet.toml calls it a primary"
+        problem = f"node {node.id} is a standby, but a primary in fleet.toml"
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
         if not found.in_recovery:
-            problem = f"node {node.id} is no standby, and fleet.toml calls it a backup of {node.backup_of}"
+            problem = f"node {node.id} is not a standby, but backup_of {node.backup_of} in fleet.toml"
             hint = (
-                f"make it a standby of {node.backup_of} again; or take it out of fleet.toml, or name it there as the"
+                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or enter it there as the"
                 f" primary that it is now, and then {NEW_CHAIN}"
             )
         elif found.system_identifier != primary.system_identifier:
-            problem = f"node {node.id} is a standby of another primary than {node.backup_of}"
+            problem = f"node {node.id} is a standby of another primary, not of {node.backup_of}"
         elif found.database_oid != primary.database_oid:
             problem = (
-                f"node {node.id}: its database {found.database} is not that of {node.backup_of} (oid"
-                f" {found.database_oid}, {primary.database_oid} on the primary)"
+                f"node {node.id}: its database {found.database} is not the one of {node.backup_of} (oid"
+                f" {found.database_oid}, but {primary.database_oid} on the primary)"
             )
-            hint = "wait until the standby has replayed what the primary did, or correct the dsn in fleet.toml"
+            hint = "wait until the standby has caught up with its primary, or correct the dsn in fleet.toml"
     if not problem and found.server_version < SERVER_VERSION_MIN:
         problem = f"node {node.id}: PostgreSQL {found.server_version // 10000} is older than 15"
-        hint = "upgrade the server, or take the node out of fleet.toml"
+        hint = "upgrade the server, or remove the node from fleet.toml"
     if problem:
         raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
 
@@ -153,31 +153,30 @@ def _check_part(node: Node, found: NodeIdentity, identities: Mapping[str, NodeId
 def check_presence(
     was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
 ) -> tuple[Node, ...]:
-    """fleet.toml's nodes of which the full snapshot has copies; contacts nothing.
+    """The nodes in fleet.toml that the full snapshot has copies of; contacts nothing.
 
-    A snapshot of primaries alone is not concerned by standbys, and none by those of `too_old`, as (primary, standby),
-    which were left out of it. Raises BaselineChangedError for a node too many, a
-    node too few, or one that has another part in fleet.toml.
+    Standbys don't matter to a snapshot of primaries alone; those in `too_old`, as (primary, standby), were left out and
+    never matter. Raises BaselineChangedError if a node was added or removed, or has another role in fleet.toml.
     """
-    parts = {node.id: node for node in fleet.nodes}
+    listed = {node.id: node for node in fleet.nodes}
     only_primaries = all(identity.backup_of is None for identity in was.values())
-    concerned = fleet.primaries if only_primaries else fleet.nodes
-    added = {node.id for node in concerned if (node.shard, node.id) not in too_old} - was.keys()
+    relevant = fleet.primaries if only_primaries else fleet.nodes
+    added = {node.id for node in relevant if (node.shard, node.id) not in too_old} - was.keys()
     for node in sorted(was.keys() | added):
-        if node not in parts:
+        if node not in listed:
             raise _changed_error(node, "presence", "part of the fleet", "absent from fleet.toml")
         if node not in was:
             raise _changed_error(node, "presence", "absent", "in fleet.toml")
-        if was[node].backup_of != parts[node].backup_of:
-            raise _changed_error(node, "backup_of", was[node].backup_of, parts[node].backup_of)
+        if was[node].backup_of != listed[node].backup_of:
+            raise _changed_error(node, "backup_of", was[node].backup_of, listed[node].backup_of)
     return tuple(node for node in fleet.nodes if node.id in was)
 
 
 def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdentity]) -> None:
-    """Raise BaselineChangedError naming the first node and property that differ; both have the same nodes."""
+    """Raise BaselineChangedError naming the first node and property that differ; both must have the same nodes."""
     for node in sorted(was):
         before, after = fields_of(was[node]), fields_of(now[node])
-        for name in (*TELLING, *(name for name in before if name not in TELLING)):
+        for name in (*CHANGE_REASONS, *(name for name in before if name not in CHANGE_REASONS)):
             if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
                 raise _changed_error(node, name, before[name], after[name])
 
@@ -187,10 +186,10 @@ def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
 
 
 def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
-    what, why = name.replace("_", " "), f": {TELLING[name]}" if name in TELLING else ""
-    shown = [_version_text(value) if name == "server_version" else value for value in (was, now)]
+    what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
+    texts = [_version_text(value) if name == "server_version" else value for value in (was, now)]
     return BaselineChangedError(
-        f"node {node}: its {what} was {shown[0]} at the full snapshot and is {shown[1]}{why}",
+        f"node {node}: its {what} was {texts[0]} at the full snapshot and is {texts[1]}{why}",
         hint=NEW_CHAIN,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )

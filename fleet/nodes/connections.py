@@ -1,7 +1,7 @@
-"""Connections to nodes: every session of ours speaks with the same settings, so that a value has one text.
+"""Connections to nodes. All sessions have the same settings, so that a value always has the same text.
 
-COPY and logical decoding both print values with the session's settings; a row read by COPY and the same
-row read from WAL are the same bytes only because both sessions are opened here.
+COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
+have the same bytes only because both sessions are opened here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fleet.nodes.encodings import ADAPTERS, UTF8
 from storage.errors import UnreachableError
 
 CONNECT_SECONDS_MAX = 10
-# What changes the text of a value (PostgreSQL manual, "Client Connection Defaults"); search_path because
-# regclass and its kin print a schema only where the path does not reach. row_security=off makes a reader
-# that policies would blind fail instead of copying too little.
+# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"). search_path is one:
+# regclass and similar types print a schema only if it is not in the path. With row_security=off a query that policies
+# would filter fails, instead of silently copying less.
 PINNED_SETTINGS = {
     "datestyle": "ISO,YMD",
     "intervalstyle": "postgres",
@@ -34,7 +34,7 @@ PINNED_SETTINGS = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
-    # What changes how a value is read: a document alone would be XML, {NULL} an array of a text.
+    # Settings that change how a value is read: with others, only a document would be XML, and {NULL} one string.
     "xmloption": "content",
     "array_nulls": "on",
     "standard_conforming_strings": "on",
@@ -48,28 +48,28 @@ PINNED_SETTINGS = {
     "lock_timeout": "0",
     "synchronize_seqscans": "off",
     "default_transaction_read_only": "off",
-    # A standby refuses every statement of a transaction that is serializable.
+    # A standby refuses serializable transactions.
     "default_transaction_isolation": "read\\ committed",
     "default_transaction_deferrable": "off",
     "default_tablespace": "",
-    # Compiling a long query of the catalogs takes longer than running it.
+    # Compiling a long catalog query takes longer than running it.
     "jit": "off",
-    # A session whose client is gone ends on the server too, in the middle of a query, with its locks and slots.
+    # The server ends a session whose client is gone, even during a query, and releases its locks and slots.
     "client_connection_check_interval": "2s",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-# Older servers would refuse a session that sets it while it begins.
+# Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-# What this process has open, with the server that it leads to.
+# The open connections of this process, and their servers.
 _open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 _open_lock = threading.Lock()
 
 
-# What libpq adds to a reason: guesses at what may be behind it, and they stand last.
+# Lines that libpq adds after the reason, guessing at a cause.
 LIBPQ_GUESSES = {
     "This probably means the server terminated abnormally",
     "before or while processing the request.",
@@ -79,15 +79,15 @@ LIBPQ_GUESSES = {
 
 
 class NodeUnreachableError(UnreachableError):
-    """A node does not take our connection."""
+    """A node can't be connected to, or its session was lost."""
 
 
 class CopyError(UnreachableError):
-    """A node ended a COPY before its end."""
+    """A node ended a COPY before it was complete."""
 
 
 def conninfo(dsn: str, **more: str) -> str:
-    """`dsn` as a libpq connection string with the pinned settings, time-outs and keepalives added."""
+    """`dsn` as a libpq connection string, with the pinned settings, timeouts and keepalives added."""
     given = conninfo_to_dict(dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
     options = f"{given.get('options') or ''} {pinned}".strip()
@@ -103,9 +103,9 @@ def conninfo(dsn: str, **more: str) -> str:
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:
-    """Open an autocommit session on `node`; raise NodeUnreachableError if it can't be had."""
+    """Open an autocommit session on `node`; raise NodeUnreachableError if that is not possible."""
     try:
-        return _noting_server(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
+        return _register(node, psycopg.connect(conninfo(node.dsn, **more), autocommit=True, context=ADAPTERS))
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
 
@@ -119,19 +119,19 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
             cursor_factory=psycopg.ClientCursor,
             context=ADAPTERS,
         )
-        return _noting_server(node, session)
+        return _register(node, session)
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
 
 
 def shut_down(connection: AnyConnection) -> None:
-    """End the connection from any thread: whoever waits for its answer gets an OperationalError at once."""
+    """End the connection, from any thread: a thread that waits for its answer gets an OperationalError at once."""
     try:
         handle = socket.socket(fileno=os.dup(connection.fileno()))
     except (OSError, psycopg.Error):
         return
     with handle, suppress(OSError):
-        # Its number can't have become another file's as long as the connection is open.
+        # While the connection is open, its descriptor can't belong to another file.
         if not connection.closed:
             handle.shutdown(socket.SHUT_RDWR)
 
@@ -140,14 +140,14 @@ def shut_down_sessions(node: Node) -> None:
     """End all connections of this process to the server of `node`."""
     server = _server_of(node)
     with _open_lock:
-        found = [connection for connection, known in _open.items() if known == server]
-    for connection in found:
+        connections = [connection for connection, other in _open.items() if other == server]
+    for connection in connections:
         shut_down(connection)
 
 
 @contextmanager
 def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Bound the block: a connection that is still in use after `seconds` is shut down."""
+    """Limit the time of the block: shut the connection down if the block still runs after `seconds`."""
     timer = threading.Timer(seconds, shut_down, [connection])
     timer.daemon = True
     timer.start()
@@ -157,7 +157,7 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
         timer.cancel()
 
 
-def _noting_server(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     with _open_lock:
         _open[connection] = _server_of(node)
     if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
@@ -166,38 +166,38 @@ def _noting_server(node: Node, connection: psycopg.Connection[Any]) -> psycopg.C
 
 
 def _server_of(node: Node) -> str:
-    """The node's dsn without its database: all databases of a server answer or none does."""
+    """The node's dsn without the database: if a server stops answering, it does so for all its databases."""
     return make_conninfo("", **{key: value for key, value in conninfo_to_dict(node.dsn).items() if key != "dbname"})
 
 
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
-    """The error for a node that can't be reached, with the server's or libpq's own reason."""
+    """The error for a node that can't be reached, with the reason from the server or libpq."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}",
-        hint="see that the server runs and that the dsn in fleet.toml and your password file fit",
+        hint="check that the server runs, and that the dsn in fleet.toml and your password file are right",
         details={"node": node.id},
     )
 
 
 @contextmanager
 def raising_unreachable(node: Node) -> Iterator[None]:
-    """Name `node` where its session is lost in this block: raise NodeUnreachableError."""
+    """Raise NodeUnreachableError naming `node` if its session is lost in the block."""
     try:
         yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-        # It has answered: a wait for a lock was bounded.
+        # The node answered: its wait for a lock timed out.
         raise
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
 
 
 def database_name(dsn: str) -> str:
-    """The database that `dsn` leads to, by libpq's rule (dbname, else user)."""
+    """The database that `dsn` names, by libpq's rule (dbname, else user)."""
     given = conninfo_to_dict(dsn)
     return str(given.get("dbname") or given.get("user") or "postgres")
 
 
 def with_database(node: Node, database: str) -> Node:
-    """The same server as `node`, another database."""
+    """The node with another database of the same server."""
     return replace(node, dsn=make_conninfo(node.dsn, dbname=database))

@@ -1,10 +1,10 @@
-"""The encodings of servers: rows and DDL pass through as the server's own bytes, names and ids become text.
+"""Server encodings: rows and DDL stay the server's own bytes; names and ids become text.
 
-A conversion of rows would not be exact: some encodings have bytes without a character in UTF-8 (WIN1251), some have
-characters that do not come back as they were, and in SQL_ASCII bytes mean nothing at all. So what carries rows or DDL
-has the client encoding RAW, under which PostgreSQL converts nothing. Names are converted by the server itself, so that
-one that was decoded from the WAL is the one that its catalogs have. Every server encoding has ASCII's bytes for
-ASCII's characters, and for nothing else (PostgreSQL manual, "Character Set Support").
+Converting rows would not be exact: some encodings have bytes without a UTF-8 character (WIN1251), some have characters
+that don't convert back to the same bytes, and SQL_ASCII bytes have no meaning. So sessions that carry rows or DDL use
+the client encoding RAW, under which PostgreSQL converts nothing. The server itself converts names, so that a name
+decoded from WAL equals the name in its catalogs. In every server encoding the bytes below 128 are the ASCII characters
+(PostgreSQL manual, "Character Set Support").
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ CONVERT_QUERY = """
 SELECT convert_from(given, getdatabaseencoding()) FROM unnest(%s::bytea[]) WITH ORDINALITY AS g (given, n) ORDER BY n
 """
 
-# From a server's bytes to text, value by value; never fails. Where there is none, the bytes are text.
+# Turns bytes of a server into texts, value by value, and never fails. None in its place: the bytes are UTF-8.
 Texts = Callable[[Sequence[bytes]], list[str]]
 
 
 class _TextLoader(Loader):
-    """Text of the server. A name of another database, in that one's encoding, is shown and never ends a command."""
+    """Loads text; bytes that are not UTF-8 are escaped, so that a name of another database never ends a command."""
 
     def load(self, data: Buffer) -> str:
         return bytes(data).decode("utf-8", "backslashreplace")
 
 
 class _BytesLoader(Loader):
-    """Text of the server as its bytes."""
+    """Loads text as the server's bytes."""
 
     def load(self, data: Buffer) -> bytes:
         return bytes(data)
@@ -51,11 +51,11 @@ ADAPTERS = _adapters()
 
 
 def readable(expression: str) -> str:
-    """SQL: the text of `expression`, as ASCII with octal escapes where a session in UTF-8 might not take it.
+    """SQL for the text of `expression`, with octal escapes if the server might not convert it to UTF-8.
 
-    It may be of another database, and no text in the encoding of this one: nothing here looks at its characters.
+    The text may come from a database of another encoding and be invalid in this one: the SQL treats it as bytes.
     """
-    # What quote_literal adds is taken off again: it makes any bytes the text of a bytea.
+    # quote_literal makes any bytes valid bytea input; the quotes that it adds are removed again.
     escaped = f"encode(quote_literal({expression})::bytea, 'escape')"
     return (
         f"CASE WHEN getdatabaseencoding() = 'UTF8' OR {escaped} !~ '\\\\[23][0-7][0-7]' THEN {expression}"
@@ -64,7 +64,7 @@ def readable(expression: str) -> str:
 
 
 def raw_text(body: bytes) -> str:
-    """Bytes of a server as text that `raw_bytes` turns into the same bytes, whatever they are."""
+    """Any bytes of a server as text that `raw_bytes` turns back into the same bytes."""
     return body.decode("utf-8", "surrogateescape")
 
 
@@ -74,7 +74,7 @@ def raw_bytes(text: str) -> bytes:
 
 
 def texts_of_raw(values: Sequence[bytes]) -> list[str]:
-    """The texts of a server that has no encoding: UTF-8, where it is that; other bytes are escaped."""
+    """The texts of an SQL_ASCII server: bytes that are not UTF-8 are escaped."""
     return [value.decode("utf-8", "backslashreplace") for value in values]
 
 
@@ -84,24 +84,26 @@ def encoding_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def texts_of(connection: psycopg.Connection[Any]) -> Texts | None:
-    """How bytes of the connection's database become text; asks the server only for what is not ASCII."""
+    """The function that turns bytes of the connection's database into text; None if they are UTF-8.
+
+    It asks the server only to convert values that are not ASCII.
+    """
     encoding = encoding_of(connection)
     if encoding in (UTF8, RAW):
         return None if encoding == UTF8 else texts_of_raw
 
     def texts(values: Sequence[bytes]) -> list[str]:
-        known = {value: value.decode("ascii", "backslashreplace") for value in values}
-        foreign = [value for value in known if not value.isascii()]
-        known |= _convert(connection, foreign)
-        return [known[value] for value in values]
+        text_of = {value: value.decode("ascii", "backslashreplace") for value in values}
+        text_of |= _convert(connection, [value for value in text_of if not value.isascii()])
+        return [text_of[value] for value in values]
 
     return texts
 
 
 def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[Any, ...]]:
-    """The query's rows, where it may give names of other databases: bytes that are no text in this one are escaped.
+    """The rows of a query that may return names of other databases; bytes that can't be converted are escaped.
 
-    No transaction may be open: what it did next would have the client encoding RAW.
+    No transaction may be open: the rest of it would run under the client encoding RAW.
     """
     texts = texts_of(connection)
     if texts is None:
@@ -112,20 +114,20 @@ def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[A
         cursor.execute(f"SET LOCAL client_encoding = '{RAW}'")
         rows = cursor.execute(query.encode()).fetchall()
     values = list({value for row in rows for value in row if isinstance(value, bytes)})
-    known = dict(zip(values, texts(values), strict=True))
-    return [tuple(known[value] if isinstance(value, bytes) else value for value in row) for row in rows]
+    text_of = dict(zip(values, texts(values), strict=True))
+    return [tuple(text_of[value] if isinstance(value, bytes) else value for value in row) for row in rows]
 
 
-def without_text(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
-    """Those of the values, of the connection's database, that have no text in UTF-8."""
+def find_inconvertible(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:
+    """The values, in the encoding of the connection's database, that can't be converted to UTF-8."""
     if encoding_of(connection) in (RAW, UTF8):
         return [value for value in values if raw_text(value) != texts_of_raw([value])[0]]
-    known = _convert(connection, values)
-    return [value for value in values if value not in known]
+    converted = _convert(connection, values)
+    return [value for value in values if value not in converted]
 
 
 def _convert(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[bytes, str]:
-    """Those of the values that the server can convert."""
+    """The texts of the values that the server can convert."""
     if not values:
         return {}
     try:
@@ -133,6 +135,6 @@ def _convert(connection: psycopg.Connection[Any], values: list[bytes]) -> dict[b
     except psycopg.DataError:
         if len(values) == 1:
             return {}
-        # Rare: the one that has no character in UTF-8 is found by halves.
+        # Rare: find the values that can't be converted by bisection.
         half = len(values) // 2
         return _convert(connection, values[:half]) | _convert(connection, values[half:])

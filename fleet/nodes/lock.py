@@ -1,7 +1,7 @@
-"""The lock that lets one operation at a time change a fleet: advisory locks on its primaries.
+"""The fleet lock: advisory locks on all primaries, so that one operation at a time changes a fleet.
 
-They are held by the operation's own sessions, so they end with its process, however that ends. What those sessions
-are called (application_name) tells whoever is refused whose they are.
+The operation's own sessions hold them, so they end with its process, however it ends. The application_name of these
+sessions names the operation in the error of every other one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleet.nodes.sessions import Sessions, in_parallel
 from storage.errors import BusyError, UnreachableError
 
 UNLOCK_SECONDS_MAX = 5.0
-# How long a session of ours that the server has not missed yet may take to end.
+# How long our former session, which the server has not noticed is gone, may take to end.
 FORMER_MILLISECONDS_MAX = 5000
 LOCKED = """
       FROM pg_locks l
@@ -42,12 +42,12 @@ class FleetBusyError(BusyError):
 
 
 class FleetLockLostError(UnreachableError):
-    """The session that held a node's lock was ended meanwhile, so another operation may have begun."""
+    """The session that held a node's lock was lost, so another operation may have begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The session that holds a lock: its process on the server, its name, since when it runs and from where."""
+    """The session that holds a lock: its server process, application_name, start time and client address."""
 
     session: int
     label: str
@@ -55,32 +55,32 @@ class Holder:
     address: str
 
     def text(self) -> str:
-        """Who holds it, for a message."""
-        found = read_label(self.label)
+        """The holder, for a message."""
+        label = read_label(self.label)
         who = (
-            " ".join(word for word in (found.command, found.subject) if word)
-            + f" by {found.user}@{found.host} (process {found.process})"
-            if found
+            " ".join(word for word in (label.command, label.subject) if word)
+            + f" by {label.user}@{label.host} (process {label.process})"
+            if label
             else f"session {self.session} of {self.label or 'an unnamed application'}"
         )
         return f"{who}, since {self.since}, from {self.address}"
 
     def details(self) -> dict[str, object]:
-        """The same, field by field."""
-        found = read_label(self.label)
-        named = {
-            "command": found.command if found else None,
-            "snapshot": (found.subject or None) if found else None,
-            "user": found.user if found else None,
-            "host": found.host if found else None,
-            "process": found.process if found else None,
+        """The holder, for `--json`."""
+        label = read_label(self.label)
+        owner = {
+            "command": label.command if label else None,
+            "snapshot": (label.subject or None) if label else None,
+            "user": label.user if label else None,
+            "host": label.host if label else None,
+            "process": label.process if label else None,
         }
-        return {**named, "since": self.since, "from": self.address, "session": self.session}
+        return {**owner, "since": self.since, "from": self.address, "session": self.session}
 
 
 @dataclass(slots=True)
 class FleetLock:
-    """The lock on every primary, while `sessions` hold it. `retaken` once a lost session's lock was taken again."""
+    """The lock on every primary, held by `sessions`. `retaken`: a lock was lost with its session and taken again."""
 
     sessions: Sessions
     key: int
@@ -94,16 +94,16 @@ class FleetLock:
         return sorted(self._taken_by)
 
     def take(self, node: Node) -> None:
-        """Take the lock of one primary by its session; raise FleetBusyError, NodeUnreachableError."""
+        """Take the lock of one primary in its session; raise FleetBusyError, NodeUnreachableError."""
         connection = self.sessions.connections[node.id]
         with raising_unreachable(node):
             take_lock(node, connection, self.key, self.label, former=self._taken_by.get(node.id))
         self._taken_by[node.id] = connection.info.backend_pid
 
     def renew(self) -> None:
-        """See that every primary is there, and is the one it was; open lost sessions anew and take their lock again.
+        """Check every primary's lock; replace lost sessions, check that the node is the same, and take its lock again.
 
-        Where that is granted, no other operation of this fleet runs now. Raises NodeUnreachableError,
+        If all locks are granted, no other operation is running on this fleet. Raises NodeUnreachableError,
         BaselineChangedError, FleetBusyError, FleetLockLostError.
         """
         in_parallel(self._renew, [node for node in self.sessions.nodes if node.backup_of is None])
@@ -111,14 +111,14 @@ class FleetLock:
     def _renew(self, node: Node) -> None:
         with suppress(psycopg.OperationalError):
             if not _is_held(self.sessions.connections[node.id], self.key):
-                raise _lock_lost_error(node, "it is not held any more")
+                raise _lock_lost_error(node, "its session no longer holds it")
             return
         self.sessions.renew(node)
         self.take(node)
         self.retaken = True
 
     def check_held(self) -> None:
-        """Raise FleetLockLostError unless every primary's session lives and holds its lock."""
+        """Raise FleetLockLostError unless every primary's session is alive and holds its lock."""
 
         def check(node: Node) -> None:
             try:
@@ -126,29 +126,29 @@ class FleetLock:
                     return
             except psycopg.OperationalError as error:
                 raise _lock_lost_error(node, "the session that held it was ended") from error
-            raise _lock_lost_error(node, "it is not held any more")
+            raise _lock_lost_error(node, "its session no longer holds it")
 
         in_parallel(check, [node for node in self.sessions.nodes if node.backup_of is None])
 
     def release(self) -> None:
-        """Give back what is held; a session that was lost holds nothing."""
+        """Release all locks; a lost session holds none."""
         for node in self.granted:
             connection = self.sessions.connections[node]
-            # A lock that can't be given back in time ends with its session.
+            # If the release takes too long, the session is shut down, which ends the lock.
             with suppress(psycopg.OperationalError), shut_down_after(connection, UNLOCK_SECONDS_MAX):
                 connection.execute("SELECT pg_advisory_unlock(%s)", (self.key,))
 
 
 @contextmanager
-def locked_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
-    """Hold the fleet for one operation: an advisory lock on every primary, gone with its session.
+def lock_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Iterator[FleetLock]:
+    """Hold the fleet lock during the block: an advisory lock on every primary, which ends with its session.
 
-    The locks are taken in the order of the nodes' ids, so two operations can't each get half. `label` is what the
-    holder is called (fleet.label). Raises FleetBusyError naming the node and who holds it.
+    The locks are taken in the order of node ids, so that two operations can't each get half. `label` becomes the
+    sessions' application_name (fleet.label). Raises FleetBusyError naming the node and the holder.
     """
     lock = FleetLock(sessions, lock_key(name), label)
     try:
-        for node in sorted(sessions.nodes, key=lambda found: found.id):
+        for node in sorted(sessions.nodes, key=lambda one: one.id):
             if node.backup_of is None:
                 lock.take(node)
         yield lock
@@ -157,36 +157,36 @@ def locked_fleet(sessions: Sessions, name: str, label: str = "cutline") -> Itera
 
 
 def lock_key(name: str) -> int:
-    """The advisory lock's 64-bit number for what is called `name`."""
+    """The 64-bit advisory lock number for `name`."""
     return int.from_bytes(hashlib.sha256(f"cutline {name}".encode()).digest()[:8], "big", signed=True)
 
 
 def take_lock(
     node: Node, connection: psycopg.Connection[Any], key: int, label: str, *, former: int | None = None
 ) -> None:
-    """Take the advisory lock `key` by a session that is called `label` from now on; raise FleetBusyError.
+    """Set the session's application_name to `label` and take the advisory lock `key`; raise FleetBusyError.
 
-    `former` is the server process of the session that held it for us before: where the server has not noticed yet
-    that it is gone, it is ended.
+    `former` is the server process of our lost session that held the lock: if the server has not noticed that its client
+    is gone, it is terminated.
     """
     connection.execute("SELECT set_config('application_name', %s, false)", (label,))
-    if _try(connection, key):
+    if _try_lock(connection, key):
         return
-    holder = _holder(connection, key)
+    holder = _find_holder(connection, key)
     if holder and (holder.session, holder.label) == (former, label):
         connection.execute("SELECT pg_terminate_backend(%s, %s)", (former, FORMER_MILLISECONDS_MAX))
-        if _try(connection, key):
+        if _try_lock(connection, key):
             return
-        holder = _holder(connection, key)
+        holder = _find_holder(connection, key)
     raise FleetBusyError(
         f"node {node.id}: another operation is running: {holder.text() if holder else 'it has just ended'}",
-        hint="wait until it is done; if its process is gone, its session ends by itself within a minute"
-        + (f", or at once by: SELECT pg_terminate_backend({holder.session})" if holder else ""),
+        hint="wait until it ends; if its process is gone, its session ends by itself within a minute"
+        + (f", or at once with: SELECT pg_terminate_backend({holder.session})" if holder else ""),
         details={"node": node.id, **(holder.details() if holder else {})},
     )
 
 
-def _try(connection: psycopg.Connection[Any], key: int) -> bool:
+def _try_lock(connection: psycopg.Connection[Any], key: int) -> bool:
     (locked,) = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone() or (False,)
     return bool(locked)
 
@@ -196,14 +196,15 @@ def _is_held(connection: psycopg.Connection[Any], key: int) -> bool:
     return bool(held)
 
 
-def _holder(connection: psycopg.Connection[Any], key: int) -> Holder | None:
+def _find_holder(connection: psycopg.Connection[Any], key: int) -> Holder | None:
     row = connection.execute(HOLDER_QUERY, {"key": key}).fetchone()
     return Holder(row[0], row[1] or "", row[2] or "an unknown time", row[3]) if row else None
 
 
 def _lock_lost_error(node: Node, what: str) -> FleetLockLostError:
     return FleetLockLostError(
-        f"node {node.id}: the fleet's lock was lost, {what}; another operation may have begun, so nothing is committed",
-        hint="see the server's log for what ended the session, then repeat; a pooler must keep sessions whole",
+        f"node {node.id}: the fleet lock was lost: {what}; another operation may have begun, so nothing is committed",
+        hint="see the server's log for what ended the session, then repeat the command; a connection pooler must keep"
+        " sessions",
         details={"node": node.id},
     )

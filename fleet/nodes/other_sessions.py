@@ -1,7 +1,7 @@
-"""Ending what other clients have open on a database: settings of a database reach only sessions that begin after them.
+"""End other clients' sessions on a database: a changed database setting applies only to new sessions.
 
-A session reads the settings while it starts. From before that until it is to be seen in pg_stat_activity it holds a
-lock on its database (postinit.c, InitPostgres): one that starts meanwhile is found by its lock, and none slips through.
+A session reads the settings while it starts. It holds a lock on its database from before that until it is visible in
+pg_stat_activity (postinit.c, InitPostgres). So a session that is starting is found by its lock, and none is missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storage.errors import RefusedError
 POLL_SECONDS = 0.05
 NOTE_SECONDS = 2.0
 NAMED_MAX = 5
-# Who streams WAL writes nothing; workers of a query end with it; autovacuum changes no row.
+# A WAL sender writes nothing, parallel workers end with their query, and autovacuum changes no row.
 OTHERS = f"""
 SELECT a.pid, coalesce({readable("a.usename::text")}, ''), coalesce(nullif(a.application_name, ''), a.backend_type, ''),
        coalesce(a.state, ''), coalesce(host(a.client_addr), 'local socket'), coalesce(r.rolsuper, true)
@@ -57,80 +57,80 @@ class OtherSession:
 
     def text(self) -> str:
         """The session, for a message."""
-        who = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
-        return f"node {self.node}: {who} of {self.user or 'no user'} from {self.address}"
+        process = f"process {self.pid} ({self.application}, {self.state or 'no client'})"
+        return f"node {self.node}: {process} of {self.user or 'no user'} from {self.address}"
 
     def details(self) -> dict[str, object]:
-        """The same, field by field."""
+        """The session, for `--json`."""
         return {"node": self.node, "pid": self.pid, "user": self.user, "application": self.application}
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which sessions: when they began, by the server's clock (None leaves that end open).
+class SessionFilter:
+    """Selects sessions by their start time on the server's clock; None leaves that end open.
 
-    Without our own, which set what they need themselves, if `spares_ours`.
+    `spares_ours` leaves out Cutline's own sessions, which set everything they need themselves.
     """
 
     since: datetime | None = None
     until: datetime | None = None
     spares_ours: bool = False
 
-    def values(self) -> dict[str, object]:
-        """As OTHERS takes them."""
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the query OTHERS."""
         return {"since": self.since or "-infinity", "until": self.until or "infinity", "spared": self.spares_ours}
 
 
-def other_sessions(node: str, connection: psycopg.Connection[Any], chosen: Chosen) -> list[OtherSession]:
-    """The other sessions on the connection's database that are chosen."""
-    return [OtherSession(node, *row) for row in connection.execute(OTHERS, chosen.values())]
+def other_sessions(node: str, connection: psycopg.Connection[Any], chosen: SessionFilter) -> list[OtherSession]:
+    """The other sessions on the connection's database that the filter selects."""
+    return [OtherSession(node, *row) for row in connection.execute(OTHERS, chosen.parameters())]
 
 
 def server_time(connection: psycopg.Connection[Any]) -> datetime:
     """The server's clock."""
     (now,) = connection.execute("SELECT clock_timestamp()").fetchone() or (None,)
     if not isinstance(now, datetime):
-        raise TypeError("the server has no time")
+        raise TypeError("the server returned no time")
     return now
 
 
 def end_sessions(
     node: Node, connection: psycopg.Connection[Any], since: datetime | None, seconds_max: float, progress: Progress
 ) -> tuple[int, list[OtherSession]]:
-    """End every other session that may not know what was just committed.
+    """End every other session that may have started before the setting just committed.
 
-    With `since` only those that began after it, and no command of ours: those need not know.
-    Returns how many were ended, and those that are left after `seconds_max` or may not be ended by our role.
+    With `since`, end only sessions that began after it, and none of Cutline's: those don't depend on the setting.
+    Returns how many ended, and those that remain after `seconds_max` or that our role may not end.
     """
-    chosen = Chosen(since, server_time(connection), spares_ours=since is not None)
-    starting = _starting(connection)
+    chosen = SessionFilter(since, server_time(connection), spares_ours=since is not None)
+    starting = _starting_pids(connection)
     seen: set[int] = set()
     forbidden: set[int] = set()
-    start, is_told = time.monotonic(), False
+    began, is_noted = time.monotonic(), False
     while True:
-        # The locks first: a session that starts is to be seen before it gives its lock back.
-        starting &= _starting(connection)
+        # Read the locks first: a starting session is visible before it releases its lock.
+        starting &= _starting_pids(connection)
         left = other_sessions(node.id, connection, chosen)
         for one in left:
             seen.add(one.pid)
             if one.pid not in forbidden and not _terminate(connection, one.pid):
                 forbidden.add(one.pid)
-        waited = time.monotonic() - start
+        waited = time.monotonic() - began
         is_over = not starting and all(one.pid in forbidden for one in left)
         if is_over or waited > seconds_max:
             return len(seen - {one.pid for one in left}), left
-        if waited > NOTE_SECONDS and not is_told and left:
-            is_told = True
+        if waited > NOTE_SECONDS and not is_noted and left:
+            is_noted = True
             progress.note(f"sessions have not ended yet: {sessions_text(left)}")
         time.sleep(POLL_SECONDS)
 
 
-def _starting(connection: psycopg.Connection[Any]) -> set[int]:
+def _starting_pids(connection: psycopg.Connection[Any]) -> set[int]:
     return {pid for (pid,) in connection.execute(STARTING)}
 
 
 def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
-    """Ask a session to end; False if our role may not."""
+    """Terminate a session; False if our role may not."""
     try:
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
     except psycopg.errors.InsufficientPrivilege:
@@ -138,7 +138,7 @@ def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
     return True
 
 
-def sessions_text(found: list[OtherSession]) -> str:
-    """The first few of them, for a message."""
-    more = [f"and {len(found) - NAMED_MAX} more"] if len(found) > NAMED_MAX else []
-    return "; ".join([*(one.text() for one in found[:NAMED_MAX]), *more])
+def sessions_text(sessions: list[OtherSession]) -> str:
+    """The first NAMED_MAX sessions, for a message."""
+    more = [f"and {len(sessions) - NAMED_MAX} more"] if len(sessions) > NAMED_MAX else []
+    return "; ".join([*(one.text() for one in sessions[:NAMED_MAX]), *more])

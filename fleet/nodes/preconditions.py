@@ -1,13 +1,15 @@
-"""What a node must allow before Cutline can work with it; everything that it does not is named at once."""
+"""Check that nodes allow what Cutline needs; all problems are reported at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from fleet.nodes.encodings import RAW, UTF8, encoding_of, without_text
+from fleet.config import Node
+from fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
 from fleet.nodes.sessions import Sessions
 from storage.errors import RefusedError
 
@@ -22,8 +24,8 @@ SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_
            OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
        has_database_privilege(current_database(), 'CREATE')
 """
-# Every name of the database that a session of ours may be told, as the server has it. Roles may have been named in a
-# database of another encoding: one counts if something here belongs or is granted to it, or is said in its name.
+# All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
+# of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
 ROLES_QUERY = """
 SELECT DISTINCT 'role', namesend(r.rolname) FROM pg_roles r
  WHERE r.oid = 10 OR r.oid IN (
@@ -52,89 +54,103 @@ NAMES_SHOWN_MAX = 8
 
 
 class NodeUnfitError(RefusedError):
-    """A node's settings or our role's privileges do not allow snapshots."""
+    """A node's settings or our role's privileges do not allow the operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProblem:
+    """What a node lacks, and the remedy: a statement or an action."""
+
+    node: str
+    problem: str
+    remedy: str
 
 
 def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
-    """Raise NodeUnfitError naming everything that the nodes lack, with what would mend it."""
+    """Raise NodeUnfitError naming everything that the nodes lack, with the remedies."""
     check_names(sessions.primaries)
-    problems: list[tuple[str, str, str]] = []
+    problems: list[NodeProblem] = []
     for node in sessions.nodes:
-        connection = sessions.connections[node.id]
-        is_primary = node.backup_of is None
-        problems += [
-            (node.id, *found) for found in _lacks(connection, is_primary=is_primary, slots_needed=slots_needed)
-        ]
+        problems += _find_problems(node, sessions.connections[node.id], slots_needed)
     refuse_unfit(problems)
 
 
 def check_decoding(sessions: Sessions) -> None:
-    """Raise NodeUnfitError naming every node that can't decode its WAL any more, with what would mend it.
+    """Raise NodeUnfitError naming every node that can no longer decode its WAL, with the remedies.
 
-    That is what an increment needs of nodes that had everything at the full snapshot: it needs no new slot, and
-    waits for a standby that is connecting again.
+    An increment checks only this, as the nodes passed every check at the full snapshot: it needs no new slot, and it
+    waits for a standby that is reconnecting.
     """
     check_names(sessions.primaries)
     refuse_unfit(
-        [(node.id, *found) for node in sessions.nodes for found in _decodes_not(sessions.connections[node.id])]
+        [problem for node in sessions.nodes for problem in _find_decoding_problems(node, sessions.connections[node.id])]
     )
 
 
 def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
-    """Raise NodeUnfitError naming what has a name that is no text: commits and reports could not name it."""
-    problems: list[tuple[str, str, str]] = []
+    """Raise NodeUnfitError naming objects whose name can't be converted to UTF-8: commits could not store it."""
+    problems: list[NodeProblem] = []
     for node, connection in connections.items():
         with connection.transaction():
-            # As the server has them: as text, one that is none would end the query that asks for it.
+            # Read as the server's bytes: a name that can't be converted would end the query.
             connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-            # In UTF-8 all but roles have text.
+            # In a UTF-8 database only names of roles may be invalid.
             names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
-        unfit = set(without_text(connection, list({name for _, name in names})))
-        # What a name has of ASCII tells which it is.
-        found = sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in unfit})
-        if found:
-            more = f" and {len(found) - NAMES_SHOWN_MAX} more" if len(found) > NAMES_SHOWN_MAX else ""
-            what = f"names that can't be written in UTF-8: {', '.join(found[:NAMES_SHOWN_MAX])}{more}"
-            problems.append((node, what, "rename them: ALTER … RENAME TO …"))
+        invalid = set(find_inconvertible(connection, list({name for _, name in names})))
+        # The ASCII characters of a name are enough to recognize it.
+        labels = sorted(
+            {f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid}
+        )
+        if labels:
+            more = f" and {len(labels) - NAMES_SHOWN_MAX} more" if len(labels) > NAMES_SHOWN_MAX else ""
+            what = f"names that can't be written in UTF-8: {', '.join(labels[:NAMES_SHOWN_MAX])}{more}"
+            problems.append(NodeProblem(node, what, "rename them: ALTER … RENAME TO …"))
     refuse_unfit(problems)
 
 
-def refuse_unfit(problems: list[tuple[str, str, str]]) -> None:
-    """Raise NodeUnfitError naming all problems (node, problem, remedy), if there are any."""
-    if problems:
+def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
+    """Raise NodeUnfitError naming all problems and remedies, if there are any."""
+    if problems := list(problems):
         raise NodeUnfitError(
-            "; ".join(f"node {node}: {problem}" for node, problem, _ in problems),
-            hint="\n".join(dict.fromkeys(remedy for *_, remedy in problems)),
-            details={"problems": [{"node": node, "problem": problem} for node, problem, _ in problems]},
+            "; ".join(f"node {one.node}: {one.problem}" for one in problems),
+            hint="\n".join(dict.fromkeys(one.remedy for one in problems)),
+            details={"problems": [{"node": one.node, "problem": one.problem} for one in problems]},
         )
 
 
-def _lacks(connection: psycopg.Connection[Any], *, is_primary: bool, slots_needed: int) -> Iterable[tuple[str, str]]:
+def _find_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:
     row = connection.execute(SETTINGS_QUERY).fetchone()
     slots, senders, monitor, create = row or (0, 0, False, False)
     role = connection.info.user
-    yield from _decodes_not(connection)
+    yield from _find_decoding_problems(node, connection)
     if slots < slots_needed:
-        yield f"{slots} replication slots are free", "raise max_replication_slots, or drop slots nobody reads"
+        remedy = "raise max_replication_slots, or drop unused slots"
+        yield NodeProblem(node.id, f"{slots} replication slots are free, {slots_needed} are needed", remedy)
     if senders < slots_needed:
-        yield f"{senders} WAL senders are free", "raise max_wal_senders"
+        problem = f"{senders} WAL senders are free, {slots_needed} are needed"
+        yield NodeProblem(node.id, problem, "raise max_wal_senders")
     if not monitor:
-        yield f"role {role} may not see what runs", f'GRANT pg_monitor TO "{role}";'
-    if is_primary and not create:
-        yield f"role {role} may not create publications", f'GRANT CREATE ON DATABASE … TO "{role}";'
-    if not is_primary:
-        (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)
-        if feedback != "on":
-            yield "hot_standby_feedback is off", "ALTER SYSTEM SET hot_standby_feedback = on;  and reload"
-        (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
-        if not receivers:
-            yield "it does not stream from its primary", "see primary_conninfo and the standby's log"
+        yield NodeProblem(node.id, f"role {role} may not see other sessions", f'GRANT pg_monitor TO "{role}";')
+    if node.backup_of is None:
+        if not create:
+            remedy = f'GRANT CREATE ON DATABASE … TO "{role}";'
+            yield NodeProblem(node.id, f"role {role} may not create publications", remedy)
+        return
+    (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)
+    if feedback != "on":
+        remedy = "ALTER SYSTEM SET hot_standby_feedback = on;  and reload"
+        yield NodeProblem(node.id, "hot_standby_feedback is off", remedy)
+    (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
+    if not receivers:
+        remedy = "check primary_conninfo and the standby's log"
+        yield NodeProblem(node.id, "it does not stream from its primary", remedy)
 
 
-def _decodes_not(connection: psycopg.Connection[Any]) -> Iterable[tuple[str, str]]:
+def _find_decoding_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
     wal_level, replication = connection.execute(DECODING_QUERY).fetchone() or ("", False)
     if wal_level != "logical":
-        yield f"wal_level is {wal_level}", "ALTER SYSTEM SET wal_level = logical;  and restart the server"
+        remedy = "ALTER SYSTEM SET wal_level = logical;  and restart the server"
+        yield NodeProblem(node.id, f"wal_level is {wal_level}", remedy)
     if not replication:
         role = connection.info.user
-        yield f"role {role} may not replicate", f'ALTER ROLE "{role}" REPLICATION;'
+        yield NodeProblem(node.id, f"role {role} may not replicate", f'ALTER ROLE "{role}" REPLICATION;')

@@ -1,8 +1,8 @@
-"""Waiting for the lock of a table, view or sequence: it is bounded, and whoever holds it is named.
+"""Bounded waits for the lock of a table, view or sequence; the error names the holders.
 
-What only reads a relation waits for one who has it for himself alone (ALTER TABLE, TRUNCATE, VACUUM FULL, REFRESH
-MATERIALIZED VIEW and the like, also of a prepared transaction), and for one who himself still waits for that
-(PostgreSQL manual, "Explicit Locking").
+A reader of a relation waits for sessions and prepared transactions that hold ACCESS EXCLUSIVE (ALTER TABLE, TRUNCATE,
+VACUUM FULL, REFRESH MATERIALIZED VIEW and so on), and for sessions that wait for that lock themselves (PostgreSQL
+manual, "Explicit Locking").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storage.errors import RefusedError
 
 LOCK_SECONDS_MAX = 60.0
 POLL_SECONDS = 1.0
-# A standby holds by its startup process what a transaction of its primary has locked.
+# On a standby the startup process holds the locks of the primary's transactions.
 HOLDERS_QUERY = f"""
 SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
          WHEN l.pid IS NULL THEN 'a prepared transaction'
@@ -35,7 +35,7 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
    AND (%s::text[] IS NULL OR l.relation = ANY (%s::text[]::regclass[]))
  ORDER BY 1
 """
-# What keeps whoever reads from it, and what keeps whoever puts a table into a publication.
+# The lock modes that block reading a table, and those that block adding it to a publication.
 READING = ("AccessExclusiveLock",)
 PUBLISHING = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 AWAITED_QUERY = """
@@ -47,11 +47,14 @@ SELECT DISTINCT l.relation::regclass::text
 
 
 class RelationLockedError(RefusedError):
-    """A table, view or sequence is kept locked by somebody else."""
+    """Another session or a prepared transaction kept a table, view or sequence locked."""
 
 
 def bound_lock_waits(connection: psycopg.Connection[Any], seconds: float | None = None) -> None:
-    """Let statements of the transaction wait no longer for a lock: they end with LockNotAvailable."""
+    """Limit how long the transaction's statements wait for a lock, by default LOCK_SECONDS_MAX.
+
+    A statement that waits longer raises LockNotAvailable.
+    """
     connection.execute(f"SET LOCAL lock_timeout = {int((seconds or LOCK_SECONDS_MAX) * 1000)}")
 
 
@@ -63,9 +66,9 @@ def locked_error(
     *,
     modes: Iterable[str] = READING,
 ) -> RelationLockedError:
-    """The error for a wait that `what` gave up: who holds a relation, named as SQL writes it, in one of the modes.
+    """The error for `what` giving up its wait, with the current holders of `relations` in one of the modes.
 
-    With None for the `relations`, of all that there are.
+    `relations` are names quoted for SQL; None means all relations of the database.
     """
     names = None if relations is None else list(relations)
     with connect(node) as connection:
@@ -73,7 +76,7 @@ def locked_error(
     return RelationLockedError(
         f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock;"
         f" locked now: {', '.join(holders) or 'nothing any more'}",
-        hint="end that transaction, or repeat the command once it is over",
+        hint="end the transaction that holds the lock, or repeat the command after it ended",
         details={"node": node.id, "holders": holders},
     )
 
@@ -82,7 +85,7 @@ def locked_error(
 def raising_locked(
     node: Node, what: str, relations: Iterable[str], *, modes: Iterable[str] = READING
 ) -> Iterator[None]:
-    """Raise RelationLockedError where a bounded wait for one of the `relations` ends: of `what`, the block."""
+    """Raise RelationLockedError if the block, described by `what`, times out waiting for a lock on a relation."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
@@ -90,9 +93,9 @@ def raising_locked(
 
 
 class LockWatch:
-    """Looks whether a program's session waits too long for a lock: pg_dump forbids it to be bounded there.
+    """Watches whether a program's session waits too long for a lock: pg_dump turns lock_timeout off in its session.
 
-    `found` are the relations that it waited for when it was ended.
+    `found` are the relations that the session was waiting for when the program was ended.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], application: str) -> None:
@@ -103,7 +106,7 @@ class LockWatch:
     def ending(self, act: Callable[[], object]) -> Iterator[None]:
         """While the block runs, call `act` once the session has waited for LOCK_SECONDS_MAX."""
         done = threading.Event()
-        # A session that is lost asks no more: that ends the program too.
+        # The thread ends if its session is lost: the program has then lost its session, too.
         thread = threading.Thread(target=self._poll, args=(act, done), name="watch locks", daemon=True)
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""Sessions on all nodes of a fleet at once."""
+"""Sessions on all nodes of a fleet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from fleet.config import Fleet, Node
-from fleet.nodes.baseline import FoundNode, NodeIdentity, check_baseline, check_topology, decodes, find_node
+from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
 from fleet.nodes.watch import Watch, watch_nodes
 
@@ -21,9 +21,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """One open session per node, and what each node is. `renew` puts a new one in place of one that was lost.
+    """One open session per node, and the nodes' identities. `renew` replaces a session that was lost.
 
-    `too_old` are standbys that can't decode their WAL: they have no session here, and no copy is made of them.
+    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied.
     """
 
     fleet: Fleet
@@ -39,11 +39,14 @@ class Sessions:
         return {node.id: self.connections[node.id] for node in self.nodes if node.backup_of is None}
 
     def ask_primaries(self, read: Callable[[psycopg.Connection[Any]], Result]) -> dict[str, Result]:
-        """What `read` finds in every primary's session, all at once; raise NodeUnreachableError naming the lost one."""
+        """Call `read` with every primary's session, in parallel; return its results by node.
+
+        Raises NodeUnreachableError naming the node whose session was lost.
+        """
         return self.ask_named_primaries(lambda _, connection: read(connection))
 
     def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
-        """The same of a `read` that names the node in its errors."""
+        """Do what ask_primaries does, for a `read` that takes the node as well."""
 
         def ask(node: Node) -> Result:
             with raising_unreachable(node):
@@ -53,7 +56,7 @@ class Sessions:
         return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
 
     def renew(self, node: Node) -> psycopg.Connection[Any]:
-        """Open a new session on `node` in place of the one it had, and see that it is still the same node.
+        """Replace the session on `node` by a new one, and check that it is still the same node.
 
         Raises NodeUnreachableError, BaselineChangedError.
         """
@@ -69,7 +72,7 @@ class Sessions:
 
 
 def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Do `work` on all items at once, a thread each; raise the first error once all have ended."""
+    """Do `work` on all items, a thread each; wait for all, then raise the first error."""
     ordered = list(items)
     if not ordered:
         return []
@@ -79,10 +82,10 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[R
 
 @contextmanager
 def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
-    """Connect to `nodes` all at once, see that they are what fleet.toml says, and watch that they answer.
+    """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
 
-    Raises NodeUnreachableError, also where a node falls silent or ends a session while the block runs, and
-    FleetTopologyError.
+    Raises FleetTopologyError, and NodeUnreachableError, also if a node stops answering or ends a session while the
+    block runs.
     """
     chosen = tuple(nodes)
     with ExitStack() as stack:
@@ -95,14 +98,14 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = future.result()
-            except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
+            except BaseException as error:  # noqa: BLE001  # raised below, after all have ended
                 problem = problem or error
         if problem:
             raise problem
         found = {node.id: identify(node, connections[node.id]) for node in chosen}
         check_topology(chosen, found)
         identities = {name: one.identity for name, one in found.items()}
-        too_old = tuple(node for node in chosen if not decodes(identities[node.id]))
+        too_old = tuple(node for node in chosen if not can_decode(identities[node.id]))
         for node in too_old:
             connections.pop(node.id).close()
             del identities[node.id]
@@ -122,6 +125,6 @@ def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
 
 
 def identify(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
-    """What the node is; raise NodeUnreachableError if it can't say."""
+    """Read the identity of `node`; raise NodeUnreachableError if the session is lost."""
     with raising_unreachable(node):
         return find_node(node, connection)

@@ -1,9 +1,9 @@
-"""Watching nodes while an operation uses them: waiting for a node that is silent comes to an end.
+"""Watch nodes while an operation uses them, so that waiting for a node that stopped answering ends.
 
-A connection whose other end says nothing, neither an answer nor that it is gone, would be waited for without end: a
-network that swallows packets, a server that is stopped. A node that is only slow answers the watch, which has a session
-of its own for each node and asks next to nothing. Only this process's connections are ended here; what Spark's tasks
-wait for ends with their job, which whoever runs it ends by `Watch.on_silence`.
+If a network drops packets or a server is stopped, a connection gets neither an answer nor an error, and waiting for it
+would never end. The watch asks each node a trivial query in a separate session, which a node that is only slow answers.
+It shuts down this process's connections to a silent node. Spark tasks have connections of their own: the caller cancels
+their jobs through `Watch.on_silence`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fleet.nodes.connections import NodeUnreachableError, conninfo, shut_down, s
 from storage.errors import IndeterminateError
 
 PROBE_SECONDS = 5.0
-# After this a session is given up and another one is asked for an answer.
+# After this the watch gives up its session and opens another.
 ANSWER_SECONDS_MAX = 10.0
 SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
@@ -31,7 +31,7 @@ STOP_SECONDS_MAX = 2.0
 
 
 class Watch:
-    """Asks every node again and again whether it answers, in a thread of its own."""
+    """Queries every node repeatedly, in a thread of its own, and notes those that don't answer."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = tuple(nodes)
@@ -44,16 +44,16 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more, and close the watch's sessions."""
+        """Stop querying and close the watch's sessions."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_SECONDS_MAX)
 
     @contextmanager
     def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
-        """While the block runs, call `act` from the watch's thread when a node falls silent, and as long as it is.
+        """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly while it is.
 
-        At once where one has been silent already.
+        If a node has been silent already, call it at once.
         """
         with self._lock:
             self._acts.append(act)
@@ -67,83 +67,83 @@ class Watch:
                 self._acts.remove(act)
 
     def check(self) -> None:
-        """Raise NodeUnreachableError if a node has been silent since the watch began."""
+        """Raise NodeUnreachableError if a node has fallen silent since the watch began."""
         with self._lock:
             silent = dict(self._silent)
         if silent:
             raise NodeUnreachableError(
                 "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
-                hint="see that the server runs and that the network to it is whole, then repeat the command:"
-                " it settles what this one may have left there",
+                hint="check that the server runs and can be reached, then repeat the command: it cleans up"
+                " what this one may have left there",
                 details={"node": next(iter(silent)), "nodes": list(silent)},
             )
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._follow_all())
+            self._loop.run_until_complete(self._query_all())
         finally:
             self._loop.close()
 
-    async def _follow_all(self) -> None:
-        following = [asyncio.create_task(self._follow(node)) for node in self._nodes]
+    async def _query_all(self) -> None:
+        tasks = [asyncio.create_task(self._query(node)) for node in self._nodes]
         await self._stop.wait()
-        for task in following:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, node: Node) -> None:
+    async def _query(self, node: Node) -> None:
         probe = _Probe(node)
         silence, due = 0.0, SILENCE_SECONDS_MAX
         try:
             while True:
-                passed = await probe.asked()
+                passed = await probe.poll()
                 if passed is None:
                     silence, due = 0.0, SILENCE_SECONDS_MAX
                     await asyncio.sleep(PROBE_SECONDS)
                     continue
                 silence += passed
                 if silence >= due:
-                    self._fell_silent(node, silence)
+                    self._report_silence(node, silence)
                     due = silence + PROBE_SECONDS
         finally:
             await probe.end()
 
-    def _fell_silent(self, node: Node, seconds: float) -> None:
+    def _report_silence(self, node: Node, seconds: float) -> None:
         with self._lock:
             self._silent[node.id] = seconds
             acts = list(self._acts)
         shut_down_sessions(node)
         for act in acts:
-            # It may be too late for one, and the others must come all the same.
+            # One may come too late and raise; the others must still be called.
             with suppress(Exception):
                 act()
 
 
 @dataclass(slots=True)
 class _Probe:
-    """The watch's own session on one node, and the question that is under way in it."""
+    """The watch's session on one node, and its query that is in flight."""
 
     node: Node
     session: psycopg.AsyncConnection[Any] | None = None
-    question: asyncio.Task[bool] | None = None
+    query: asyncio.Task[bool] | None = None
     waited: float = 0.0
 
-    async def asked(self) -> float | None:
-        """Wait a moment for an answer: None if it has come, else the seconds that have passed without one.
+    async def poll(self) -> float | None:
+        """Wait TICK_SECONDS for an answer: return None if it came, else the seconds without one.
 
-        Not more than a moment, however long this process itself stood still: that is not the node's silence.
+        A tick counts as TICK_SECONDS at most: if this process itself was suspended, that is not the node's silence.
         """
-        if self.question is None:
-            self.question, self.waited = asyncio.create_task(self._answers()), 0.0
+        if self.query is None:
+            self.query, self.waited = asyncio.create_task(self._answers()), 0.0
         began = time.monotonic()
-        await asyncio.wait({self.question}, timeout=TICK_SECONDS)
+        await asyncio.wait({self.query}, timeout=TICK_SECONDS)
         passed = min(time.monotonic() - began, TICK_SECONDS)
-        if self.question.done():
-            has_answered = self.question.result()
-            self.question = None
+        if self.query.done():
+            has_answered = self.query.result()
+            self.query = None
             if has_answered:
                 return None
-            # It was refused, without any wait.
+            # The node refused at once, so no time has passed.
             await asyncio.sleep(TICK_SECONDS)
             return passed + TICK_SECONDS
         self.waited += passed
@@ -160,26 +160,26 @@ class _Probe:
             session, self.session = self.session, None
             if session is not None:
                 await session.close()
-            # A server that starts, or takes no more sessions, answers; libpq does not keep the code of a refusal.
+            # A server that is starting or has no free sessions does answer; libpq drops the SQLSTATE of its refusal.
             return error.sqlstate is not None or "FATAL" in str(error)
         return True
 
     async def end(self) -> None:
-        """Close the session, whatever it waits for."""
-        if self.question is not None and not self.question.done():
+        """Close the session, even if a query is in flight."""
+        if self.query is not None and not self.query.done():
             if self.session is None:
-                self.question.cancel()
+                self.query.cancel()
             else:
-                # Cancelled, it would ask the server to stop, and wait for that.
+                # A cancelled task would send the server a cancel request and wait for it.
                 shut_down(self.session)
-            await asyncio.wait({self.question}, timeout=STOP_SECONDS_MAX)
+            await asyncio.wait({self.query}, timeout=STOP_SECONDS_MAX)
         if self.session is not None:
             await self.session.close()
 
 
 @contextmanager
 def watch_nodes(nodes: Iterable[Node]) -> Iterator[Watch]:
-    """Watch `nodes` while the block runs. What it ends with after one fell silent is raised as NodeUnreachableError."""
+    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise NodeUnreachableError instead."""
     watch = Watch(nodes)
     try:
         yield watch

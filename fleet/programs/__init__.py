@@ -1,4 +1,4 @@
-"""Programs: PostgreSQL's own programs from the wheel (pg_dump, pg_restore, the server), and running them.
+"""Programs: find and run PostgreSQL's programs from the wheel (pg_dump, pg_restore, the server).
 
 Imports `fleet.nodes` and `storage`.
 """

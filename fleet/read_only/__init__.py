@@ -1,6 +1,6 @@
-"""Read only: databases that accept no writes after a terminal snapshot, and how they accept writes again.
+"""Read-only databases: after a terminal snapshot the fleet accepts no writes, until `resume`.
 
-What undoes the change is kept on the node itself, written in the transaction that makes the change.
+The node itself stores how to undo the change, written in the same transaction.
 
 Imports `fleet`, `fleet.nodes`, `fleet.tables` and `storage`.
 """

@@ -1,4 +1,4 @@
-"""What a primary must allow before its database can be made read-only; everything that it does not is named at once."""
+"""Check that primaries allow their databases to be made read-only; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 
-from fleet.nodes.other_sessions import Chosen, other_sessions, sessions_text
-from fleet.nodes.preconditions import refuse_unfit
+from fleet.config import Node
+from fleet.nodes.other_sessions import SessionFilter, other_sessions, sessions_text
+from fleet.nodes.preconditions import NodeProblem, refuse_unfit
 from fleet.nodes.sessions import Sessions
 from fleet.read_only.frozen import read_settings
 from fleet.tables.publications import publication_names
@@ -21,7 +22,7 @@ SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
          WHERE pubname = %s AND NOT pg_has_role(pubowner, 'USAGE'))
   FROM pg_database d WHERE d.datname = current_database()
 """
-# What a subscription brings is written below the checks for read-only transactions (worker.c).
+# A subscription's apply worker bypasses the checks for read-only transactions (worker.c).
 SUBSCRIPTIONS_QUERY = """
 SELECT subname FROM pg_subscription
  WHERE subenabled AND subdbid = (SELECT oid FROM pg_database WHERE datname = current_database()) ORDER BY 1
@@ -29,12 +30,16 @@ SELECT subname FROM pg_subscription
 
 
 def check_freezable(sessions: Sessions, fleet_id: str) -> None:
-    """Raise NodeUnfitError naming everything that keeps our role from ending all writes to the primaries."""
-    found = sessions.ask_primaries(lambda connection: list(_lacks(connection, fleet_id)))
-    refuse_unfit([(node, *lack) for node, lacks in found.items() for lack in lacks])
+    """Raise NodeUnfitError naming everything that prevents our role from ending all writes to the primaries."""
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
+        return [NodeProblem(node.id, *texts) for texts in _find_problems(connection, fleet_id)]
+
+    refuse_unfit([problem for problems in sessions.ask_named_primaries(find).values() for problem in problems])
 
 
-def _lacks(connection: psycopg.Connection[Any], fleet_id: str) -> Iterator[tuple[str, str]]:
+def _find_problems(connection: psycopg.Connection[Any], fleet_id: str) -> Iterator[tuple[str, str]]:
+    """Yield what the node does not allow, each with its remedy."""
     publication = publication_names(fleet_id)[0]
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()
     is_super, owns, signals, sees, database, publisher = row or (False, False, False, False, "", None)
@@ -46,22 +51,22 @@ def _lacks(connection: psycopg.Connection[Any], fleet_id: str) -> Iterator[tuple
     if not signals:
         yield f"role {role} may not end other roles' sessions", f'GRANT pg_signal_backend TO "{role}";'
     if not sees:
-        yield f"role {role} may not see what runs", f'GRANT pg_monitor TO "{role}";'
+        yield f"role {role} may not see other sessions", f'GRANT pg_monitor TO "{role}";'
     for one in read_settings(connection):
         if one.setting.role and not one.is_on and not one.may_change:
             yield (
-                f"role {one.setting.role} has default_transaction_read_only = {one.holds} of its own, and role {role}"
-                " may not change that",
-                "create the snapshot as a superuser, or as a role with CREATEROLE and ADMIN OPTION on that one",
+                f"role {one.setting.role} has its own default_transaction_read_only = {one.value_in_effect}, which role"
+                f" {role} may not change",
+                "create the snapshot as a superuser, or as a role with CREATEROLE and ADMIN OPTION on that role",
             )
-    above = [one for one in other_sessions("", connection, Chosen()) if one.is_superuser] if not is_super else []
-    if above:
+    others = [] if is_super else other_sessions("", connection, SessionFilter())
+    if protected := [one for one in others if one.is_superuser]:
         yield (
-            f"role {role} may not end a superuser's session: {sessions_text(above)}",
-            "end it, or create the snapshot as a superuser",
+            f"role {role} may not end superusers' sessions: {sessions_text(protected)}",
+            "end them, or create the snapshot as a superuser",
         )
     for (name,) in connection.execute(SUBSCRIPTIONS_QUERY):
         yield (
-            f"subscription {name} writes to database {database}, read-only or not",
+            f"subscription {name} writes to database {database} even if it is read-only",
             f'in database "{database}": ALTER SUBSCRIPTION "{name}" DISABLE;',
         )

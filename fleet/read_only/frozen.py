@@ -1,12 +1,12 @@
-"""A database that accepts no writes: read-only by default, with what it was before kept beside that.
+"""Make a database read-only by default, and store the previous settings so that this can be undone.
 
-`default_transaction_read_only` is on for the database, and for every role that has a setting of its own, because a
-role's wins over its database's. What was set before is written down on the node by the same transaction, as the comment
-of the fleet's publication: a node is frozen and says how to undo that, or neither, whoever dies and whatever becomes of
-the store. It is copied with the node (a standby that is promoted, pg_upgrade), as the settings are.
+`default_transaction_read_only` is set to on for the database, and for every role that has its own setting, because a
+role's setting overrides the database's. The same transaction stores the previous settings on the node, as the comment
+of the fleet's publication: a node is either frozen and knows how to undo that, or not frozen, whatever happens to the
+process or the store. Like the settings, the comment is copied with the node (a promoted standby, pg_upgrade).
 
-A session that sets the variable itself still writes: who relies on the freeze has to look
-(snapshots/create/terminal.py). Our own sessions do, in their connection strings (fleet/nodes/connections.py).
+A session that sets the variable itself can still write, so whoever relies on the freeze must check for writes
+(snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (fleet/nodes/connections.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fleet.tables.publications import publication_names
 SCHEMA = "cutline/frozen/1"
 END_SECONDS_MAX = 10.0
 SETTING = sql.SQL("default_transaction_read_only")
-# A setting of ours, by role ('' for the database) as it is now; of roles all that have one, here or everywhere.
+# The current setting by role ('' for the database): of the roles, all that have one in this database or in general.
 SETTINGS_QUERY = """
 SELECT coalesce(r.rolname, ''), here.value, coalesce(here.value, everywhere.value),
        r.oid IS NULL OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR r.rolname = current_user
@@ -57,29 +57,29 @@ SELECT pubname, obj_description(oid, 'pg_publication') FROM pg_publication
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlySetting:
-    """What a role (the database, if None) has set in the database, as PostgreSQL keeps it; None: nothing."""
+    """The setting of a role in the database, or of the database if `role` is None. `value` None: not set."""
 
     role: str | None
     value: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
-    """A setting, what holds with it for who connects now, and whether our role may change it."""
+class EffectiveSetting:
+    """A setting, the value that a new session gets from it, and whether our role may change it."""
 
     setting: ReadOnlySetting
-    holds: str | None
+    value_in_effect: str | None
     may_change: bool
 
     @property
     def is_on(self) -> bool:
-        """Whether transactions are read-only with it."""
-        return is_on(self.holds)
+        """Whether it makes transactions read-only."""
+        return is_on(self.value_in_effect)
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What froze a database, and what was set before. `since` by the node's clock, in RFC 3339."""
+    """The operation that froze a database, and the previous settings. `since` is RFC 3339, by the node's clock."""
 
     operation: str
     snapshot: str
@@ -87,13 +87,13 @@ class Frozen:
     before: tuple[ReadOnlySetting, ...]
 
     def text(self) -> str:
-        """Since when and for what, for a message."""
+        """The freeze, for a message."""
         return f"read-only since {self.since[:19]}Z by terminal snapshot {self.snapshot} (operation {self.operation})"
 
 
 @dataclass(frozen=True, slots=True)
-class Thawed:
-    """A node that accepts writes again. Sessions that began while it did not are read-only: those that are `left`."""
+class ThawResult:
+    """A node that accepts writes again. Of its sessions that began read-only, `ended` were ended and `left` remain."""
 
     node: str
     was: Frozen
@@ -102,21 +102,21 @@ class Thawed:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether PostgreSQL takes the text of a boolean setting for on (guc.c, parse_bool: any unique beginning)."""
+    """Whether PostgreSQL reads the boolean setting as on: any unique prefix will do (parse_bool in bool.c)."""
     text = (value or "").lower()
     return bool(text) and (text in ("on", "1") or "true".startswith(text) or "yes".startswith(text))
 
 
-def read_settings(connection: psycopg.Connection[Any]) -> list[Effective]:
-    """The database's setting, and those of all roles that have one; the database's first."""
+def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]:
+    """The database's setting first, then the settings of all roles that have one."""
     return [
-        Effective(ReadOnlySetting(role or None, here), holds, may_change)
-        for role, here, holds, may_change in connection.execute(SETTINGS_QUERY)
+        EffectiveSetting(ReadOnlySetting(role or None, here), value_in_effect, may_change)
+        for role, here, value_in_effect, may_change in connection.execute(SETTINGS_QUERY)
     ]
 
 
 def read_record(connection: psycopg.Connection[Any]) -> Frozen | None:
-    """What is written down of the freeze that the database is in, if it is in one."""
+    """The stored record of the database's freeze; None if there is none."""
     row = connection.execute(RECORD_QUERY).fetchone()
     if row is None:
         return None
@@ -126,20 +126,20 @@ def read_record(connection: psycopg.Connection[Any]) -> Frozen | None:
 
 
 def read_frozen(connection: psycopg.Connection[Any]) -> Frozen | None:
-    """The record of a freeze that holds: a copy of the database by pg_dump may have the record alone."""
-    found = read_record(connection)
-    return found if found and read_settings(connection)[0].is_on else None
+    """The record of a freeze that is in effect: a database restored from pg_dump may have only the record."""
+    frozen = read_record(connection)
+    return frozen if frozen and read_settings(connection)[0].is_on else None
 
 
 def freeze(connection: psycopg.Connection[Any], fleet_id: str, operation: str, snapshot: str) -> Frozen:
-    """Make new sessions on the connection's database read-only, and write down what was before, in one transaction.
+    """Make new sessions on the database read-only and store the previous settings, in one transaction.
 
-    Sessions that are open stay as they are. The database must not be frozen; a record without effect is put back first.
+    Open sessions are not changed. The database must not be frozen; a record that is not in effect is undone first.
     """
     since = server_time(connection).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with connection.transaction():
         if stale := read_record(connection):
-            _put_back(connection, stale)
+            _undo(connection, stale)
         settings = read_settings(connection)
         changed = [one.setting for number, one in enumerate(settings) if number == 0 or not one.is_on]
         frozen = Frozen(operation, snapshot, since, tuple(changed))
@@ -152,21 +152,21 @@ def freeze(connection: psycopg.Connection[Any], fleet_id: str, operation: str, s
 
 def thaw(
     node: Node, connection: psycopg.Connection[Any], progress: Progress, operation: str | None = None
-) -> Thawed | None:
-    """Set what was set before, and end the sessions that began read-only; None if nothing is frozen.
+) -> ThawResult | None:
+    """Restore the previous settings, and end the sessions that began read-only; None if nothing is frozen.
 
-    With `operation` only what that one froze. A setting that is not on any more was changed since, and stays.
+    With `operation`, undo only a freeze by that operation. A setting that is no longer on was changed later and stays.
     """
-    found = read_record(connection)
-    if found is None or operation not in (None, found.operation):
+    frozen = read_record(connection)
+    if frozen is None or operation not in (None, frozen.operation):
         return None
     with connection.transaction():
-        _put_back(connection, found)
-    ended, left = end_sessions(node, connection, datetime.fromisoformat(found.since), END_SECONDS_MAX, progress)
-    return Thawed(node.id, found, ended, tuple(left))
+        _undo(connection, frozen)
+    ended, left = end_sessions(node, connection, datetime.fromisoformat(frozen.since), END_SECONDS_MAX, progress)
+    return ThawResult(node.id, frozen, ended, tuple(left))
 
 
-def _put_back(connection: psycopg.Connection[Any], frozen: Frozen) -> None:
+def _undo(connection: psycopg.Connection[Any], frozen: Frozen) -> None:
     now = {one.setting.role: one.setting.value for one in read_settings(connection)}
     for setting in frozen.before:
         if is_on(now.get(setting.role)):

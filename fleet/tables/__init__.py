@@ -1,8 +1,8 @@
-"""Tables: what a database holds, read from its catalogs, and how Cutline's publications follow it.
+"""Tables: the contents of a database as its catalogs describe them, and Cutline's publications.
 
-A *group* is one table under one definition; its number names that definition in stored rows. A table's *state* is
-what besides the definition decides whether older rows and later changes fit together. Everything that a snapshot leaves
-out is named.
+A *group* is one table under one definition; its number identifies that definition in stored rows. A table's *state* is
+everything else that decides whether older rows and later changes fit together. Everything that a snapshot leaves out is
+named.
 
 Imports `fleet`, `fleet.nodes` and `storage`.
 """

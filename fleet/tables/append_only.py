@@ -1,16 +1,17 @@
-"""Append-only tables: whether one was updated or deleted from, which nobody follows, by PostgreSQL's own counters.
+"""Append-only tables: detect updates and deletes, which are not captured, by PostgreSQL's counters.
 
-The counters (PostgreSQL manual, "The Cumulative Statistics System") are those of every attempt: rows of transactions
-that were rolled back count too, and so does what logical replication, cascades and ON CONFLICT do. A TRUNCATE counts
-for nothing, and is followed. A row that moves to another partition is deleted from the one it leaves.
+The counters (PostgreSQL manual, "The Cumulative Statistics System") count attempts: they include rows of transactions
+that were rolled back, and changes by logical replication, cascades and ON CONFLICT. TRUNCATE is not counted, but it is
+captured. A row that moves to another partition counts as deleted from the one it leaves.
 
-They are late: a session reports at the end of a transaction, at most once a second, an idle one within 10 s, and one
-that goes on with a long transaction when that ends; of a prepared transaction the session that decides it does. So
-an UPDATE before a cut may be counted after it, and is noticed by the next increment.
+They lag behind: a session reports at the end of a transaction, at most once a second; an idle session within 10 s; a
+session in a long transaction when that ends. A prepared transaction is reported by the session that decides it. So an
+UPDATE before a cut may be counted after it, and is then noticed by the next increment.
 
-They are lost when a server crashes, and by the pg_stat_reset functions. Either leaves a trace: a crash resets all that
-the server counts, the archiver's counters too, and resetting a table's says so of its database. Where there is one,
-equal counters tell nothing: that is a warning, as nobody knows of any change. With track_counts off nothing counts.
+They are lost when a server crashes, and through the pg_stat_reset functions. Both leave a trace: a crash resets all
+counters of the server, the archiver's too, and resetting a table's counters updates the reset time of its database.
+After such a reset, equal counters prove nothing; that is only a warning, as no change is known. With track_counts off
+nothing is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# Settings of roles and databases are not ours, but those who write have them.
+# track_counts may be off for the roles or databases of writers, although it is on in our session.
 COUNTERS_QUERY = """
 SELECT t.oid::bigint, pg_stat_get_tuples_updated(t.oid), pg_stat_get_tuples_deleted(t.oid),
        CASE WHEN current_setting('track_counts')::bool AND NOT EXISTS (
@@ -40,11 +41,11 @@ IDENTITY = "ALTER TABLE … REPLICA IDENTITY FULL, or a primary key"
 
 
 class AppendOnlyChangedError(RefusedError):
-    """An append-only table was updated or deleted from, and nobody knows which rows."""
+    """An append-only table was updated or deleted from, and it is not known which rows."""
 
 
 class Counters(Record, frozen=True):
-    """How many rows of a table were updated and deleted; `since` stamps what they count from, "" if nothing counts."""
+    """The rows of a table updated and deleted. `since` stamps the last reset, "" if track_counts is off."""
 
     updated: Count
     deleted: Count
@@ -52,45 +53,45 @@ class Counters(Record, frozen=True):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """What they count."""
+        """The rows updated and the rows deleted."""
         return self.updated, self.deleted
 
 
 def read_counters(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, Counters]:
     """The counters of these tables, by oid."""
-    found = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
-    return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in found}
+    rows = connection.execute(COUNTERS_QUERY, (list(oids),)).fetchall()
+    return {oid: Counters(updated, deleted, since) for oid, updated, deleted, since in rows}
 
 
 def has_changed(was: Counters, now: Counters) -> bool:
-    """Whether rows were updated or deleted between the two for certain."""
-    # Those of a table may be as they were though its database's stamp is another: that of another table was reset.
+    """Whether rows certainly were updated or deleted between the two."""
+    # Only the rows are compared: the stamp also changes when another table of the database is reset.
     return now.rows not in (was.rows, (0, 0))
 
 
 def are_counters_unknown(was: Counters, now: Counters) -> bool:
-    """Whether rows may have been updated or deleted between the two, and nothing tells."""
+    """Whether rows may have been updated or deleted between the two without the counters showing it."""
     return not has_changed(was, now) and (was != now or not now.since)
 
 
 def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> None:
-    """Raise AppendOnlyChangedError for the tables in both that were updated or deleted from.
+    """Raise AppendOnlyChangedError naming the tables, of those in both, that were updated or deleted from.
 
-    `since` says of when `was` is: an increment, or SNAPSHOT_BEGAN.
+    `since` names the time of `was`, for the message: an increment, or SNAPSHOT_BEGAN.
     """
     changed = [name for name in sorted(was.keys() & now.keys()) if has_changed(was[name], now[name])]
     if not changed:
         return
     counted = "; ".join(f"{name} ({_difference_text(was[name], now[name])})" for name in changed)
     message = (
-        f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by what was rolled back,"
-        f" and which rows is not known: {counted}"
+        f"node {node}: append-only tables were updated or deleted from since {since}, perhaps by transactions that were"
+        f" rolled back; which rows is not known: {counted}"
     )
     if since == SNAPSHOT_BEGAN:
-        hint = f"repeat the command once nobody does, or give each an identity: {IDENTITY}"
+        hint = f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"
     else:
         message += f"; {since} itself may lack the earliest of these changes, as sessions report them late"
-        hint = f"give each an identity, and the next increment copies it anew: {IDENTITY};\nor {NEW_CHAIN}"
+        hint = f"give each a replica identity, and the next increment copies it again: {IDENTITY};\nor {NEW_CHAIN}"
     raise AppendOnlyChangedError(
         message,
         hint=hint,
@@ -104,8 +105,8 @@ def _difference_text(was: Counters, now: Counters) -> str:
     return f"{updated} rows updated, {deleted} deleted"
 
 
-def unknown_counters_error(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
-    """The warning of every table in both of which nothing tells whether it was updated or deleted from."""
+def unknown_counters_warnings(node: str, was: Mapping[str, Counters], now: Mapping[str, Counters]) -> list[LeftOut]:
+    """A warning for every table, of those in both, that may have been updated or deleted from unnoticed."""
     kind = LeftOutKind.UNCOUNTED_TABLE
     names = [name for name in sorted(was.keys() & now.keys()) if are_counters_unknown(was[name], now[name])]
     return [LeftOut(node, kind, name, WHY[kind]) for name in names]

@@ -1,6 +1,6 @@
-"""What types columns are made of, however deep: what can't be loaded again, and what not every server reads.
+"""Find columns whose types, at any depth, can't be loaded again or can't be read by every server.
 
-A domain, an array, a composite or a range has the values of other types in it, and can be read back where they can.
+A domain, array, composite or range contains values of other types, and can be loaded only where they can.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import psycopg
 
 XML = "xml"
-# Types that PostgreSQL or an extension may have for itself alone: those of the category that the manual calls
-# "internal-use" ("char" is one, for its size), and those that an operator class stores and none takes as a column's.
+# Types that may be internal to PostgreSQL or an extension: those of the category that the manual calls "internal-use"
+# (which includes "char", a usable type), and those that an operator class stores but none accepts as a column's type.
 OWN_QUERY = """
 SELECT t.oid FROM pg_type t WHERE t.typtype = 'b' AND t.typcategory = 'Z' AND t.oid <> '"char"'::regtype
 UNION
 SELECT o.opckeytype FROM pg_opclass o
  WHERE o.opckeytype <> 0 AND NOT EXISTS (SELECT FROM pg_opclass i WHERE i.opcintype = o.opckeytype)
 """
-# SQL: the types that have a part in those of `u`, one level deeper. Below 16384 are PostgreSQL's own, of which only
-# arrays hold others.
+# SQL: the types contained in those of `u`, one level deeper. Oids below 16384 are built-in types, of which only arrays
+# contain others.
 WITHIN = """JOIN pg_type t ON t.oid = u.typid
      CROSS JOIN LATERAL (
            SELECT t.typelem WHERE t.typelem <> 0
@@ -31,7 +31,7 @@ WITHIN = """JOIN pg_type t ON t.oid = u.typid
                       WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
            ) part (oid)
      WHERE u.typid >= 16384 OR t.typcategory = 'A'"""
-# Types are followed once for all columns of theirs.
+# Each type is expanded once, for all its columns.
 COLUMNS_QUERY = f"""
 WITH RECURSIVE columns AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid FROM pg_attribute a
@@ -42,50 +42,50 @@ contained (root, typid) AS (
     SELECT u.root, part.oid
       FROM contained u {WITHIN}
 ),
-told (oid) AS (SELECT 'xml'::regtype::oid UNION {OWN_QUERY})
-SELECT c.attrelid::bigint, c.attnum, c.attname, told.oid::regtype::text
-  FROM columns c JOIN contained u ON u.root = c.atttypid JOIN told ON told.oid = u.typid
+special (oid) AS (SELECT 'xml'::regtype::oid UNION {OWN_QUERY})
+SELECT c.attrelid::bigint, c.attnum, c.attname, special.oid::regtype::text
+  FROM columns c JOIN contained u ON u.root = c.atttypid JOIN special ON special.oid = u.typid
  ORDER BY 1, 2, 4
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Contained:
-    """What is told of one table's stored columns.
+class SpecialColumns:
+    """The stored columns of one table that need attention.
 
-    `unloadable` are those whose values PostgreSQL prints and does not read back, by name, with the type in question;
-    `xml` are the numbers of those that have XML in them, which only a server that is built with libxml reads.
+    `unloadable`: columns whose values PostgreSQL prints but can't read back, as (column, type at fault). `xml`: the
+    numbers of columns that contain XML, which only a server built with libxml can read.
     """
 
     unloadable: tuple[tuple[str, str], ...] = ()
     xml: tuple[int, ...] = ()
 
 
-NOTHING_TOLD = Contained()
+NO_SPECIAL_COLUMNS = SpecialColumns()
 
 
-def read_contained(connection: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, Contained]:
-    """What is told of the tables of these oids, of those of which there is anything to tell."""
+def read_special_columns(connection: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, SpecialColumns]:
+    """The special columns of the tables that have any, by the table's oid."""
     rows = connection.execute(COLUMNS_QUERY, (list(oids),)).fetchall()
-    refusing = {name for name in {row[3] for row in rows} - {XML} if not _reads(connection, name)}
-    found: dict[int, Contained] = {}
+    refusing = {name for name in {row[3] for row in rows} - {XML} if not _has_input(connection, name)}
+    by_table: dict[int, SpecialColumns] = {}
     for oid, number, column, type_ in rows:
-        one = found.get(oid, NOTHING_TOLD)
+        one = by_table.get(oid, NO_SPECIAL_COLUMNS)
         if type_ == XML:
-            found[oid] = Contained(one.unloadable, (*one.xml, number))
+            by_table[oid] = SpecialColumns(one.unloadable, (*one.xml, number))
         elif type_ in refusing:
-            found[oid] = Contained((*one.unloadable, (column, type_)), one.xml)
-    return found
+            by_table[oid] = SpecialColumns((*one.unloadable, (column, type_)), one.xml)
+    return by_table
 
 
-def _reads(connection: psycopg.Connection[Any], name: str) -> bool:
-    """Whether the type's input function reads anything at all."""
+def _has_input(connection: psycopg.Connection[Any], name: str) -> bool:
+    """Whether the type's input function accepts any value at all."""
     try:
         with connection.transaction():
             connection.execute(f"SELECT ''::{name}".encode())
     except (psycopg.NotSupportedError, psycopg.InternalError):
-        # Before 16 those of some extensions say so by the second one.
+        # Some extensions' input functions raise the second error before 16.
         return False
     except (psycopg.DataError, psycopg.ProgrammingError):
-        pass  # this text is none of its values
+        pass  # it reads values, but not this one
     return True

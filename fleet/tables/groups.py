@@ -1,8 +1,8 @@
-"""Groups: the tables that are copied and followed, and how each one's rows are keyed.
+"""Groups: the tables that are copied and whose changes are captured, and the keys of their rows.
 
-A group's *key* is its replica identity: what an UPDATE or DELETE in the WAL names a row by. A row is stored
-as PostgreSQL's COPY text line with the key columns first, so the key is a prefix of the line. Groups with
-identity FULL, and append-only ones, have no key columns: such a table is a multiset of lines.
+A group's *key* is its replica identity, by which an UPDATE or DELETE in the WAL identifies a row. A row is stored as
+PostgreSQL's COPY text line with the key columns first, so the key is a prefix of the line. Groups with identity FULL
+and append-only groups have no key columns: such a table is a multiset of lines.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from msgspec import structs
 from fleet.config import GroupRules
 from fleet.nodes.encodings import raw_text
 from fleet.record import Count, Integer, Record, fields_of
-from fleet.tables.column_types import NOTHING_TOLD, Contained, read_contained
+from fleet.tables.column_types import NO_SPECIAL_COLUMNS, SpecialColumns, read_special_columns
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg
 
-# Ordinary permanent tables (leaf partitions among them) that no extension owns. The size of one that somebody has, or
-# wants, for himself is not asked for but taken from the catalog: asking would wait, perhaps for ever. A table that was
-# dropped since the query began has neither size nor privileges.
+# Ordinary permanent tables, including leaf partitions, that no extension owns. If a session holds or awaits ACCESS
+# EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size would wait, perhaps forever. A table
+# that was dropped after the query began has neither size nor privileges.
 TABLES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
@@ -51,8 +51,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.rel
                       AND e.objid = c.oid AND e.deptype = 'e')
  ORDER BY 2, 3
 """
-# A key counts only where WAL carries it: the immediate primary key for DEFAULT, the chosen index for INDEX, and of
-# both not what the index merely INCLUDEs.
+# Key columns are those that the WAL carries: of the immediate primary key for DEFAULT, of the chosen index for INDEX,
+# in both cases without INCLUDE columns.
 COLUMNS_QUERY = """
 SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,
        a.attnum, CASE WHEN a.atthasmissing
@@ -65,7 +65,7 @@ SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attrelid, a.attnum
 """
-# The same text as `table_name` gives for n.nspname and c.relname.
+# SQL for the text that `table_name` returns for n.nspname and c.relname.
 TABLE_NAME = """
 (SELECT string_agg(CASE WHEN part ~ '[."]' THEN '"' || replace(part, '"', '""') || '"' ELSE part END, '.'
                    ORDER BY place)
@@ -74,21 +74,21 @@ TABLE_NAME = """
 QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
 COPY_ESCAPES = str.maketrans(
     {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r", "\\": "\\\\"}
-    # COPY reads these too, and never writes them: bytes that are no UTF-8, as raw text has them.
+    # COPY reads these too, but never writes them: bytes that are not UTF-8, as raw text represents them.
     | {chr(0xDC00 + byte): f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 )
 ESCAPED_BYTE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 class SchemaChangedError(RefusedError):
-    """A table has changed in a way that no increment can carry."""
+    """A table has changed in a way that an increment can't record."""
 
 
 class Column(Record, frozen=True):
-    """One stored column; `position` is its place among the columns that WAL carries, from 0.
+    """One stored column; `position` is its place among the columns in the WAL, from 0.
 
-    `number` is the attribute's own and never another's, whatever the column is called. `missing` is the value, as
-    `copy_text` has it, of rows that are older than the column; None: NULL.
+    `number` is the attribute number, which is never reused. `missing` is the value, as `copy_text` writes it, of rows
+    that are older than the column; None: NULL.
     """
 
     name: str
@@ -101,11 +101,11 @@ class Column(Record, frozen=True):
 
 
 class Group(Record, frozen=True):
-    """One definition of a table of one shard, as stored: `columns` in stored order, the first `key_width` are the key.
+    """One definition of a table of one shard: `columns` in stored order, of which the first `key_width` are the key.
 
-    `number` stands for the definition in every object of a chain; a table that changes gets another. At the full
-    snapshot it is the same on all shards where the table has a key, and on all where it has none. `partitions` is a
-    power of two. `identity` is default, index, full or append_only; the last two have no key.
+    `number` identifies the definition in every object of a chain; a table that changes gets a new one. At the full
+    snapshot all shards where the table has a key share one number, and all where it has none share another.
+    `partitions` is a power of two. `identity` is default, index, full or append_only; the last two have no key.
     """
 
     number: Count
@@ -118,39 +118,38 @@ class Group(Record, frozen=True):
 
     @property
     def name(self) -> str:
-        """`schema.table`, as patterns and reports use it, and no other table's."""
+        """`schema.table`, as patterns and reports use it; unique in the database."""
         return table_name(self.schema, self.table)
 
     @property
     def is_multiset(self) -> bool:
-        """Whether rows are told apart only by their whole line."""
+        """Whether there is no key, so that only the whole line identifies a row."""
         return self.key_width == 0
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What a relation message of decoding tells of a definition: names, types and which columns are the key."""
+        """What a decoded relation message contains of a definition: names, types and which columns are the key."""
         ordered = sorted(self.columns, key=lambda column: column.position)
         columns = tuple((column.name, column.type_oid, column.type_modifier) for column in ordered)
         key = frozenset(column.name for column in self.columns[: self.key_width])
         return self.schema, self.table, columns, key, self.identity == "full"
 
     def definition(self) -> dict[str, Any]:
-        """What makes it this definition and no other: all but its number and partitioning.
+        """What distinguishes this definition from others: all fields but its number and partitions.
 
-        Nor what rows older than a column have there: a rewrite writes that into them, and forgets it.
+        The columns' `missing` values are left out as well: a rewrite stores them in the rows and clears them.
         """
-        found = {key: value for key, value in fields_of(self).items() if key not in ("number", "partitions")}
-        return found | {"columns": [column | {"missing": None} for column in found["columns"]]}
+        fields = {key: value for key, value in fields_of(self).items() if key not in ("number", "partitions")}
+        return fields | {"columns": [column | {"missing": None} for column in fields["columns"]]}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table found in a database: its group, and what admitting and copying it needs to know.
+    """A table in a database: its group, and what is needed to admit and copy it.
 
-    `key_is_immediate` is None without a primary key, and False where that is deferrable, which makes it no identity.
-    `hides_rows`: policies decide which of its rows our role may read. `is_published`: its updates are, by Cutline.
-    `has_generated`: it has generated columns, which no identity may have. `contained` is what is told of its columns'
-    types.
+    `key_is_immediate` is None without a primary key, and False if that is deferrable and so can't be the replica
+    identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`: Cutline publishes
+    its updates. `has_generated`: it has generated columns, which a replica identity can't include.
     """
 
     oid: int
@@ -163,13 +162,13 @@ class Table:
     hides_rows: bool = False
     is_published: bool = False
     has_generated: bool = False
-    contained: Contained = NOTHING_TOLD
+    special_columns: SpecialColumns = NO_SPECIAL_COLUMNS
 
     @property
     def is_admissible(self) -> bool:
-        """Whether publishing its updates can't make them fail (PostgreSQL manual, "Replica Identity").
+        """Whether its updates still succeed once they are published (PostgreSQL manual, "Replica Identity").
 
-        From 18 on an UPDATE fails too where a generated column is part of the identity, and before that WAL lacks it.
+        If a generated column is part of the identity, an UPDATE fails since 18, and the WAL lacks the column before 18.
         """
         if self.identity_is_generated and self.group.identity != "append_only":
             return False
@@ -186,29 +185,29 @@ class Table:
             return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
         full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
         if self.key_is_immediate is False:
-            deferrable = "a deferrable primary key is no identity"
+            deferrable = "a deferrable primary key can't be the replica identity"
             return f"{by_index}: {deferrable}" if self.has_generated else f"{full}  -- {deferrable}"
-        # FULL is no way out with generated columns: updates would fail.
+        # FULL does not help with generated columns: updates would fail.
         return f"ALTER TABLE {name} ADD PRIMARY KEY (…)" + ("" if self.has_generated else f"  -- or: {full}")
 
 
 def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
-    """Every table of the connection's database that `rules` admit, by name; groups numbered 0 for now."""
-    found = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
-    columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in found}
+    """Every table of the connection's database that `rules` include, sorted by name; all group numbers are 0."""
+    rows = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
+    columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in rows}
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
         columns[row[0]].append(row[1:])
-    contained = read_contained(connection, list(columns))
-    tables = (_table(row, columns[row[0]], rules) for row in found)
-    return [replace(table, contained=contained.get(table.oid, table.contained)) for table in tables]
+    special = read_special_columns(connection, list(columns))
+    tables = (_make_table(row, columns[row[0]], rules) for row in rows)
+    return [replace(table, special_columns=special.get(table.oid, NO_SPECIAL_COLUMNS)) for table in tables]
 
 
-def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
+def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
     oid, schema, name, replica_identity, rows_estimate, size_bytes, readable, *facts = row
     _, is_generated, *_ = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
-    # An identity that PostgreSQL can't publish is as good as none.
+    # An identity that PostgreSQL can't publish is treated as none.
     if (is_generated or (not keyed and identity != "full")) and is_matching(
         table_name(schema, name), rules.append_only
     ):
@@ -224,25 +223,25 @@ def _table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRul
 
 
 def copy_text(value: bytes | None) -> str | None:
-    """A value as COPY's text format writes it (PostgreSQL manual, COPY, "Text Format"); NULL stays None.
+    """A value in COPY's text format (PostgreSQL manual, COPY, "Text Format"); None for NULL.
 
-    What is no UTF-8 is escaped by byte, so that it is text in every encoding.
+    Bytes that are not UTF-8 are escaped, so that the text is valid in every encoding.
     """
     return None if value is None else raw_text(value).translate(COPY_ESCAPES)
 
 
 def copy_line(text: str) -> bytes:
-    """What COPY itself writes for a value that is not NULL, in the server's encoding, given by `copy_text`."""
-    return ESCAPED_BYTE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else found[0], text.encode())
+    """What COPY itself writes, in the server's encoding, for a value that `copy_text` returned; not for NULL."""
+    return ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else match[0], text.encode())
 
 
 def table_name(schema: str, table: str) -> str:
-    """`schema.table`. A part that has a dot or a quote is quoted: no two tables have one name."""
+    """`schema.table`. A part with a dot or a quote is quoted, so that every table has a different name."""
     return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
 
 
 def is_matching(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a table's name, as it is or without quotes, fits one of the patterns."""
+    """Whether a table's name, with or without its quotes, matches one of the patterns."""
     plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
     return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
 
@@ -253,27 +252,27 @@ def is_included(name: str, rules: GroupRules) -> bool:
 
 
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
-    """Number the groups of all shards by name, and give each the partitions its largest copy needs.
+    """Number the groups of all shards by name, and set their partitions by the largest copy of each.
 
-    A partition is to hold about `partition_rows` rows; 1 to 1,024 partitions, a power of two. A table that has a
-    key on one shard and none on another has two numbers: the jobs fold the two kinds of groups by number.
+    There are 1 to 1,024 partitions, a power of two, of about `partition_rows` rows each. A table with a key on one
+    shard and none on another gets two numbers: the jobs fold the two kinds of groups by number.
     """
     largest: dict[str, int] = {}
-    for found in tables.values():
-        for table in found:
+    for some in tables.values():
+        for table in some:
             rows = max(table.rows_estimate, table.size_bytes // 256)
             largest[table.group.name] = max(largest.get(table.group.name, 0), rows)
-    kinds = {(table.group.name, table.group.is_multiset) for found in tables.values() for table in found}
+    kinds = {(table.group.name, table.group.is_multiset) for some in tables.values() for table in some}
     numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}
 
-    def numbered(table: Table) -> Table:
+    def number_table(table: Table) -> Table:
         wanted = -(-largest[table.group.name] // partition_rows)
         partitions = min(1024, 1 << max(0, wanted - 1).bit_length())
         number = numbers[table.group.name, table.group.is_multiset]
         group = structs.replace(table.group, number=number, partitions=partitions)
         return replace(table, group=group)
 
-    return {shard: [numbered(table) for table in found] for shard, found in tables.items()}
+    return {shard: [number_table(table) for table in some] for shard, some in tables.items()}
 
 
 def quote_identifier(name: str) -> str:
@@ -287,5 +286,5 @@ def qualify(group: Group) -> str:
 
 
 def column_list(group: Group) -> str:
-    """The stored columns, quoted, in stored order, for COPY and SELECT."""
+    """The quoted names of the stored columns, in stored order, for COPY and SELECT."""
     return ", ".join(quote_identifier(column.name) for column in group.columns)

@@ -1,4 +1,4 @@
-"""Large objects of a database: how many there are, and whether our role may read them all."""
+"""The large objects of a database: count them, divide them, and check that our role may read them all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# The privileges of a large object without a list are its owner's (PostgreSQL manual, "Large Objects").
+# A large object without an ACL can be read by its owner only (PostgreSQL manual, "Large Objects").
 UNREADABLE_QUERY = """
 SELECT m.oid::bigint FROM pg_largeobject_metadata m
  WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
@@ -20,7 +20,7 @@ SELECT m.oid::bigint FROM pg_largeobject_metadata m
  ORDER BY 1
 """
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
-# Where each of at most so many equal parts begins.
+# The first oid of each of at most this many parts of equal size.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
  GROUP BY part ORDER BY 1
@@ -29,7 +29,7 @@ NAMED_MAX = 3
 
 
 class LargeObjectsUnreadableError(RefusedError):
-    """Our role may not read a large object that is to be copied."""
+    """Our role may not read a large object that should be copied."""
 
 
 def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
@@ -40,21 +40,21 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
             role = connection.info.user
             raise LargeObjectsUnreadableError(
                 f"node {node}: role {role} may not read large objects {', '.join(map(str, oids[:NAMED_MAX]))}{more}",
-                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or their owner; or leave out --large-objects',
+                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or omit --large-objects',
                 details={"node": node, "large_objects": oids},
             )
 
 
 def count_large_objects(connection: psycopg.Connection[Any]) -> int:
-    """How many the database has."""
+    """The number of large objects in the database."""
     (count,) = connection.execute(COUNT_QUERY).fetchone() or (0,)
     return int(count)
 
 
-def bounds(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:
-    """Ranges of oids, from and up to but not including, that hold about as many large objects each.
+def oid_ranges(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:
+    """At most `parts` ranges of oids, end exclusive, with about the same number of large objects each.
 
-    They cover all oids: what is copied is what another session's snapshot shows.
+    They cover all oids, because the copy sees the large objects of another session's snapshot.
     """
     begins = [oid for (oid,) in connection.execute(BOUNDS_QUERY, (parts,))]
     return list(zip([0, *begins[1:]], [*begins[1:], None], strict=True))

@@ -1,7 +1,7 @@
-"""What of a database is not in a snapshot: named at every create, so that nothing is skipped in silence.
+"""Find what a snapshot leaves out of a database; every create reports it, so that nothing is skipped silently.
 
-A restore brings back a database's DDL and the rows of its groups. What is neither is found here, in the catalogs
-alone, by one query that reads no table.
+A restore brings back a database's DDL and the rows of its groups. Everything else is found here, by one query that
+reads only the catalogs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LeftOutKind(StrEnum):
-    """The kinds, as JSON has them."""
+    """What kind of thing is left out, as in JSON."""
 
     UNLOGGED_TABLE = "unlogged_table"
     FOREIGN_TABLE = "foreign_table"
@@ -44,7 +44,8 @@ class LeftOutKind(StrEnum):
     STANDBY_COPY = "standby_copy"
 
 
-# Why, and what a restore makes of it; {} is the extension or the foreign server.
+# Why it is left out, and what a restore brings back; {} is the extension, foreign server, position or version. Commits
+# store these texts.
 WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_TABLE: "its rows are not in the WAL: it comes back empty",
     LeftOutKind.FOREIGN_TABLE: "its rows are on foreign server {}: only its definition comes back",
@@ -65,14 +66,14 @@ WHY: Mapping[LeftOutKind, str] = {
     " from is not known",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} does not decode WAL on a standby, 16 does: check has no copy of it",
 }
-# What comes back and may not be what it was: every output warns of it.
+# What a restore may bring back different: every output warns of it.
 WARNED = frozenset({
     LeftOutKind.APPEND_ONLY_TABLE, LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.LARGE_OBJECTS_OF_FULL,
     LeftOutKind.STANDBY_COPY,
 })  # fmt: skip
-# These have no names, but a count.
+# These are counted, not named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
-# Ordinary tables have the kind ''; whether they are left out is for the rules to say.
+# Ordinary tables have the kind ''; the rules decide whether they are left out.
 LEFT_OUT_QUERY = f"""
 SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
             WHEN e.extname IS NOT NULL THEN 'extension_table'
@@ -112,9 +113,9 @@ UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), ''
 
 
 class LeftOut(Record, frozen=True):
-    """One thing of a primary's database that is not in the snapshot, or only in part.
+    """Something in a primary's database that is not in the snapshot, or only in part.
 
-    `name` is `schema.table` where it is a relation; `count` is 1 but for what has no names (COUNTED).
+    `name` is `schema.table` for a relation. `count` is 1 unless the kind is one of COUNTED.
     """
 
     node: str
@@ -129,36 +130,36 @@ def read_left_out(
     rules: GroupRules,
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
-    """What is not in a snapshot of the `groups` that the rules have chosen; one query per primary."""
+    """What a snapshot of `groups`, which the rules include, leaves out; one query per primary."""
     found: list[LeftOut] = []
     for node, connection in primaries.items():
         for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
             if kind:
                 found.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not is_included(name, rules):
-                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _excluded(name, rules)))
+                found.append(LeftOut(node, LeftOutKind.EXCLUDED_TABLE, name, _exclusion_reason(name, rules)))
     return (*found, *append_only_of(groups))
 
 
-def with_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
-    """What was found, where the full snapshot has stored large objects: how many and at which position, by node."""
+def mark_large_objects(found: Iterable[LeftOut], stored: Mapping[str, tuple[int, str]]) -> tuple[LeftOut, ...]:
+    """Adapt `found` to a full snapshot that stored large objects; `stored` has their number and position by node."""
     kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
     replaced = {(LeftOutKind.LARGE_OBJECTS, node) for node in stored}
-    then = [
+    of_full = [
         LeftOut(node, kind, "pg_largeobject", WHY[kind].format(position), count)
         for node, (count, position) in stored.items()
     ]
     others = [one for one in found if one.kind != kind and (one.kind, one.node) not in replaced]
-    return (*others, *then)
+    return (*others, *of_full)
 
 
-def count_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """What every output warns of, list and check too."""
+def select_warnings(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """The entries that every output warns of, also that of list and check."""
     return tuple(one for one in found if one.kind in WARNED)
 
 
 def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdentity]) -> tuple[LeftOut, ...]:
-    """The standbys that are too old to be copied, named at their primaries, whose version they have."""
+    """The standbys that are too old to be copied, listed under their primaries, which have the same version."""
     kind = LeftOutKind.STANDBY_COPY
     return tuple(
         LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
@@ -167,7 +168,7 @@ def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdenti
 
 
 def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:
-    """The groups, by node, whose updates and deletes are not followed."""
+    """The append-only groups by node: their updates and deletes are not captured."""
     kind = LeftOutKind.APPEND_ONLY_TABLE
     return tuple(
         LeftOut(node, kind, group.name, WHY[kind])
@@ -177,7 +178,7 @@ def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]
     )
 
 
-def _excluded(name: str, rules: GroupRules) -> str:
+def _exclusion_reason(name: str, rules: GroupRules) -> str:
     patterns = [pattern for pattern in rules.exclude if is_matching(name, [pattern])]
     chosen = f"excluded by {patterns[0]}" if patterns else f"not chosen by {', '.join(rules.include)}"
     return f"{chosen}: it comes back empty"

@@ -1,8 +1,8 @@
-"""Publications: which tables' changes a node's WAL gives us, without making the fleet's own writes fail.
+"""Cutline's publications: they select the tables whose changes are decoded, without making the fleet's writes fail.
 
-A publication of UPDATEs on a table without replica identity makes PostgreSQL reject those UPDATEs, so such
-tables never enter it: append-only ones have a publication of their own, of inserts and truncates alone. Nobody can keep
-a table from losing its identity later: then its writes fail until it is taken out, which is said, and done by `init`.
+If UPDATEs of a table without replica identity are published, PostgreSQL rejects them. So such tables are never added:
+append-only tables have a separate publication of inserts and truncates only. A table may still lose its identity later.
+Then its updates fail until it is removed from the publication: the next create reports it, and `init` removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleet.hints import NEW_CHAIN
 from fleet.tables.groups import TABLE_NAME, Group, Table, qualify, read_tables
 from storage.errors import RefusedError
 
-# The stamps change with every change of these rows, and with nothing else.
+# The stamps change whenever these rows change, and only then.
 MEMBERS_QUERY = f"""
 SELECT p.pubname, {TABLE_NAME},
        format('%%s.%%s', p.oid, p.xmin), format('%%s.%%s', r.oid, r.xmin),
@@ -30,7 +30,7 @@ SELECT p.pubname, {TABLE_NAME},
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = ANY (%s)
 """
-# Published by way of a partition's root, changes come under the root's name. 18 can publish generated columns.
+# With publish_via_partition_root, changes are published under the root's name. 18 can publish generated columns.
 OPTIONS_QUERY = """
 SELECT p.pubname,
        concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
@@ -39,29 +39,29 @@ SELECT p.pubname,
                           CASE WHEN coalesce(to_jsonb(p) ->> 'pubgencols', 'n') <> 'n' THEN 'generated columns' END)
   FROM pg_publication p WHERE p.pubname = ANY (%s)
 """
-# Of these oids, those that we may not publish.
+# The tables, of these oids, that our role may not publish.
 OTHERS_QUERY = "SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s) AND NOT pg_has_role(relowner, 'USAGE')"
 KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS = "insert, update, delete, truncate", "insert, truncate"
 GENERATED_COLUMNS_VERSION = 180000
 
 
 class TableNotAdmissibleError(RefusedError):
-    """A table has no replica identity, so its changes can't be followed."""
+    """A table's changes can't be captured, or its rows can't be copied and loaded again."""
 
 
 class NotOwnerError(RefusedError):
-    """Our role may not put a table into a publication."""
+    """Our role may not add a table to a publication."""
 
 
 class PublicationChangedError(RefusedError):
-    """A publication does not give all changes of the snapshot's tables, or has not always done so."""
+    """A publication does not publish all changes of the snapshot's tables, or has not always done so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A table's place in a publication. The stamps are of the rows in pg_publication and pg_publication_rel.
+    """The stamps of a table's rows in pg_publication and pg_publication_rel.
 
-    `limits` says what keeps some of the table's changes back, empty if nothing does.
+    `limits` names what withholds some of its changes (a row filter, a column list); empty if nothing does.
     """
 
     publication: str
@@ -70,7 +70,7 @@ class Membership:
 
 
 NOWHERE = Membership("", "", "")
-# By publication and table.
+# By publication, then by table.
 Members = dict[str, dict[str, Membership]]
 
 
@@ -80,17 +80,17 @@ def publication_names(fleet_id: str) -> tuple[str, str]:
 
 
 def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
-    """Raise TableNotAdmissibleError naming every table that can't be followed and what would admit it."""
+    """Raise TableNotAdmissibleError naming every table that a snapshot can't include, with the remedies."""
     refused = [(node, table) for node, found in tables.items() for table in found if not table.is_admissible]
     if refused:
         names = ", ".join(f"{table.group.name} on {node}" for node, table in refused)
         remedies = "\n".join(sorted({f"  {table.remedy};" for _, table in refused}))
         failing = ", ".join(f"{table.group.name} on {node}" for node, table in refused if table.is_published)
         raise TableNotAdmissibleError(
-            f"no replica identity, so updates and deletes can't be followed: {names}"
-            + (f"; PostgreSQL rejects those of {failing}, which had one when Cutline published it" if failing else ""),
+            f"no replica identity, so updates and deletes can't be captured: {names}"
+            + (f"; PostgreSQL rejects those of {failing}, published while it had an identity" if failing else ""),
             hint=f"give them one, or list them in fleet.toml under groups.exclude or groups.append_only:\n{remedies}"
-            + ("\nthen take what is published without one out of the publication: snapshot init" if failing else ""),
+            + ("\nthen remove tables without one from the publication: snapshot init" if failing else ""),
             details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
         )
     _check_readable(tables)
@@ -100,15 +100,17 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     found = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
     if unreadable := [name for name, table in found if not table.readable]:
         raise TableNotAdmissibleError(
-            f"the role may not read {', '.join(unreadable)}",
+            f"our role may not read {', '.join(unreadable)}",
             hint="GRANT pg_read_all_data TO the role, or exclude the tables in fleet.toml under groups.exclude",
         )
     unloadable = [
-        f"column {column} ({type_}) of {name}" for name, table in found for column, type_ in table.contained.unloadable
+        f"column {column} ({type_}) of {name}"
+        for name, table in found
+        for column, type_ in table.special_columns.unloadable
     ]
     if unloadable:
         raise TableNotAdmissibleError(
-            f"PostgreSQL does not read back what it prints of {', '.join(unloadable)}",
+            f"PostgreSQL can't read back the values that it prints for {', '.join(unloadable)}",
             hint="give the columns another type, or exclude the tables in fleet.toml under groups.exclude",
         )
     if hidden := [name for name, table in found if table.hides_rows]:
@@ -119,10 +121,10 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
 
 
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
-    """Create both publications, add what they lack, and put right what was altered; return the tables added.
+    """Create both publications, add missing tables, and repair what was altered; return the tables added.
 
-    A table whose updates PostgreSQL rejects is taken out. Safe to repeat: what is right is not touched, so that no
-    chain ends by it. Raises NotOwnerError, and has changed nothing.
+    A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so it ends no
+    chain. If it raises NotOwnerError, nothing was changed.
     """
     wanted: dict[str, dict[str, Table]] = {name: {} for name in publication_names(fleet_id)}
     for table in tables:
@@ -136,8 +138,8 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             added: list[str] = []
             for name, operations in operations_of(fleet_id).items():
                 _ensure_options(connection, name, operations, options)
-                present = {table: found for table, found in members.get(name, {}).items() if table in wanted[name]}
-                limited = sorted(table for table, found in present.items() if found.limits)
+                present = {table: one for table, one in members.get(name, {}).items() if table in wanted[name]}
+                limited = sorted(table for table, one in present.items() if one.limits)
                 _alter(connection, name, "DROP TABLE", [wanted[name][table] for table in limited])
                 missing = sorted({*limited, *lacking[name]})
                 _alter(connection, name, "ADD TABLE", [wanted[name][table] for table in missing])
@@ -161,16 +163,16 @@ def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwn
 
 
 def _remove_tables(connection: psycopg.Connection[Any], fleet_id: str, members: Members) -> None:
-    """Take out of the publication of updates what PostgreSQL rejects the updates of."""
+    """Remove the tables whose updates PostgreSQL rejects from the publication of updates."""
     name, _ = publication_names(fleet_id)
     published = members.get(name, {})
-    # By no rules at all: what fleet.toml leaves out is published as long as nobody takes it out.
+    # Read all tables, whatever the rules: a table excluded from fleet.toml later is still published.
     tables = [table for table in read_tables(connection, GroupRules()) if table.group.name in published]
     _alter(connection, name, "DROP TABLE", [table for table in tables if not table.is_admissible])
 
 
 def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> list[str]:
-    """Drop the fleet's publications; return those that were there. Raises what PostgreSQL does if it may not."""
+    """Drop the fleet's publications and return their names; raise psycopg.Error if our role may not."""
     found = sorted(_options(connection, fleet_id))
     for name in found:
         connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
@@ -178,12 +180,12 @@ def drop_publications(connection: psycopg.Connection[Any], fleet_id: str) -> lis
 
 
 def operations_of(fleet_id: str) -> dict[str, str]:
-    """What each of the fleet's publications publishes."""
+    """The operations that each of the fleet's publications publishes, by name."""
     return dict(zip(publication_names(fleet_id), (KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS), strict=True))
 
 
 def publication_of(group: Group, fleet_id: str) -> str:
-    """The publication that the group belongs into."""
+    """The name of the publication that the group belongs to."""
     keyed, append_only = publication_names(fleet_id)
     return append_only if group.identity == "append_only" else keyed
 
@@ -208,7 +210,7 @@ def _has_generated(connection: psycopg.Connection[Any]) -> bool:
 
 def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: list[Table]) -> None:
     if tables:
-        # ONLY is for ADD: DROP removes just what is named.
+        # Only ADD needs ONLY: DROP removes just the named table.
         only = "ONLY " if action == "ADD TABLE" else ""
         listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
         connection.execute(
@@ -224,9 +226,9 @@ def check_published(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, Membership]:
-    """The groups' memberships, by name; raise PublicationChangedError if not all of a group's changes are published.
+    """The groups' memberships, by name; raise PublicationChangedError unless all changes of all groups are published.
 
-    With `unpublished_too` a group that is in no publication of Cutline's is only left out.
+    With `unpublished_too`, a group that is in none of Cutline's publications is just left out of the result.
     """
     options, members = _options(connection, fleet_id), _members(connection, fleet_id)
     wanted: dict[str, list[str]] = {}
@@ -240,13 +242,13 @@ def check_published(
                    if present[table].limits]  # fmt: skip
         problem = ""
         if name not in options:
-            problem = f"publication {name} is gone, which held {', '.join(missing)}"
+            problem = f"publication {name} does not exist any more; it published {', '.join(missing)}"
         elif options[name] != (operations_of(fleet_id)[name], ""):
             operations, additions = options[name]
-            problem = f"publication {name}, with {', '.join(sorted(tables))}, was altered: it publishes {operations}"
+            problem = f"publication {name} of {', '.join(sorted(tables))} was altered: it publishes {operations}"
             problem += f", {additions}" if additions else ""
         elif missing and not unpublished_too:
-            problem = f"not in Cutline's publication {name}: {', '.join(missing)}"
+            problem = f"Cutline's publication {name} lacks {', '.join(missing)}"
         elif limited:
             problem = f"publication {name} was altered: it has {', '.join(limited)}"
         if problem:

@@ -1,16 +1,16 @@
-"""What tells whether a table's changes came through WAL whole, and in which form: its state, at every commit.
+"""A table's state: whether the WAL has all of its changes, and in which form.
 
-Stored in commits and compared by the next increment (snapshots/ddl/table_plan.py), before and after its cut.
-`fleet.tables.groups` tells what a row looks like; this is what else decides whether older rows and later changes go
-together:
+Every commit stores it, and the next increment compares it before and after its cut (snapshots/ddl/table_plan.py). A
+group's definition describes the rows; the state is everything else that decides whether older rows and later changes
+fit together:
 
-- which table it is, and that it was published without a break. A table that leaves a publication and comes back
-  has another pg_publication_rel row; an altered publication has its pg_publication row under another xmin
-  (freezing and rewriting a catalog keep xmin). PostgreSQL makes no published table unlogged, so that shows here too;
-- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`): logical decoding does not show that. It gives
-  the table another file and the column another pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
+- that it is the same table, and was published without a gap. A table that leaves a publication and comes back has a new
+  pg_publication_rel row; an altered publication has a new xmin in its pg_publication row (freezing and rewriting a
+  catalog keep xmin). A published table can't be made unlogged, so that shows here, too;
+- that no ALTER TABLE rewrote its rows (`ALTER COLUMN … TYPE … USING`), which logical decoding does not show. A rewrite
+  gives the table a new file and the column a new pg_attribute row. VACUUM FULL, CLUSTER and TRUNCATE do only the first;
 - how many attributes it ever had: a column that was added and dropped again leaves no other trace;
-- that the types whose values print names (enum labels, composites' fields) print what they printed.
+- that types whose values are printed as names (enum labels, fields of composites) are still printed the same.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
-# A row of pg_enum has another xmin once its label or its place was changed.
-# Types like regclass are printed as names, and aclitem with those of roles: a hash of all that there are stamps them.
+# A pg_enum row has a new xmin after its label or its position was changed. regclass and similar types are printed as
+# names, and aclitem with role names: their stamp is a hash of all such names.
 TYPES_QUERY = f"""
 WITH RECURSIVE used (relid, typid) AS (
     SELECT a.attrelid, a.atttypid FROM pg_attribute a
@@ -71,18 +71,18 @@ SELECT u.relid::bigint, 'names ' || named.hash
          JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
         WHERE o.oid >= 16384) AS named
 """
-# A label may have any bytes of the database's encoding.
+# A label may contain any bytes of the database's encoding.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 XML_STAMP = "xml "
 
 
 class TableState(Record, frozen=True):
-    """One table as a commit found it.
+    """One table at a commit.
 
-    `publication` and `membership` stamp the rows of pg_publication and pg_publication_rel, `columns` those of
-    pg_attribute, `types` those that say how values are printed, and which columns have XML in them (`xml_columns`);
-    `file` is where its rows are; `attributes` is how many columns it ever had. `counted` is what PostgreSQL has counted
-    of an append-only one, None of all others.
+    `publication` and `membership` stamp its rows in pg_publication and pg_publication_rel, and `columns` those in
+    pg_attribute. `types` stamps how values are printed, and lists the columns that contain XML (`xml_columns`). `file`
+    is its filenode, and `attributes` the number of columns that it ever had. `counted` has the counters of an
+    append-only table; None for all others.
     """
 
     table: str
@@ -102,7 +102,7 @@ class TableState(Record, frozen=True):
 
     @property
     def xml_columns(self) -> frozenset[int]:
-        """The numbers of the columns that have XML in them, however deep; older commits do not say."""
+        """The numbers of the columns that contain XML at any depth; empty in commits of older versions."""
         return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
 
 
@@ -114,15 +114,15 @@ def read_table_states(
     *,
     unpublished_too: bool = False,
 ) -> dict[str, TableState]:
-    """The state of the node's `tables`, by name; raise PublicationChangedError if their changes are not published.
+    """The states of the node's `tables`, by name; raise PublicationChangedError if their changes are not published.
 
-    With `unpublished_too` one that is in no publication of Cutline's is there too, with an empty membership.
+    With `unpublished_too`, a table that is in none of Cutline's publications has a state with an empty membership.
     """
     tables = list(tables)
     groups = [table.group for table in tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
     names = {table.oid: table.group.name for table in tables}
-    contained = {table.oid: table.contained for table in tables}
+    special = {table.oid: table.special_columns for table in tables}
     oids = list(names)
     types: dict[int, list[str]] = {oid: [] for oid in oids}
     for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (oids,)):
@@ -137,7 +137,7 @@ def read_table_states(
             file,
             attributes,
             columns or "",
-            tuple(sorted(types[oid])) + tuple(f"{XML_STAMP}{number}" for number in contained[oid].xml),
+            tuple(sorted(types[oid])) + tuple(f"{XML_STAMP}{number}" for number in special[oid].xml),
             counted.get(oid),
         )
         for oid, file, attributes, columns in connection.execute(FILES_QUERY, (oids,))

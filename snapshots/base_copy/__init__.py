@@ -1,4 +1,4 @@
-"""Base copy: the rows of tables as one exported snapshot of a node shows them, stored as Parquet objects.
+"""Base copy: the rows of tables as an exported snapshot of a node shows them, stored as Parquet objects.
 
 Imports `snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `wal`, `columns`, `fleet` and `storage`.
 """

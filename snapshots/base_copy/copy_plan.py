@@ -13,7 +13,7 @@ from snapshots.base_copy.destination import CopyDestination
 
 PAGE_BYTES = 8192
 TASK_PAGES = 8192
-# A task holds the locks of its tables until its end, and PostgreSQL has room for some thousands at once.
+# A task locks its tables until it ends, and a PostgreSQL server has room for a few thousand locks.
 TASK_TABLES = 500
 
 
@@ -27,14 +27,14 @@ class TableSource:
 
 
 def plan_ranges(tables: Sequence[Table]) -> list[tuple[PageRange, ...]]:
-    """Each entry is one task's work: one range of a big table, or whole small tables together.
+    """Plan the ranges of each task: one range of a large table, or several whole small tables.
 
-    The last range of a table has no end: pages that were added after its size was read belong to it.
+    The last range of a table has no upper bound: it includes pages added after the size was read.
     """
     planned: list[tuple[PageRange, ...]] = []
     together: list[PageRange] = []
     pages_together = 0
-    for table in sorted(tables, key=lambda found: (-found.size_bytes, found.group.name)):
+    for table in sorted(tables, key=lambda table: (-table.size_bytes, table.group.name)):
         pages = -(-table.size_bytes // PAGE_BYTES)
         if pages > TASK_PAGES:
             bounds = [*range(0, pages - TASK_PAGES // 2, TASK_PAGES), None]
@@ -52,7 +52,7 @@ def plan_ranges(tables: Sequence[Table]) -> list[tuple[PageRange, ...]]:
 
 
 def plan_copy(sources: Iterable[TableSource], destination: CopyDestination) -> list[CopyTask]:
-    """The tasks that copy all sources, taking turns between the nodes."""
+    """The tasks that copy all sources, in turn from each node."""
     queues = [(source, plan_ranges(source.tables)) for source in sources]
     tasks: list[CopyTask] = []
     for turn in range(max((len(ranges) for _, ranges in queues), default=0)):

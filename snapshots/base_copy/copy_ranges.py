@@ -1,7 +1,7 @@
-"""Copying a base: what a task of the base copy job does, in an executor.
+"""Copy page ranges: the work of one task of the base copy job, in an executor.
 
-Each task opens its own session in the node's exported snapshot and copies ranges of pages with COPY. Lines are
-split into key and row by whole columns and stored as Parquet objects of BASE_SCHEMA, the same for every table.
+Each task opens its own session in the node's exported snapshot and copies page ranges with COPY. The lines are split
+into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA, the same for all tables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOCK_NOT_AVAILABLE = b"55P03"
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Pages `low` up to, not including, `high` of a group's table; without `high` to its end."""
+    """The pages from `low` to `high`, exclusive, of a group's table; to its end if `high` is None."""
 
     group: Group
     low: int = 0
@@ -72,9 +72,9 @@ class CopyReport:
 
 
 def copy_ranges(task: CopyTask) -> CopyReport:
-    """Copy the task's ranges; never raises a SnapshotError, but reports it."""
+    """Copy the task's ranges. Reports a SnapshotError instead of raising it."""
     try:
-        # synchronize_seqscans is off in every session; a range of pages is read in order anyway.
+        # synchronize_seqscans is off in every session, and a page range is read in order anyway.
         with open_exported(task.node, task.exported) as connection:
             objects = ObjectWriter(
                 task.store.open(), BASE_SCHEMA, BASE, task.node.id,
@@ -84,7 +84,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             for part in task.ranges:
                 for lines in _copy(connection, task.node, part):
                     rows.add(part.group, lines)
-                    # A line may be of 1 GB: nothing of it is held while the next one comes.
+                    # A line may have 1 GB: release it before the next one is read.
                     del lines
             rows.close()
             return CopyReport(tuple(objects.objects))
@@ -102,7 +102,7 @@ def copy_query(part: PageRange) -> str:
 
 
 def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """The range's lines, in columns of bounded size. libpq hands out one line per call."""
+    """Yield the range's lines in columns of bounded size. libpq returns one line per call."""
     raw = connection.pgconn
     result = raw.exec_(copy_query(part).encode())
     if result.status != libpq.ExecStatus.COPY_OUT:
@@ -117,7 +117,7 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
             length, line = raw.get_copy_data(0)
             if length <= 0:
                 break
-            # Appended at once: holding on to libpq's own buffers costs six times as much (measured).
+            # Appended at once: holding libpq's own buffers takes six times the memory (measured).
             data += line
             del line
             lengths.append(length)
@@ -135,7 +135,7 @@ def _copy(connection: psycopg.Connection[Any], node: Node, part: PageRange) -> I
 def _copy_error(node: Node, part: PageRange, message: bytes) -> CopyError:
     text = " ".join(message.decode(errors="replace").split())
     return CopyError(
-        f"node {node.id}: copying {part.group.name} ended: {text}",
+        f"node {node.id}: copying table {part.group.name} stopped: {text}",
         hint="see the server's log, then repeat the command",
         details={"node": node.id, "group": part.group.name},
     )
@@ -151,10 +151,10 @@ def base_table(group: Group, lines: BytesColumn) -> pa.Table:
 
 @dataclass(slots=True)
 class _Rows:
-    """Lines on their way into objects.
+    """A buffer of lines before they are written to objects.
 
-    They wait until they fill a row group, whichever tables they are of: one of its own for each of thousands of small
-    tables would cost more than their rows.
+    Lines wait until they fill a row group, across tables: a separate row group for each of thousands of small tables
+    would take more space than their rows.
     """
 
     objects: ObjectWriter

@@ -1,6 +1,6 @@
-"""The slots whose exported snapshots a base copy reads: made on all nodes, checked, and dropped.
+"""The slots whose exported snapshots a base copy reads: make, check and drop them on all nodes.
 
-A full snapshot keeps its slots for the chain's WAL. An increment drops those it made to copy some tables anew.
+A full snapshot keeps its slots for the chain's WAL. An increment drops those that it made to copy tables.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from wal.slots.slots import ExportedSlot, create_exported_slot, drop_slots
 def export_snapshots(
     fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
 ) -> Iterator[dict[str, ExportedSlot]]:
-    """Create the slot `name` on all `nodes`, by node id; their exported snapshots can be used while the block runs.
+    """Create the slot `name` on all `nodes`; yields the slots by node id, whose exported snapshots last for the block.
 
-    Raises SlotWaitError where older transactions don't end within `wait_seconds`, SlotLostError, NodeUnreachableError.
+    Raises SlotWaitError if older transactions don't end within `wait_seconds`, SlotLostError, NodeUnreachableError.
     """
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()
@@ -55,27 +55,27 @@ def export_snapshots(
 
 
 def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fingerprints: Mapping[str, str]) -> None:
-    """Raise ChangedError unless every exported snapshot shows the catalogs of these `fingerprints`, by shard.
+    """Raise ChangedError unless the catalogs in every exported snapshot have these `fingerprints`, by shard.
 
-    Otherwise the rows that are copied would not fit the definitions that the commit lists.
+    Otherwise the copied rows would not match the definitions that the commit lists.
     """
 
     def check(node: Node) -> None:
         with open_exported(node, slots[node.id].snapshot) as connection:
-            found = read_fingerprint(connection)
-        if found != fingerprints[node.shard]:
-            raise ChangedError(f"node {node.id}: its schema was changed while the copy of its tables was begun")
+            fingerprint = read_fingerprint(connection)
+        if fingerprint != fingerprints[node.shard]:
+            raise ChangedError(f"node {node.id}: DDL was committed while the base copy was started")
 
     in_parallel(check, nodes)
 
 
 def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> None:
-    """Drop the slot `name` on all nodes; raise NodeUnreachableError where one is left."""
+    """Drop the slot `name` on all nodes; raise NodeUnreachableError if one is left."""
     if left := drop_slots(nodes, name):
-        # The next command drops it, once this operation has failed.
+        # The next command drops it when it settles this operation.
         raise NodeUnreachableError(
             f"node {left[0]}: slot {name} could not be dropped",
-            hint="see the server's log",
+            hint="see the server's log; the next create drops the slot",
             details={"node": left[0]},
         )
     progress.reached(CrashPoint.COPY_SLOTS_DROPPED)

@@ -13,9 +13,9 @@ from snapshots.records.commit import StoredObject
 
 
 def copy_tables(tasks: Sequence[CopyTask], spark: SparkSource, progress: Progress, watch: Watch) -> list[StoredObject]:
-    """Run the tasks and return the objects they stored; raise the first error that a task met.
+    """Run the tasks and return the objects that they stored; raise the first error that a task reports.
 
-    The job is cancelled when `watch` finds a node silent.
+    The job is cancelled if `watch` finds a node silent.
     """
     session = start_session(spark, progress)
     progress.step("copy", total=len(tasks), unit="tasks")

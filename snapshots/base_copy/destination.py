@@ -1,4 +1,4 @@
-"""Where the objects of a base copy go."""
+"""Where the objects of a base copy are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.location import StoreLocation
 
 @dataclass(frozen=True, slots=True)
 class CopyDestination:
-    """The snapshot and the operation that a base copy is made for, and the store that it goes to."""
+    """The snapshot and the operation that a base copy belongs to, and the store that holds it."""
 
     snapshot: str
     operation: str

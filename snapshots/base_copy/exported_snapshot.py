@@ -1,4 +1,4 @@
-"""A session that shows a node as an exported snapshot of it does (PostgreSQL manual, "Snapshot Synchronization")."""
+"""Sessions that use a node's exported snapshot (PostgreSQL manual, "Snapshot Synchronization Functions")."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fleet.nodes.relation_locks import bound_lock_waits, locked_error
 
 @contextmanager
 def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session of its own in the snapshot `exported` of `node`, read-only; it ends with the block.
+    """Open a read-only session of `node` in the snapshot `exported`; it ends with the block.
 
-    Raises RelationLockedError where a wait for a lock is too long, and NodeUnreachableError for whatever else the
-    server or libpq raise, within the block too: a snapshot that is not there any more went with the session that
-    exported it, as the server was restarted or somebody ended that.
+    Raises RelationLockedError if a wait for a lock is too long, and NodeUnreachableError for any other error of the
+    server or libpq, within the block too. A snapshot disappears with the session that exported it, which ends when the
+    server restarts or somebody terminates it.
     """
     try:
         with connect(node) as connection:

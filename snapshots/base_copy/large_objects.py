@@ -1,7 +1,7 @@
-"""Copying large objects: what a task does, in an executor.
+"""Copy large objects: the work of one task, in an executor.
 
-A task reads a range of oids in the exported snapshot of the base copy, with lo_get: it asks for no more than the
-privileges of each large object, where pg_largeobject is for superusers. Holes come as zeros, as every reader sees them.
+A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only the privileges of
+each large object; pg_largeobject is for superusers. Holes are read as zeros, as by every reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fleet.config import Node
 from fleet.nodes.relation_locks import raising_locked
-from fleet.tables.large_objects import bounds
+from fleet.tables.large_objects import oid_ranges
 from snapshots.base_copy.copy_ranges import CopyReport
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
@@ -34,9 +34,9 @@ LARGE_SCHEMA = pa.schema(
     ]
 )
 PART_BYTES = 256 << 10
-# A worker holds an object some five times while it makes it (measured).
+# A worker holds about five copies of an object while it writes it (measured).
 OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
-# So many parts are held at a time, 8 MiB at most; an object is read in such batches, too.
+# Parts held at a time, 8 MiB at most; a large object is read in batches of as many.
 PARTS_TOGETHER = 32
 TASKS_PER_NODE_MAX = 8
 LARGE_OBJECT_TABLES = ("pg_largeobject", "pg_largeobject_metadata")
@@ -64,7 +64,7 @@ class LargeObjectPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LargeObjectTask:
-    """The large objects of one node with oids from `low` up to, not including, `high`; without it, to the end."""
+    """The large objects of one node with oids from `low` to `high`, exclusive; to the end if `high` is None."""
 
     node: Node
     number: int
@@ -89,12 +89,12 @@ def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDe
     return [
         LargeObjectTask(one.node, number, one.exported, low, high, destination.prefix(one.node.id), destination.store)
         for one in sources
-        for number, (low, high) in enumerate(bounds(one.connection, TASKS_PER_NODE_MAX) or [(0, None)])
+        for number, (low, high) in enumerate(oid_ranges(one.connection, TASKS_PER_NODE_MAX) or [(0, None)])
     ]
 
 
 def copy_large_objects(task: LargeObjectTask) -> CopyReport:
-    """Copy the task's large objects; never raises a SnapshotError, but reports it."""
+    """Copy the task's large objects. Reports a SnapshotError instead of raising it."""
     try:
         with (
             open_exported(task.node, task.exported) as connection,
@@ -113,16 +113,17 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
 
 
 def _read(connection: psycopg.Connection[Any], task: LargeObjectTask) -> Iterator[list[LargeObjectPart]]:
-    """The task's large objects, some parts at a time: several first ones, and those after each that is full."""
+    """Yield the parts of the task's large objects: batches of first parts, each followed by the rest of large ones."""
     high = "NULL" if task.high is None else str(task.high)
     connection.execute(FIRST_PARTS.format(part_bytes=PART_BYTES, low=task.low, high=high).encode())
     while first := connection.execute(f"FETCH {PARTS_TOGETHER} FROM first_parts", binary=True).fetchall():
         yield [LargeObjectPart(oid, 0, data, definition) for oid, data, definition in first]
         for oid in [oid for oid, data, _ in first if len(data) == PART_BYTES]:
-            yield from _rest(connection, oid)
+            yield from _read_rest(connection, oid)
 
 
-def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[LargeObjectPart]]:
+def _read_rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[LargeObjectPart]]:
+    """Yield the parts of a large object after its first, in batches."""
     offset, parts = PART_BYTES, list[LargeObjectPart]()
     while True:
         (data,) = connection.execute(NEXT_PART, (oid, offset, PART_BYTES), binary=True).fetchone() or (b"",)
@@ -139,7 +140,7 @@ def _rest(connection: psycopg.Connection[Any], oid: int) -> Iterator[list[LargeO
 def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
     columns = [pa.array(column, kind.type) for column, kind in zip(zip(*parts, strict=True), LARGE_SCHEMA, strict=True)]
     objects.write(pa.table(columns, schema=LARGE_SCHEMA))
-    begun = sum(part.definition is not None for part in parts)
-    objects.count(LARGE_OBJECTS_COUNT, begun, sum(len(part.data) for part in parts))
+    large_objects = sum(part.definition is not None for part in parts)
+    objects.count(LARGE_OBJECTS_COUNT, large_objects, sum(len(part.data) for part in parts))
     if objects.is_full:
         objects.close()

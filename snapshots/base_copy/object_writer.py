@@ -1,4 +1,4 @@
-"""The Parquet objects that a task of a base copy stores, filled one after the other and each of bounded size."""
+"""Write the Parquet objects of a base copy task, one after the other, each of bounded size."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from wal.segments.segments import parquet_options
 
 @dataclass(slots=True)
 class ObjectWriter:
-    """Objects of `schema`, of one `kind` and node, whose keys begin with `beginning`.
+    """Writes objects of `schema`, of one `kind` and node, whose keys begin with `beginning`.
 
-    One `is_full` with so many bytes as it is stored, or with so many before compression. `objects` are those that are
-    stored, with the rows that were counted for each.
+    An object is full at `object_bytes` as stored, or at `object_raw_bytes` before compression. `objects` are those
+    stored, with the rows counted for each.
     """
 
     store: ObjectStore
@@ -39,29 +39,29 @@ class ObjectWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the object is to be closed."""
+        """Whether the current object has reached its size and should be closed."""
         is_large = self._sink is not None and self._sink.tell() > self.object_bytes
         return is_large or self._raw_bytes > self.object_raw_bytes
 
     def count(self, number: int, rows: int, raw_bytes: int) -> None:
-        """Count rows under `number` for the object, and their bytes before compression."""
+        """Count rows of the group `number` in the current object, and their bytes before compression."""
         self._rows[number] = self._rows.get(number, 0) + rows
         self._raw_bytes += raw_bytes
 
     def write(self, table: pa.Table) -> None:
-        """Put the table into the object, as row groups of its own."""
+        """Write the table to the current object, in new row groups."""
         if self._writer is None:
             self._sink = pa.BufferOutputStream()
             self._writer = pq.ParquetWriter(self._sink, self.schema, **parquet_options(self.schema))
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Store the object, if anything was written to it; what comes next goes into another."""
+        """Store the current object, if anything was written to it; the next write begins another."""
         if self._writer is None:
             return
         self._writer.close()
         body = self._sink.getvalue().to_pybytes()
-        # The random part keeps a task that Spark repeats apart from its first attempt.
+        # The random part distinguishes the attempts of a task that Spark repeats.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
         create_or_find(self.store, key, body)
         self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest(body), self._rows))

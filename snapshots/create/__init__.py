@@ -1,7 +1,7 @@
-"""Create: taking a full snapshot or an increment, from the checks to the commit.
+"""Create: take a full snapshot or an increment, from the checks to the commit.
 
-Every check is made before anything is changed. Nothing that is made counts until the commit is stored; whatever ends a
-create before that leaves no snapshot.
+Every check runs before anything is changed. Nothing counts until the commit is stored: a create that ends earlier
+leaves no snapshot.
 
-Imports every other part of `snapshots` but `fold`, `listing` and `removal`, and what they import.
+Imports every part of `snapshots` except `fold`, `listing` and `removal`, and what those parts import.
 """

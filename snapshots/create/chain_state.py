@@ -1,4 +1,4 @@
-"""What a chain's next cut starts from: the tables, the archive and the last cut as the commits have them."""
+"""The starting point of a chain's next cut: tables, archive and last cut as the commits record them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from wal.segments.archive import Segment
 class ChainState:
     """A chain before its next cut.
 
-    `chain` is the operation that began it. `known` is what its last commit says of the tables, `seen` what the
-    primaries' catalogs said when they were last read. `base` is where each node's archive begins, `segments` the part
-    of it that commits list, `last_cut` where each primary's state ends.
+    `chain` is the id of the operation that began it. `known` are the tables as its last commit records them, `seen` as
+    the primaries' catalogs were last read. `base` is the position at which each node's archive begins, `segments` the
+    part of the archive that commits list, `last_cut` the last cut on each primary.
     """
 
     chain: str
-    followed: TableSelection
+    selection: TableSelection
     known: KnownTables
     seen: Mapping[str, NodeTables]
     base: Mapping[str, Lsn]

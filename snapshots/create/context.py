@@ -1,7 +1,7 @@
 """The context of a create that holds the fleet's lock and has stored its intent.
 
-Only the two attempts (`full_attempt`, `increment_attempt`) and the cut that they share take it whole. Everything below
-takes the sessions, the store or the operation alone.
+Only the two attempts (`full_attempt`, `increment_attempt`) and the cut that they share take the whole context. Other
+functions take the sessions, the store or the operation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wal.slots.slots import drop_slots
 
 @dataclass(frozen=True, slots=True)
 class CreateContext:
-    """What was asked for, into which store, as which operation, and under which lock."""
+    """The request, the store that the snapshot goes to, the operation, and the lock that it holds."""
 
     request: CreateRequest
     store: ObjectStore
@@ -39,7 +39,8 @@ class CreateContext:
         return self.lock.sessions.fleet
 
 
-def undo_create(context: CreateContext, slot: str, progress: Progress) -> bool:
-    """Remove what a failed create has made on the nodes, `slot` included; False if something is left."""
-    writable = not context.request.terminal or undo_freeze(context.fleet.primaries, context.operation.id, progress)
-    return not drop_slots(context.sessions.nodes, slot) and writable
+def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:
+    """Remove what a failed create made on the nodes, `slot` included; False if something is left."""
+    is_terminal = operation.intent.is_terminal
+    is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
+    return not drop_slots(sessions.nodes, slot) and is_writable

@@ -1,8 +1,7 @@
-"""Whether a chain can go on: everything that would lose changes, or make them impossible to restore, is refused.
+"""Check that a chain can be continued: refuse whatever would lose changes or make them impossible to restore.
 
-In this order, so that the first refusal is the one that tells most and costs least: fleet.toml, what the nodes are,
-whether they decode at all, the slots, the tables, the objects in the store. Nothing here is changed, and nothing
-needs Spark.
+The checks run in this order, so that the first refusal is the most informative and the cheapest: fleet.toml, the nodes'
+identities, logical decoding, slots, tables, the objects in the store. Nothing here changes anything or needs Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_pre
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.preconditions import check_decoding
 from fleet.nodes.sessions import Sessions, in_parallel
-from snapshots.create.append_only_counters import check_counted, since_of, with_counters
+from snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
 from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.records.chain import Chain
@@ -40,11 +39,11 @@ class ChainObjectMissingError(RefusedError):
 
 
 class GlobalIdRuleChangedError(RefusedError):
-    """fleet.toml's [cut] global_id is not the one that the chain was begun with."""
+    """fleet.toml's [cut] global_id differs from that of the chain's full snapshot."""
 
 
-def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
-    """The nodes that the chain has copies of; raise unless fleet.toml describes the fleet that the chain is of."""
+def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
+    """Return the nodes that the chain has copies of; raise unless fleet.toml describes the fleet of the chain."""
     nodes = check_presence(chain.baseline, fleet, {(one.node, one.name) for one in chain.too_old})
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
@@ -55,9 +54,10 @@ def check_described(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
-    """The rules that an increment follows: the full snapshot's, and what fleet.toml has come to exclude or admit since.
+    """The rules of an increment: those of the full snapshot, and what fleet.toml excludes or admits since then.
 
-    A table that it would include again stays out of the chain: what is stored of it before is no more.
+    A table that was excluded stays out of the chain even if fleet.toml includes it again: its stored rows no longer
+    count.
     """
     then, now = chain.full.rules, fleet.groups
     exclude, append_only = (
@@ -67,9 +67,9 @@ def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
 
 
 def check_commits(store: ObjectStore, chain: Chain) -> None:
-    """Raise SnapshotMissingError if an increment after the chain's last was committed, and its commit file is gone.
+    """Raise SnapshotMissingError if a later increment than the chain's last was committed and its commit file is gone.
 
-    Going on without it would give its number to another state, while somebody may hold the first for committed.
+    Continuing would give its number to another state, although the first one was reported as committed.
     """
     recorded = read_recorded_commits(store, chain.last.operation).get(chain.name, {})
     if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
@@ -77,24 +77,25 @@ def check_commits(store: ObjectStore, chain: Chain) -> None:
 
 
 def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> dict[str, NodeTables]:
-    """Raise unless the chain can go on: commits, baseline, settings, slots, archive, tables, publications, objects.
+    """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first refusal.
 
-    Returns the primaries' catalogs.
+    Returns the primaries' tables.
     """
-    check_described(sessions.fleet, chain)
+    check_fleet_file(sessions.fleet, chain)
     check_commits(store, chain)
     check_baseline(chain.baseline, sessions.identities)
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
     chain.check_archive()
-    catalogs = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
-    check_counted(sessions, with_counters(plan_next(chain, catalogs), known_tables(chain)), since_of(chain))
+    node_tables = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
+    states = states_to_compare(plan_next(chain, node_tables), known_tables(chain))
+    check_append_only(sessions, states, last_commit_label(chain))
     check_objects(store, chain)
-    return catalogs
+    return node_tables
 
 
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:
-    """Check that the node's WAL continues where the archive ends."""
+    """Check that the node's WAL and its slot continue where the archive ends."""
     slot = slot_name(chain.full.operation)
     with raising_unreachable(node):
         state = slot_state(connection, slot)
@@ -103,8 +104,8 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
     listed = segments[-1].through if segments else chain.full.base[node.id]
     if place is not None and Lsn.parse(place) < listed:
         raise BaselineChangedError(
-            f"node {node.id}: its WAL ends at {place}, before {listed}, where the archive ends: the server"
-            " was put back to an earlier state",
+            f"node {node.id}: its WAL ends at {place}, before the end of the archive at {listed}: the server was put"
+            " back to an earlier state",
             hint=NEW_CHAIN,
             details={"node": node.id, "property": "WAL position", "was": str(listed), "now": place},
         )
@@ -113,45 +114,45 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
-    """Where the node's archive ends in the store: an attempt that died may have left more than commits list."""
+    """The end of the node's archive in the store: a failed attempt may have left segments that no commit lists."""
     prefix = archive_prefix(chain.name, node, chain.full.operation)
     number = len(chain.segments(node))
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
     if number == len(chain.segments(node)):
         return listed
-    # Rare, and the only place where a check needs Arrow.
+    # Imported here: rare, and the only check that needs Arrow.
     from wal.segments.segments import read_metadata
 
     return read_metadata(store, segment_key(prefix, number), number).segment.through
 
 
-def plan_next(chain: Chain, catalogs: Mapping[str, NodeTables]) -> DdlPlan:
-    """What the next increment would do with the tables; raise PublicationChangedError if it can't carry them."""
-    return plan_ddl(catalogs, known_tables(chain), {}, {})
+def plan_next(chain: Chain, node_tables: Mapping[str, NodeTables]) -> DdlPlan:
+    """What the next increment would do with the tables; raise PublicationChangedError if it can't continue them."""
+    return plan_ddl(node_tables, known_tables(chain), {}, {})
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainObjectMissingError unless every object that the chain lists is there, in its size."""
+    """Raise ChainObjectMissingError unless the store has every object that the chain lists, in its size."""
     folders = [f"snapshots/{chain.name}/{part}" for part in ("base", "wal", "schema")]
     sizes = {one.key: one.size for folder in folders for one in store.inventory(folder)}
     for commit in chain.commits:
         for key, size in commit.object_sizes.items():
-            # A listing may be of a moment ago: what it does not show as it must be is asked for by its key.
+            # A listing may be out of date, so an object that it lacks or shows in another size is looked up by key.
             if sizes.get(key) != size and (problem := object_problem(store, key, size)):
                 what = f"increment {commit.increment}" if commit.increment else "the full snapshot"
                 raise ChainObjectMissingError(
                     f"object {key} of {what} {problem}",
-                    hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (what else is missing:"
+                    hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (to see what else is missing:"
                     f" snapshot check {chain.name})",
                     details={"object": key, "increment": commit.increment},
                 )
 
 
 def object_problem(store: ObjectStore, key: str, size: int) -> str | None:
-    """What is wrong with an object of which presence and size alone are looked at; None if nothing."""
+    """Why the object is missing or has another size; None if it is as listed. Its content is not read."""
     try:
-        found = store.size(key)
+        actual = store.size(key)
     except ObjectMissingError:
         return "is gone from the store"
-    return None if found == size else f"has {found} bytes instead of {size}"
+    return None if actual == size else f"has {actual} bytes instead of {size}"

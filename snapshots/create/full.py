@@ -1,6 +1,6 @@
-"""Take a full snapshot: every check before anything is changed; `full_attempt` does the work after that.
+"""Take a full snapshot: make every check before anything is changed, then let `full_attempt` do the work.
 
-Nothing here needs Arrow or Spark, and both are imported only once the checks have passed: a refusal answers at once.
+Nothing here needs Arrow or Spark. Both are imported only after the checks have passed, so a refusal comes at once.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             check_not_deleted(store, request.name)
             guard_nodes(store, sessions, progress)
             progress.reached(CrashPoint.GIVEN_UP)
-            check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
+            check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
             intent = new_operation("create", request.name, 0, tuple(node.id for node in plan.nodes))
             slot = slot_name(intent.id)
-            # Settling may have used up a turn.
+            # Settling may have used a turn.
             turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
             operation = Operation(structs.replace(intent, slot=slot, turn=turn, terminal=terminal))
             context = CreateContext(request, store, operation, lock)
@@ -55,7 +55,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             progress.reached(CrashPoint.SPARK_BEGUN)
             from snapshots.create.full_attempt import take_full
 
-            with record_operation(store, operation, lambda: undo_create(context, slot, progress), progress):
+            with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)

@@ -1,8 +1,8 @@
-"""The work of a full snapshot: slots, base copies, the first cut, the commit.
+"""Take a full snapshot after its checks: slots, base copies, the first cut, the commit.
 
-In this order, so that nothing is lost whichever line is the last one executed: a slot keeps every change from its
-position on; the base copy has what was there before that; the cut archives what came since, and takes in what DDL
-changed meanwhile. Nothing of the snapshot exists until its commit is stored, and an error drops the slots again.
+The order ensures that no change is lost: a slot keeps every change from its position on; the base copy has the rows
+before that position; the cut archives the changes since, and covers the tables that DDL changed meanwhile. The snapshot
+does not exist until its commit is stored, and an error drops the slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from snapshots.base_copy.copy_plan import TableSource, plan_copy
 from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
-from snapshots.create.append_only_counters import check_counted, with_counters
+from snapshots.create.append_only_counters import check_append_only, states_to_compare
 from snapshots.create.chain_state import ChainState
 from snapshots.create.commit_counts import counts_of
 from snapshots.create.context import CreateContext
@@ -33,15 +33,15 @@ from snapshots.create.full_plan import FullPlan
 from snapshots.create.make_cut import LastCut
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
-from snapshots.ddl.attempts import ChangedError, until_unchanged, void_if
-from snapshots.ddl.dump import read_roles, store_schema
+from snapshots.ddl.attempts import ChangedError, retry_until_unchanged, void_if
+from snapshots.ddl.dump import read_roles, store_ddl
 from snapshots.ddl.table_changes import (
     KnownTables,
     add_to_publications,
     find_change,
+    list_unpublished,
     read_current_tables,
     read_fleet_tables,
-    unpublished,
 )
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
@@ -55,7 +55,7 @@ from wal.slots.slots import ExportedSlot, slot_name
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """What was copied: the plan at that moment, each slot's position by node, and the objects."""
+    """A finished base copy: the plan at that moment, the slots' positions by node, and the objects."""
 
     plan: FullPlan
     positions: Mapping[str, Lsn]
@@ -65,7 +65,7 @@ class BaseCopy:
 def take_full(
     context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress, began: float
 ) -> FullSnapshot:
-    """Take the snapshot and commit it; `began` is when the command did (time.monotonic)."""
+    """Take the snapshot and commit it; `began` is when the command began (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     base = copy_base(context, plan, spark, progress)
@@ -73,16 +73,16 @@ def take_full(
     await_prepared(sessions, wait, progress)
     progress.reached(CrashPoint.PREPARED_OVER)
 
-    def close() -> Mapping[str, Lsn]:
-        return end_writes(context.lock, store, operation, plan.followed.fleet_id, wait, progress)
+    def end_all_writes() -> Mapping[str, Lsn]:
+        return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
 
-    state = _state(base, operation.id)
-    cut = take_cut(context, state, spark, progress, close if context.request.terminal else None)
+    state = _initial_state(base, operation.id)
+    cut = take_cut(context, state, spark, progress, end_all_writes if context.request.terminal else None)
     progress.step("commit")
-    uncounted = check_counted(sessions, with_counters(cut.tables, state.known), SNAPSHOT_BEGAN)
-    commit = _commit(context, base, cut, time.monotonic() - began)
-    commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *uncounted))
-    check_final(cut.plan, cut.made, cut.ends, sessions, store)
+    unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
+    commit = _build_commit(context, base, cut, time.monotonic() - began)
+    commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out or (), commit), *unknown))
+    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)
@@ -90,22 +90,22 @@ def take_full(
 
 
 def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progress: Progress) -> BaseCopy:
-    """Make the slots and copy everything.
+    """Make the slots and copy all tables.
 
-    DDL that comes before a slot exists invalidates the attempt before anything is copied. So does what a copy meets:
-    a table that was dropped, say.
+    DDL that is committed while the slots are made invalidates the attempt before anything is copied. So does DDL that
+    makes the copy itself fail, such as DROP TABLE.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
 
-    def changed() -> str:
-        return find_change(sessions, plan.catalogs, plan.followed)
+    def find_own_change() -> str:
+        return find_change(sessions, plan.node_tables, plan.selection)
 
     def attempt() -> BaseCopy:
-        seen = read_current_tables(sessions, plan.followed, plan.catalogs)
-        now = _add_to_publications(sessions, replace(plan, catalogs=seen), context.request.wait_seconds, progress)
+        seen = read_current_tables(sessions, plan.selection, plan.node_tables)
+        now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
         try:
             with (
-                void_if(changed),
+                void_if(find_own_change),
                 export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
                 check_exported(now.nodes, slots, now.fingerprints)
@@ -116,16 +116,16 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
         return BaseCopy(now, {node: slot.position for node, slot in slots.items()}, tuple(objects))
 
-    return until_unchanged(attempt, context.request.retries, progress)
+    return retry_until_unchanged(attempt, context.request.retries, progress)
 
 
 def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
-    """Put the tables that were created since `init` into a publication."""
-    if not (names := unpublished(plan.catalogs)):
+    """Add the tables that were created since `init` to a publication."""
+    if not (names := list_unpublished(plan.node_tables)):
         return plan
-    add_to_publications(sessions, names, plan.followed, wait_seconds, progress)
+    add_to_publications(sessions, names, plan.selection, wait_seconds, progress)
     progress.reached(CrashPoint.TABLES_PUBLISHED)
-    return replace(plan, catalogs=read_fleet_tables(sessions, plan.followed))
+    return replace(plan, node_tables=read_fleet_tables(sessions, plan.selection))
 
 
 def _copy(
@@ -135,24 +135,24 @@ def _copy(
     spark: SparkSource,
     progress: Progress,
 ) -> list[StoredObject]:
-    """Copy all rows in a Spark job, and the DDL of every shard beside it."""
+    """Copy all rows in a Spark job, and dump the DDL of every shard at the same time."""
     sessions, operation = context.sessions, context.operation
     destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store)
     primaries = [node for node in plan.nodes if node.backup_of is None]
 
     def dump(node: Node) -> list[StoredObject]:
         prefix = ddl_prefix(operation.snapshot, node.id, operation.id)
-        return store_schema(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
+        return store_ddl(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
 
     with ThreadPoolExecutor(max_workers=1) as threads:
-        schemas = threads.submit(in_parallel, dump, primaries)
+        ddl = threads.submit(in_parallel, dump, primaries)
         tables = plan.tables
         sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
         copied = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
         if context.request.large_objects:
             copied += _copy_large_objects(sessions, slots, destination, spark, progress)
-        copied += [stored for found in schemas.result() for stored in found]
-        progress.reached(CrashPoint.SCHEMA_STORED)
+        copied += [stored for objects in ddl.result() for stored in objects]
+        progress.reached(CrashPoint.DDL_STORED)
         return copied
 
 
@@ -164,7 +164,7 @@ def _copy_large_objects(
     progress: Progress,
 ) -> list[StoredObject]:
     """Copy the large objects of all primaries in a Spark job."""
-    # Imported where it is asked for, as few ask.
+    # Imported here: few snapshots copy large objects.
     from snapshots.base_copy.large_objects import LargeObjectSource, copy_large_objects, plan_large_objects
 
     sources = [
@@ -178,25 +178,25 @@ def _copy_large_objects(
     return [stored for report in reports for stored in report.objects]
 
 
-def _state(base: BaseCopy, chain: str) -> ChainState:
+def _initial_state(base: BaseCopy, chain: str) -> ChainState:
     plan = base.plan
-    groups = {node: tuple(table.group for table in found) for node, found in plan.tables.items()}
-    highest = max((group.number for found in groups.values() for group in found), default=0)
+    groups = {node: tuple(table.group for table in tables) for node, tables in plan.tables.items()}
+    highest = max((group.number for listed in groups.values() for group in listed), default=0)
     return ChainState(
         chain,
-        plan.followed,
+        plan.selection,
         KnownTables(groups, plan.states, plan.fingerprints, highest),
-        plan.catalogs,
+        plan.node_tables,
         base.positions,
         {},
         {node.id: LastCut(base.positions[node.id]) for node in plan.nodes if node.backup_of is None},
     )
 
 
-def _commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
+def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
     objects = (*base.objects, *(cut.definition_changes.objects if cut.definition_changes else ()))
-    left_out = read_left_out(sessions.primaries, plan.followed.rules, cut.groups)
+    left_out = read_left_out(sessions.primaries, plan.selection.rules, cut.groups)
     return FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
@@ -205,21 +205,21 @@ def _commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: flo
         created_at=operation.began_at,
         seconds=round(seconds, 3),
         comment=context.request.comment,
-        counts=counts_of(sessions.nodes, cut.made, objects),
-        cut=cut.made.record,
+        counts=counts_of(sessions.nodes, cut.archived_cut, objects),
+        cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
-        segments=cut.made.segments,
+        segments=cut.archived_cut.segments,
         left_out=left_out + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
-        fleet_id=plan.followed.fleet_id,
+        fleet_id=plan.selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
         baseline=tuple(sessions.identities.values()),
-        groups={node: tuple(table.group for table in found) for node, found in plan.tables.items()},
+        groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
         base=dict(base.positions),
         copied=base.objects,
         roles=sessions.ask_primaries(read_roles),
-        rules=plan.followed.rules,
-        tables={shard: tuple(found.values()) for shard, found in plan.states.items()},
+        rules=plan.selection.rules,
+        tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,
     )

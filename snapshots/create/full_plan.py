@@ -1,6 +1,6 @@
-"""The checks of a full snapshot, and what it will copy. Nothing here changes a node or the store.
+"""The checks of a full snapshot, and the plan of what it copies. Nothing here changes a node or the store.
 
-Nothing here needs Arrow or Spark: a refusal answers at once.
+Nothing here needs Arrow or Spark, so a refusal comes at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from fleet.tables.groups import Table
 from fleet.tables.large_objects import check_readable, count_large_objects
-from fleet.tables.left_out import LeftOut, read_left_out, standby_copies, with_large_objects
+from fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
 from fleet.tables.table_state import TableState
 from snapshots.create.request import CreateRequest
 from snapshots.ddl.table_changes import NodeTables, TableSelection, read_fleet_tables
@@ -30,27 +30,27 @@ from storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """What a full snapshot will copy: the nodes, every shard's tables, and what of their databases it leaves out."""
+    """What a full snapshot copies: the nodes and every shard's tables; and what it leaves out of their databases."""
 
     nodes: tuple[Node, ...]
-    catalogs: Mapping[str, NodeTables]
-    followed: TableSelection
+    node_tables: Mapping[str, NodeTables]
+    selection: TableSelection
     left_out: tuple[LeftOut, ...]
 
     @property
     def tables(self) -> dict[str, tuple[Table, ...]]:
         """Every shard's tables."""
-        return {shard: one.tables for shard, one in self.catalogs.items()}
+        return {shard: one.tables for shard, one in self.node_tables.items()}
 
     @property
     def states(self) -> dict[str, Mapping[str, TableState]]:
         """The states of every shard's tables, by name."""
-        return {shard: one.states for shard, one in self.catalogs.items()}
+        return {shard: one.states for shard, one in self.node_tables.items()}
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every shard's catalogs."""
-        return {shard: one.fingerprint for shard, one in self.catalogs.items()}
+        return {shard: one.fingerprint for shard, one in self.node_tables.items()}
 
 
 def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
@@ -59,7 +59,7 @@ def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
 
 
 def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
-    """Make every check of a full snapshot; raise the first that fails."""
+    """Make every check of a full snapshot; raise the error of the first that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_not_deleted(store, request.name)
@@ -67,16 +67,16 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
     check_nodes(sessions)
-    followed = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
-    catalogs = read_fleet_tables(sessions, followed)
-    groups = {node: [table.group for table in found.tables] for node, found in catalogs.items()}
-    left_out = read_left_out(sessions.primaries, followed.rules, groups)
+    selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    node_tables = read_fleet_tables(sessions, selection)
+    groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}
+    left_out = read_left_out(sessions.primaries, selection.rules, groups)
     if request.large_objects:
         check_readable(sessions.primaries)
         counts = sessions.ask_primaries(count_large_objects)
-        left_out = with_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
+        left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
     left_out += standby_copies(sessions.too_old, sessions.identities)
-    return FullPlan(sessions.nodes, catalogs, followed, left_out)
+    return FullPlan(sessions.nodes, node_tables, selection, left_out)
 
 
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
@@ -85,11 +85,11 @@ def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
 
 
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
-    """Make every check of a full snapshot and return what it would copy."""
+    """Make every check of a full snapshot and return what it would copy, changing nothing."""
     progress.step("check nodes")
     store = fleet.store.open()
     with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
         plan = plan_full(fleet, request, sessions, store)
         preview_guard(store, sessions, None, progress)
-        check_terminal(sessions, plan.followed.fleet_id, progress, terminal=request.terminal)
+        check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         return plan

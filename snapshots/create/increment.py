@@ -1,6 +1,6 @@
-"""Take an increment: every check before anything is changed; `increment_attempt` does the work after that.
+"""Take an increment: make every check before anything is changed, then let `increment_attempt` do the work.
 
-Nothing here needs Arrow or Spark, as in `snapshots.create.full`.
+As in `snapshots.create.full`, nothing here needs Arrow or Spark.
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from fleet.tables.left_out import LeftOut, read_left_out
-from snapshots.create.append_only_counters import check_counted, since_of, with_counters, with_warnings
+from snapshots.create.append_only_counters import (
+    check_append_only,
+    last_commit_label,
+    states_to_compare,
+    with_warnings,
+)
 from snapshots.create.context import CreateContext, undo_create
-from snapshots.create.continuable import check_continuable, check_described, plan_next, rules_since
+from snapshots.create.continuable import check_continuable, check_fleet_file, plan_next, rules_since
 from snapshots.create.request import CreateRequest
 from snapshots.ddl.table_changes import known_tables, report_changes
 from snapshots.operations.crash_points import CrashPoint
@@ -39,7 +44,7 @@ from wal.slots.slots import copy_slot_name, slot_name
 
 @dataclass(frozen=True, slots=True)
 class IncrementPlan:
-    """What an increment would hold: bytes of WAL to decode by node, and what of the databases it leaves out."""
+    """What an increment would hold: the bytes of WAL to decode by node, and what it leaves out of the databases."""
 
     wal_bytes: Mapping[str, int]
     left_out: tuple[LeftOut, ...]
@@ -53,7 +58,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     identity = read_identity(store, fleet)
     chain = read_chain(store, request.name, 0)
     check_of_fleet(chain, identity)
-    nodes = check_described(fleet, chain)
+    nodes = check_fleet_file(fleet, chain)
     check_not_pruned(store, request.name)
     with (
         open_sessions(fleet, nodes) as sessions,
@@ -62,13 +67,13 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.LOCKED)
         settle_operations(store, fleet, progress)
         progress.reached(CrashPoint.SETTLED)
-        # Read under the lock: nobody adds an increment to it now.
+        # Read again under the lock: from here on no other command adds an increment.
         chain = read_chain(store, request.name)
         check_not_pruned(store, request.name)
         guard_nodes(store, sessions, progress)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        catalogs = check_continuable(store, sessions, chain)
+        node_tables = check_continuable(store, sessions, chain)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1
@@ -82,8 +87,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.SPARK_BEGUN)
         from snapshots.create.increment_attempt import take_increment
 
-        with record_operation(store, operation, lambda: undo_create(context, slot, progress), progress):
-            commit = take_increment(context, chain, catalogs, spark, progress, began)
+        with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
+            commit = take_increment(context, chain, node_tables, spark, progress, began)
         progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)
     return commit
@@ -97,22 +102,23 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     chain = read_chain(store, request.name)
     check_of_fleet(chain, identity)
     check_not_pruned(store, request.name)
-    with open_sessions(fleet, check_described(fleet, chain)) as sessions:
+    with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         plan = plan_next(chain, check_continuable(store, sessions, chain))
         report_changes(plan, progress)
-        uncounted = check_counted(sessions, with_counters(plan, known_tables(chain)), since_of(chain))
+        unknown = check_append_only(sessions, states_to_compare(plan, known_tables(chain)), last_commit_label(chain))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         slot = slot_name(chain.full.operation)
         waiting = {node: _waiting_bytes(connection, slot) for node, connection in sessions.connections.items()}
         groups = {shard: one.groups for shard, one in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules_since(chain, fleet), groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
-        return IncrementPlan(waiting, with_warnings(left_out, chain, uncounted))
+        return IncrementPlan(waiting, with_warnings(left_out, chain, unknown))
 
 
 def _waiting_bytes(connection: psycopg.Connection[Any], slot: str) -> int:
+    """The bytes of WAL that the slot has not been advanced past."""
     query = """
         SELECT pg_wal_lsn_diff(
             CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,

@@ -1,7 +1,7 @@
-"""The work of an increment: a cut, the WAL up to it archived, the commit.
+"""Take an increment after its checks: make the cut, archive the WAL up to it, commit.
 
-Before the commit only the archive and the copies of tables that can't be converted are written. An attempt that dies
-leaves segments that the next one begins with, and a slot that stands where the archive ends, or before.
+Before the commit only the archive, the DDL and base copies of tables that can't be converted are written. An attempt
+that dies leaves segments that the next one continues after, and a slot at the end of the archive or before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from fleet.lsn import Lsn
 from fleet.progress import Progress
 from fleet.tables.left_out import read_left_out
-from snapshots.create.append_only_counters import check_counted, since_of, with_counters, with_warnings
+from snapshots.create.append_only_counters import (
+    check_append_only,
+    last_commit_label,
+    states_to_compare,
+    with_warnings,
+)
 from snapshots.create.chain_state import state_of
 from snapshots.create.commit_counts import counts_of
 from snapshots.create.context import CreateContext
@@ -40,27 +45,27 @@ def take_increment(
 ) -> Increment:
     """Take the increment and commit it.
 
-    `seen` are the primaries' catalogs as the checks read them; `began` is when the command did (time.monotonic).
+    `seen` are the primaries' tables as the checks read them; `began` is when the command began (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     request, rules = context.request, rules_since(chain, context.fleet)
     state = state_of(chain, rules, seen)
 
-    def close() -> Mapping[str, Lsn]:
+    def end_all_writes() -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
-        # Nobody is kept from writing while a JVM starts, or for one that does not.
+        # The JVM starts before writes end: no writer waits for it, and none is stopped if it does not start.
         progress.step("start Spark")
         spark.session()
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
-    cut = take_cut(context, state, spark, progress, close if request.terminal else None)
+    cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
     progress.step("commit")
-    uncounted = check_counted(sessions, with_counters(cut.tables, state.known), since_of(chain))
+    unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     left_out = (
         with_large_object_counts(read_left_out(sessions.primaries, rules, cut.groups), chain.full) + chain.too_old
     )
-    check_final(cut.plan, cut.made, cut.ends, sessions, store)
+    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     changes = cut.definition_changes
     commit = Increment(
         snapshot=chain.name,
@@ -70,12 +75,12 @@ def take_increment(
         created_at=operation.began_at,
         seconds=round(time.monotonic() - began, 3),
         comment=request.comment,
-        counts=counts_of(sessions.nodes, cut.made, changes.objects if changes else ()),
-        cut=cut.made.record,
+        counts=counts_of(sessions.nodes, cut.archived_cut, changes.objects if changes else ()),
+        cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
-        segments=cut.made.segments,
+        segments=cut.archived_cut.segments,
         previous=Previous(chain.last.operation, chain.last.digest),
-        left_out=with_warnings(left_out, chain, uncounted, cut.copied),
+        left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=changes,
     )

@@ -1,4 +1,4 @@
-"""`init`: see that the nodes and the store are fit for snapshots, and prepare both."""
+"""`init`: check that the nodes and the store are fit for snapshots, and prepare both."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.lock import locked_fleet
+from fleet.nodes.lock import lock_fleet
 from fleet.nodes.preconditions import check_nodes
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.progress import Progress
 from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.publications import check_admissible, ensure_publications
-from snapshots.ddl.attempts import PASSING
+from snapshots.ddl.attempts import DDL_RACE_ERRORS
 from snapshots.operations.majority import forget_nodes
 from snapshots.records.store_identity import StoreIdentity, ensure_identity
 from storage.probe import probe_store
@@ -25,7 +25,7 @@ from storage.store import ObjectStore
 class InitReport:
     """What init found and did. `published` names the tables added to a publication, by primary.
 
-    `deleting_refused` says why the store lets nothing be deleted, "" where it does.
+    `deleting_refused` says why the store refuses to delete objects, "" if it does not.
     """
 
     store: StoreIdentity
@@ -42,7 +42,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
     Everything is checked before anything is changed. With `forgets_nodes` the primaries that fleet.toml names now
-    are the baseline that operations are measured by from now on. Raises what the checks raise.
+    become the baseline whose majority an operation must hold. Raises what the checks raise.
     """
     progress.step("check nodes")
     store = fleet.store.open()
@@ -53,40 +53,42 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         progress.step("probe the store")
         refused = probe_store(store)
         identity, created = ensure_identity(store, fleet)
-        progress.step("publish")
-        published = {node: _published(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries}
-        forgotten = _forget(sessions, store) if forgets_nodes else []
+        progress.step("update publications")
+        published = {
+            node: _update_publications(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries
+        }
+        forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         return InitReport(
             store=identity,
             store_created=created,
             nodes=tuple(sessions.identities.values()),
             groups={node: [table.group.name for table in found] for node, found in tables.items()},
-            append_only={node: _append_only(found) for node, found in tables.items()},
+            append_only={node: _append_only_names(found) for node, found in tables.items()},
             published=published,
             forgotten=forgotten,
             deleting_refused=refused.message if refused else "",
         )
 
 
-def _published(sessions: Sessions, id_: str, fleet_id: str, tables: list[Table]) -> list[str]:
-    node, connection = sessions.fleet.node(id_), sessions.connections[id_]
+def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables: list[Table]) -> list[str]:
+    node, connection = sessions.fleet.node(node_id), sessions.connections[node_id]
     names = [qualify(table.group) for table in tables]
     try:
         with raising_locked(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
             bound_lock_waits(connection)
             return ensure_publications(connection, fleet_id, tables)
-    except PASSING as error:
+    except DDL_RACE_ERRORS as error:
         raise SchemaChangedError(
-            f"node {id_}: tables can't be published: {' '.join(str(error).split())}",
-            hint="repeat the command: its tables were changed meanwhile, or somebody has locked them in another order",
-            details={"node": id_},
+            f"node {node_id}: tables can't be published: {' '.join(str(error).split())}",
+            hint="repeat the command: concurrent DDL changed the tables, or locked them in another order (deadlock)",
+            details={"node": node_id},
         ) from error
 
 
-def _forget(sessions: Sessions, store: ObjectStore) -> list[str]:
-    with locked_fleet(sessions, sessions.fleet.name, own_label("init")) as lock:
+def _forget_nodes(sessions: Sessions, store: ObjectStore) -> list[str]:
+    with lock_fleet(sessions, sessions.fleet.name, own_label("init")) as lock:
         return forget_nodes(store, {node: sessions.identities[node] for node in lock.granted})
 
 
-def _append_only(tables: list[Table]) -> list[str]:
+def _append_only_names(tables: list[Table]) -> list[str]:
     return [table.group.name for table in tables if table.group.identity == "append_only"]

@@ -1,8 +1,8 @@
-"""Prepared transactions that a copy of tables neither shows nor is followed by: they make the copy void.
+"""Find prepared transactions whose changes are neither in a base copy nor decoded after it: they invalidate the copy.
 
-A copy shows what was committed before its position. What is committed later is decoded from there on, but for a
-transaction that was prepared before and is decided after it: its changes lie at its PREPARE. Making the copy's slot
-waits for all that are under way, so there are only those which began meanwhile.
+A copy shows what was committed before its position. Changes committed later are decoded from that position on, except
+those of a transaction that was prepared before the position and is decided after it: they lie at its PREPARE. Creating
+the copy's slot waits for all transactions in progress, so only those that began meanwhile are affected.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPA
 from wal.segments.segments import read_events, read_places
 
 
-def late_writers(store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]) -> list[str]:
-    """The gids, or global ids, of those that changed groups of these `numbers`; the position is the copy's."""
+def find_late_writers(
+    store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
+) -> list[str]:
+    """Return the gids, or global ids, of such transactions that changed the groups `numbers`.
+
+    `position` is the copy's position on the node.
+    """
     segments = list(segments)
     tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
     events = pa.concat_tables([pa.Table.from_batches([], SEGMENT_SCHEMA), *tables])
     op, xid = to_numpy(events["op"]), to_numpy(events["xid"])
     decided = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)) & (to_numpy(events["end_lsn"]) <= position)
     is_late = (op == PREPARE) & (to_numpy(events["lsn"]) < position) & ~np.isin(xid, xid[decided])
-    late = events.filter(to_mask(is_late)).select(["lsn", "global_id"]).to_pylist()  # prepared during the copy
+    late = events.filter(to_mask(is_late)).select(["lsn", "global_id"]).to_pylist()
     if not late:
         return []
-    met: set[int] = set()
+    prepared_at: set[int] = set()
     for segment in segments:
         if segment.changes:
             lsn, group = read_places(store, segment)
-            met.update(lsn[np.isin(group, list(numbers))].tolist())
-    return [str(one["global_id"]) for one in late if one["lsn"] in met]
+            prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
+    return [str(one["global_id"]) for one in late if one["lsn"] in prepared_at]

@@ -1,8 +1,8 @@
-"""Making a cut: markers on all primaries, every node's archive brought up to them, the cut resolved.
+"""Make a cut: write markers on all primaries, archive every node's WAL up to them, resolve the cut.
 
-An attempt that turns out inconsistent is repeated, after a pause that grows; what it archived is simply the beginning
-of the next one, for its markers mean nothing to another cut id. A node that was restarted gets a new session, which
-must be granted the fleet's lock again.
+An inconsistent attempt is retried after a growing pause. The next attempt continues after what it archived; its markers
+carry another cut id and are ignored. A node that was restarted gets a new session, which must be granted the fleet's
+lock again.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from wal.segments.segment_schema import MARKER, SEGMENT_SCHEMA
 from wal.segments.segments import read_events
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
-# Pauses differ by this part either way, so that what disturbs an attempt at regular times does not meet each one.
+# Pauses vary by this fraction either way, so that a periodic disturbance does not hit every attempt.
 PAUSE_JITTER = 0.25
 
 
 class CutInconsistentError(SnapshotError):
-    """The cut stayed inconsistent after all retries; nothing that can be restored was left behind."""
+    """The cut was inconsistent in all attempts; nothing was committed."""
 
     exit_code = 9
 
 
 class CutUnreachableError(UnreachableError):
-    """A node could not be reached in the last of all attempts at a cut."""
+    """A node could not be reached in the last attempt at a cut."""
 
 
 class _AttemptFailedError(Exception):
-    """One attempt is void: its text names the node and what happened to it; `unreachable` if the node is away."""
+    """One attempt is void. The text names the node and the cause; `unreachable` is the error if the node is away."""
 
     def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
         super().__init__(cause)
@@ -63,7 +63,7 @@ class _AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """Where the cut before left a primary: its position, and the transactions left out."""
+    """The previous cut on a primary: its position, and the transactions that were undecided there."""
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
@@ -71,7 +71,7 @@ class LastCut:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """What a cut is made of: a drain task for every node (its `finish` is set here), and the cut before."""
+    """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut."""
 
     chain: str
     operation: str
@@ -81,8 +81,8 @@ class CutPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeCut:
-    """A consistent cut, and the segments that every node's archive has gained up to its finish."""
+class ArchivedCut:
+    """A consistent cut, and the segments that were added to every node's archive up to its finish marker."""
 
     record: CutRecord
     archived: Mapping[str, tuple[ArchivedSegment, ...]]
@@ -90,8 +90,8 @@ class MadeCut:
 
     @property
     def segments(self) -> dict[str, tuple[Segment, ...]]:
-        """The segments as a commit lists them."""
-        return {node: tuple(one.segment for one in found) for node, found in self.archived.items()}
+        """The segments by node, as a commit lists them."""
+        return {node: tuple(one.segment for one in segments) for node, segments in self.archived.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class _Markers:
     seconds: float
 
 
-def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> MadeCut:
-    """Make the cut, repeating it up to `plan.retries` times.
+def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> ArchivedCut:
+    """Make the cut; retry up to `plan.retries` times.
 
-    Raises CutInconsistentError after that, CutUnreachableError if the last attempt missed a node, and at once
-    whatever no repetition would mend.
+    After that, raises CutInconsistentError, or CutUnreachableError if a node was away in the last attempt. Any error
+    that a retry can't fix is raised at once.
     """
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
@@ -123,7 +123,7 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
                 progress.note(report)
                 raise _cut_error(causes, error.unreachable) from error
             seconds = pause_seconds(attempt)
-            progress.note(f"{report}; made again in {seconds:.1f} s")
+            progress.note(f"{report}; retrying in {seconds:.1f} s")
             time.sleep(seconds)
             continue
         record = CutRecord(
@@ -136,12 +136,12 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
             included_early=cut.included_early,
             in_flight=cut.in_flight,
         )
-        return MadeCut(record, archived, ignored)
+        return ArchivedCut(record, archived, ignored)
     raise ValueError(f"{plan.retries} retries")
 
 
 def pause_seconds(attempt: int) -> float:
-    """How long to wait after a failed attempt (1 is the first): twice as long each time, within bounds."""
+    """The pause after void attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
     seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
     return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
 
@@ -156,7 +156,8 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
         )
     return CutInconsistentError(
         f"no consistent cut in {attempts}; last: {causes[-1]}",
-        hint="see why the node restarts or loses its connections, then repeat; or try more often: --retries N",
+        hint="find out why the node restarts or loses connections, then repeat the command; or allow more attempts:"
+        " --retries N",
         details={"attempts": causes},
     )
 
@@ -164,7 +165,7 @@ def _cut_error(causes: list[str], unreachable: SnapshotError | None) -> Snapshot
 def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Markers:
     """Write the start marker on all primaries, then the finish marker on all of them."""
     progress.step("cut")
-    # A node that was silent for long ends it, however often it would be tried.
+    # A silent node ends the command: a retry would not help.
     lock.sessions.watch.check()
     try:
         lock.renew()
@@ -178,22 +179,22 @@ def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Marke
         finishes = write_markers(primaries, replace(start, kind="finish"))
         progress.reached(CrashPoint.FINISHES_WRITTEN)
     except (psycopg.OperationalError, NodeUnreachableError) as error:
-        raise _AttemptFailedError(_lock_lost_error(primaries, error)) from error
-    # A restart between the markers would have ended the session that wrote both.
+        raise _AttemptFailedError(_session_lost_text(primaries, error)) from error
+    # One session wrote both markers of a node, so the node was not restarted between them.
     return _Markers(start, starts, finishes, time.monotonic() - began)
 
 
-def _lock_lost_error(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
+def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
     lost = [node for node, connection in primaries.items() if connection.closed]
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     where = f"node {', '.join(lost)}" if lost else "a node"
-    return f"{where}: its session was lost between its markers: {reason.removeprefix(f'{where}: ')}"
+    return f"{where}: its session was lost while markers were written: {reason.removeprefix(f'{where}: ')}"
 
 
 def _drain(
     plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
-    """Bring every archive up to the finish marker; a standby's up to its primary's."""
+    """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
     session = start_session(spark, progress)
     tasks = [next_task(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
@@ -203,24 +204,24 @@ def _drain(
 
 
 def _raise_problems(reports: list[DrainReport]) -> None:
-    """Raise what ended a drain: as void attempt only if nothing but nodes that went away did."""
-    met = [(report.node, error_of(report.problem)) for report in reports if report.problem]
-    final = [error for _, error in met if not _is_transient(error)]
-    # Planning anew mends a table that moved, on whichever nodes that was seen; nothing else that is final.
+    """Raise the error that ended a drain; retry only if every failure is an unreachable node."""
+    failures = [(report.node, error_of(report.problem)) for report in reports if report.problem]
+    final = [error for _, error in failures if not _is_transient(error)]
+    # A new plan resolves unknown definitions, on all nodes that met one. It resolves no other final error.
     moved = [error for error in final if isinstance(error, SchemaMovedError)]
     if moved and len(moved) == len(final):
         moved[0].details["moved"] = [one for error in moved for one in cast(list[object], error.details["moved"])]
     for error in [error for error in final if error not in moved][:1] or moved[:1]:
-        if len(met) > 1:
-            error.details["others"] = [other.message for _, other in met if other is not error]
+        if len(failures) > 1:
+            error.details["others"] = [other.message for _, other in failures if other is not error]
         raise error
-    if met:
-        raise _AttemptFailedError("; ".join(error.message for _, error in met), met[0][1])
+    if failures:
+        raise _AttemptFailedError("; ".join(error.message for _, error in failures), failures[0][1])
 
 
 def _is_transient(error: SnapshotError) -> bool:
-    """Whether a node went away while its slot was read: its archive goes on where it ends, once the node is back."""
-    # A standby that lags has been waited for long enough.
+    """Whether the node went away while its slot was read. Once it is back, the drain continues after the archive."""
+    # The drain has already waited for the standby.
     is_lag = isinstance(error, ReplayLagError)
     return error.exit_code == UnreachableError.exit_code and "node" in error.details and not is_lag
 
@@ -247,12 +248,12 @@ def _resolve(
 
 
 def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) -> None:
-    """Both markers must come out of every node's WAL, where they were written."""
+    """Raise unless the node's decoded WAL has both markers at the positions where they were written."""
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
-    found: dict[Marker, int] = {}
+    positions: dict[Marker, int] = {}
     for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
         try:
-            found[marker_from_bytes(content)] = position
+            positions[marker_from_bytes(content)] = position
         except ValueError:
             continue
     expected = {
@@ -260,5 +261,5 @@ def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) ->
         replace(marked.marker, kind="finish"): marked.finishes[shard],
     }
     for marker, position in expected.items():
-        if found.get(marker) != position:
-            raise _AttemptFailedError(f"node {node}: marker {marker.kind} did not come out of its WAL")
+        if positions.get(marker) != position:
+            raise _AttemptFailedError(f"node {node}: its decoded WAL lacks the {marker.kind} marker")

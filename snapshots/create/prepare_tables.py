@@ -1,6 +1,7 @@
-"""Prepare the tables for a cut: find what DDL has changed, publish new tables, copy anew what can't be converted.
+"""Prepare the tables for a cut: find what DDL changed, publish new tables, copy those that can't be converted.
 
-Nothing of it counts until a commit lists it. A slot that is left is dropped with the operation.
+None of it counts until a commit lists it. A slot that is left behind is dropped when the operation is undone or
+settled.
 """
 
 from __future__ import annotations
@@ -39,18 +40,26 @@ from wal.slots.slots import copy_slot_name
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What attempts that failed have archived: definitions by shard, and the last segment's number by node."""
+    """What failed attempts archived: definitions by shard, and the number of the last segment by node."""
 
     definitions: Mapping[str, list[Definition]]
     last_segments: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedTables:
-    """The tables as the cut takes them.
+class NodeArchived:
+    """What failed attempts archived of one node: its definitions, and the number of its last segment."""
 
-    `last_segments` are the numbers of the archives' last segments. `objects` are the base copies of tables that were
-    copied anew; `positions`, by node, are where their changes begin to count.
+    definitions: tuple[Definition, ...]
+    last_segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTables:
+    """The tables as the cut uses them.
+
+    `last_segments` are the numbers of the last archived segments, by node. `objects` are the new base copies;
+    `positions`, by node, are the positions from which changes to the copied tables count.
     """
 
     plan: DdlPlan
@@ -66,69 +75,70 @@ def prepare_tables(
     spark: SparkSource,
     progress: Progress,
 ) -> PreparedTables:
-    """Plan, publish new tables, and copy anew what can't be converted.
+    """Plan, publish new tables, and copy the tables that can't be converted.
 
-    `moved` are the oids of tables, by shard, that an earlier attempt found changed under an unknown definition.
-    Raises ChangedError where DDL came in between.
+    `moved` are the oids of tables, by shard, for which an earlier attempt met an unknown definition in WAL.
+    Raises ChangedError if DDL intervened.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
-    catalogs = read_current_tables(sessions, state.followed, state.seen)
-    plan = plan_ddl(catalogs, state.known, archived.definitions, moved)
+    node_tables = read_current_tables(sessions, state.selection, state.seen)
+    plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
-        add_to_publications(sessions, plan.unpublished, state.followed, context.request.wait_seconds, progress)
+        add_to_publications(sessions, plan.unpublished, state.selection, context.request.wait_seconds, progress)
         progress.reached(CrashPoint.TABLES_PUBLISHED)
-        catalogs = read_current_tables(sessions, state.followed, catalogs)
-        plan = plan_ddl(catalogs, state.known, archived.definitions, moved)
+        node_tables = read_current_tables(sessions, state.selection, node_tables)
+        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
-            raise ChangedError("a table was created while others were published")
+            raise ChangedError("a table was created while new tables were published")
     report_changes(plan, progress)
-    if not plan.copied:
+    if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)
-    return _copy_again(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
+    return _copy_tables(context, state, PreparedTables(plan, archived.last_segments), spark, progress)
 
 
 def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
-    """Read the definitions in segments that no commit lists."""
+    """Read the definitions in the segments that no commit lists."""
     nodes = list(nodes)
 
-    def read(node: Node) -> tuple[list[Definition], int]:
+    def read(node: Node) -> NodeArchived:
         prefix = archive_prefix(snapshot, node.id, state.chain)
         last = len(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
-            return [], last
-        found = list(list_unlisted(store, prefix, last))
-        return [version for one in found for version in one.definitions], last + len(found)
+            return NodeArchived((), last)
+        unlisted = list(list_unlisted(store, prefix, last))
+        definitions = tuple(definition for segment in unlisted for definition in segment.definitions)
+        return NodeArchived(definitions, last + len(unlisted))
 
     definitions: dict[str, list[Definition]] = {}
     last_segments: dict[str, int] = {}
-    for node, (versions, last) in zip(nodes, in_parallel(read, nodes), strict=True):
-        definitions.setdefault(node.shard, []).extend(versions)
-        last_segments[node.id] = last
+    for node, archived in zip(nodes, in_parallel(read, nodes), strict=True):
+        definitions.setdefault(node.shard, []).extend(archived.definitions)
+        last_segments[node.id] = archived.last_segment
     return Archived(definitions, last_segments)
 
 
-def _copy_again(
+def _copy_tables(
     context: CreateContext, state: ChainState, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
-    """The same with base copies of the tables that can't be converted."""
+    """Copy the tables that can't be converted; return `prepared` with their objects and positions."""
     sessions, plan = context.sessions, prepared.plan
-    tables, slot = plan.copied, copy_slot_name(context.operation.id)
+    tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     nodes = tuple(node for node in sessions.nodes if node.shard in tables)
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
 
-    def changed() -> str:
-        return find_change(sessions, plan.catalogs, state.followed)
+    def find_own_change() -> str:
+        return find_change(sessions, plan.node_tables, state.selection)
 
     try:
         with (
-            void_if(changed),
+            void_if(find_own_change),
             export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
         ):
             check_exported(nodes, slots, plan.fingerprints)
             sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
             objects = copy_tables(plan_copy(sources, destination), spark, progress, sessions.watch)
-            positions = {node: found.position for node, found in slots.items()}
+            positions = {node: exported.position for node, exported in slots.items()}
     except ChangedError:
         drop_copy_slots(nodes, slot, progress)
         raise

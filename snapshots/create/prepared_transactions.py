@@ -1,8 +1,8 @@
-"""Transactions that were already prepared when a chain's slots were made, or a terminal snapshot ended all writes.
+"""Wait for prepared transactions: before the first cut of a chain, and before the cut of a terminal snapshot.
 
-PostgreSQL decodes the former only when they are committed, so the first cut waits for them; every later prepared
-transaction is decoded at its PREPARE, and no cut ever waits for one. A terminal snapshot's does: one that is committed
-after it would be a write.
+PostgreSQL decodes a transaction that was prepared before the slot was made only at its COMMIT PREPARED, so the first
+cut waits for it. Later transactions are decoded at their PREPARE, and no cut waits for them. A terminal snapshot's cut
+does wait: committing one after the cut would be a write.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ POLL_SECONDS = 0.1
 
 
 def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, what: str = "the first cut") -> None:
-    """Wait until none of the transactions that are prepared now is left; raise SlotWaitError naming those that stay.
+    """Wait until every transaction that is prepared now has been decided.
 
-    `what` is what waits. Raises NodeUnreachableError.
+    Raises SlotWaitError naming those left after `seconds_max`, and NodeUnreachableError. `what` names what waits.
     """
     notes = WaitNotes(what, progress)
     awaited = {one.key for one in _list_prepared(sessions)}
@@ -33,7 +33,7 @@ def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, w
             return
         if notes.waited_seconds > seconds_max:
             raise wait_error(what, notes.waited_seconds, left)
-        notes.tell(left)
+        notes.report(left)
         time.sleep(POLL_SECONDS)
 
 

@@ -1,9 +1,8 @@
-"""Sequences: where each one stands, never behind what was handed out before the cut.
+"""Read the sequences, so that none is behind a value that it handed out before the cut.
 
-No WAL that can be decoded tells a sequence's value. It is read before the cut begins and again after it: nothing that
-was handed out before the cut is ahead of the second reading, unless somebody set the sequence back in between; then
-the first one holds. Where one is begun anew (RESTART, TRUNCATE … RESTART IDENTITY) the fingerprint of the catalogs
-tells.
+Logical decoding does not show a sequence's value. It is read before the cut begins and again after it. A value handed
+out before the cut is never ahead of the second reading, unless somebody set the sequence back in between; then the
+first reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fleet.tables.groups import quote_identifier
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
-# Every sequence that a statement reads is locked until its end, and a server has room for a few thousand locks.
+# A statement locks every sequence that it reads until it ends, and a server has room for a few thousand locks.
 READ_AT_ONCE = 200
 READINGS_MAX = 5
 SEQUENCES_QUERY = """
@@ -33,13 +32,13 @@ SELECT n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequence_privilege(
 
 
 class SequenceUnreadableError(RefusedError):
-    """The value of a sequence can't be had."""
+    """The value of a sequence can't be read."""
 
 
 def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
-    """Every permanent sequence of the node's database as it stands, by name.
+    """Every permanent sequence of the node's database with its current value, ordered by name.
 
-    Raises SequenceUnreadableError, and RelationLockedError where one stays locked: by TRUNCATE … RESTART IDENTITY, say.
+    Raises SequenceUnreadableError, and RelationLockedError if one stays locked, by TRUNCATE … RESTART IDENTITY say.
     """
     for _ in range(READINGS_MAX):
         try:
@@ -48,33 +47,33 @@ def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Seq
             # Dropped or renamed since it was listed.
             continue
     raise SequenceUnreadableError(
-        f"node {node.id}: sequences were dropped or renamed each of {READINGS_MAX} times that they were to be read",
+        f"node {node.id}: sequences were dropped or renamed during each of {READINGS_MAX} attempts to read them",
         hint="repeat the command",
     )
 
 
 def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
-    found = connection.execute(SEQUENCES_QUERY).fetchall()
-    if unreadable := [f"{schema}.{name}" for schema, name, *_, readable in found if not readable]:
+    rows = connection.execute(SEQUENCES_QUERY).fetchall()
+    if unreadable := [f"{schema}.{name}" for schema, name, *_, readable in rows if not readable]:
         raise SequenceUnreadableError(
             f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
             hint="GRANT pg_read_all_data TO the role",
         )
     values: list[tuple[int, bool]] = []
-    for start in range(0, len(found), READ_AT_ONCE):
-        names = [(schema, name) for schema, name, *_ in found[start : start + READ_AT_ONCE]]
+    for start in range(0, len(rows), READ_AT_ONCE):
+        names = [(schema, name) for schema, name, *_ in rows[start : start + READ_AT_ONCE]]
         relations = [".".join(map(quote_identifier, name)) for name in names]
         with raising_locked(node, "reading sequences", relations), connection.transaction():
             bound_lock_waits(connection)
             values += _values(connection, names)
     return tuple(
         Sequence(schema, name, last_value, is_called, increment, cycles)
-        for (schema, name, increment, cycles, _), (last_value, is_called) in zip(found, values, strict=True)
+        for (schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)
     )
 
 
 def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-    # From the relation itself: no function of all versions tells the value of one that was never used.
+    # From the relation itself: no function of all versions returns the value of a sequence that was never used.
     each = (
         sql.SQL("SELECT {}, last_value, is_called FROM {}").format(sql.Literal(number), sql.Identifier(*name))
         for number, name in enumerate(names)
@@ -83,23 +82,23 @@ def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -
     return [(last_value, is_called) for _, last_value, is_called in rows]
 
 
-def never_back(
+def latest_sequences(
     before: Mapping[str, Iterable[Sequence]], after: Mapping[str, Iterable[Sequence]]
 ) -> dict[str, tuple[Sequence, ...]]:
-    """The sequences of `after` by shard, none of them behind where it stood `before`.
+    """The sequences of `after` by shard, none of them behind its value `before`.
 
-    One that cycles has no direction in which to be behind.
+    A sequence that cycles is taken as it is `after`: its values have no order.
     """
-    found: dict[str, tuple[Sequence, ...]] = {}
+    latest: dict[str, tuple[Sequence, ...]] = {}
     for shard, sequences in after.items():
-        known = {(one.schema, one.name): one for one in before[shard]}
-        found[shard] = tuple(_is_farther(known.get((one.schema, one.name), one), one) for one in sequences)
-    return found
+        earlier = {(one.schema, one.name): one for one in before[shard]}
+        latest[shard] = tuple(_latest(earlier.get((one.schema, one.name), one), one) for one in sequences)
+    return latest
 
 
-def _is_farther(before: Sequence, after: Sequence) -> Sequence:
+def _latest(before: Sequence, after: Sequence) -> Sequence:
     if after.cycles or before.increment * after.increment < 0:
         return after
     direction = 1 if after.increment > 0 else -1
-    found = max(after, before, key=lambda one: (direction * one.last_value, one.is_called))
-    return structs.replace(after, last_value=found.last_value, is_called=found.is_called)
+    latest = max(after, before, key=lambda one: (direction * one.last_value, one.is_called))
+    return structs.replace(after, last_value=latest.last_value, is_called=latest.is_called)

@@ -1,7 +1,7 @@
-"""DDL: what a database has besides rows, how it is dumped, and what became of its tables between two commits.
+"""DDL: a database's schema objects, how they are dumped, and how its tables changed between two commits.
 
-A *fingerprint* tells one state of the catalogs from another. An *attempt* is void if the fingerprint changes while it
-runs, and is made again.
+A *fingerprint* identifies a state of the catalogs. An *attempt* is void if the fingerprint changes while it runs; it is
+then retried.
 
 Imports `snapshots.records`, `wal.segments`, `fleet` and `storage`.
 """

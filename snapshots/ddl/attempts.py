@@ -1,4 +1,4 @@
-"""Making again what a change of the schema has made void: an attempt keeps nothing that was read before the change."""
+"""Retry an attempt that concurrent DDL invalidated: the next attempt uses nothing that was read before the change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fleet.programs.wheel import ProgramFailedError
 from fleet.progress import Progress
 from fleet.tables.groups import SchemaChangedError
 
-# What PostgreSQL says where something is gone, or is something else, that was there when the catalogs were read; and
-# where one who changes it waits for us, and we for him.
-PASSING = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# Of something that came and went meanwhile no trace is left.
-GONE = (
+# The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
+# deadlock with the session that changes it.
+DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
+# These void an attempt without a visible change: an object that was created and dropped meanwhile leaves no trace.
+DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
 )  # fmt: skip
@@ -26,17 +26,17 @@ Result = TypeVar("Result")
 
 
 class ChangedError(Exception):
-    """An attempt is void: its text says what was changed; `moved` are the oids of tables to be copied anew by shard."""
+    """An attempt is void. The text says what changed; `moved` are the oids of tables to copy again, by shard."""
 
     def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
         super().__init__(cause)
         self.moved = moved or {}
 
 
-def until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
-    """What the attempt returns; one that raises ChangedError is made again, `retries` times.
+def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
+    """Run `attempt` and return its result; if it raises ChangedError, retry up to `retries` times.
 
-    Raises SchemaChangedError where each of them was void.
+    Raises SchemaChangedError if all attempts were void.
     """
     cause, attempts = "", retries + 1
     for number in range(1, attempts + 1):
@@ -44,25 +44,25 @@ def until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progr
             return attempt()
         except ChangedError as error:
             cause = str(error)
-            progress.note(f"attempt {number} of {attempts} met a change of the schema: {cause}")
+            progress.note(f"attempt {number} of {attempts} was invalidated by DDL: {cause}")
     raise SchemaChangedError(
-        f"the schema was changed during each of {attempts} attempts; last: {cause}",
-        hint=f"repeat the command once nobody changes the schema, or try more often: --retries N; or {NEW_CHAIN}",
+        f"DDL was executed during each of {attempts} attempts; last: {cause}",
+        hint=f"repeat the command when no DDL is running, or allow more attempts: --retries N; or {NEW_CHAIN}",
     )
 
 
 @contextmanager
-def void_if(changed: Callable[[], str]) -> Iterator[None]:
-    """Raise ChangedError where PostgreSQL refuses something in the block, and `changed` says what was changed since.
+def void_if(find_change: Callable[[], str]) -> Iterator[None]:
+    """Turn an error of PostgreSQL or pg_dump into ChangedError if an object is gone or `find_change` returns a change.
 
-    What it refuses while nothing was changed is no change's fault, and stays what it is.
+    Otherwise the error is raised as it is.
     """
     try:
         yield
-    except (*PASSING, ProgramFailedError, CopyError) as error:
+    except (*DDL_RACE_ERRORS, ProgramFailedError, CopyError) as error:
         text = " ".join(str(error).split())
-        if isinstance(error, GONE):
+        if isinstance(error, DROPPED_ERRORS):
             raise ChangedError(text) from error
-        if not (cause := changed()):
+        if not (cause := find_change()):
             raise
         raise ChangedError(f"{cause}: {text}") from error

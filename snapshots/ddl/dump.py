@@ -1,7 +1,7 @@
-"""What a shard has besides rows: its DDL, and the roles that the DDL names.
+"""Dump the DDL of a shard and list the roles that it names.
 
-The DDL is stored in sections, in the order in which a restore runs them: what is there before the rows, what comes
-after them, what fills materialized views, and event triggers, which must see none of that.
+The DDL is stored in sections, in the order in which a restore runs them: objects before the rows, objects after them,
+the refresh of materialized views, and event triggers, which must not fire for any of that.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from wal.segments.damage import ObjectDamagedError
 
 SECTIONS = PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL
 DUMP_SECONDS_MAX = 3600
-# A line of pg_restore's list: the entry's number, its catalog's oid and its own, what it is, its schema and name.
+# A line of pg_restore's list: the entry's number, the oids of its catalog and of itself, its type, schema and name.
 ENTRY = re.compile(r"^(?P<number>\d+); \d+ \d+ (?P<what>.*)$", re.MULTILINE)
-# Of both sections that pg_dump knows, what belongs to one of ours, and what to none: a note on Cutline's own
-# publication says how its node was before it was made read-only, and a restored one is not.
-OF_EVENT_TRIGGER = re.compile(r"(?:(?:COMMENT|SECURITY LABEL) - )?EVENT TRIGGER ")
-OF_REFRESH = re.compile(r"MATERIALIZED VIEW DATA ")
-OF_NONE = re.compile(rf'COMMENT - PUBLICATION "?{OWN_PUBLICATION}"? ')
-# Owners and grantees. The bootstrap superuser is pinned, so what belongs to it is asked of the objects themselves.
+# Entries of pg_dump's two sections that go to a section of ours, or to none. The comment on Cutline's own publication
+# is left out: it records a node's settings before it was made read-only, and a restored database is not read-only.
+EVENT_TRIGGER_ENTRY = re.compile(r"(?:(?:COMMENT|SECURITY LABEL) - )?EVENT TRIGGER ")
+REFRESH_ENTRY = re.compile(r"MATERIALIZED VIEW DATA ")
+OMITTED_ENTRY = re.compile(rf'COMMENT - PUBLICATION "?{OWN_PUBLICATION}"? ')
+# Owners and grantees. pg_shdepend does not list the bootstrap superuser (it is pinned), so its objects are looked up.
 ROLES_QUERY = """
 SELECT r.rolname FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
  WHERE d.refclassid = 'pg_authid'::regclass
@@ -66,7 +66,7 @@ SELECT pg_get_userbyid(10) WHERE EXISTS (
         WHERE oid >= 16384 AND owner = 10)
 ORDER BY 1
 """
-# What every new database has: pg_dump has no word for it where it was dropped.
+# Objects that every new database has: pg_dump does not write that they were dropped.
 DROPPED_QUERY = """
 SELECT 'DROP SCHEMA "public";' WHERE NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'public')
 UNION ALL
@@ -75,11 +75,11 @@ SELECT 'DROP EXTENSION "plpgsql";' WHERE NOT EXISTS (SELECT FROM pg_extension WH
 
 
 def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, str]:
-    """The DDL of a database as plain SQL by section, raw text (fleet.nodes.encodings).
+    """Dump a database's DDL, by section: plain SQL as raw text (fleet.nodes.encodings).
 
-    Literals and comments may hold any bytes of the database's encoding.
-    As the exported snapshot shows it, or as it is now. Ended when `watch` finds a node silent; raises
-    RelationLockedError where a table or view stays locked.
+    Literals and comments may hold any bytes of the database's encoding. The dump shows the snapshot `exported`, or the
+    current state if that is None. It is ended if `watch` finds a node silent. Raises RelationLockedError if a table or
+    view stays locked.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
@@ -93,11 +93,11 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
 
         try:
             run_tool(
-                # Texts in the DDL are constants of the session's settings too, and it is loaded by a session with ours.
+                # Constants in the DDL depend on the session's settings, so the dump uses ours, as the restore does.
                 "pg_dump", "--dbname", conninfo(node.dsn, application_name=application), "--format=custom",
                 "--compress=none", "--no-sync",
-                # Not --schema-only, which leaves out what fills materialized views. A bound of its own for locks,
-                # --lock-wait-timeout, is for tables alone.
+                # Not --schema-only, which omits the refresh of materialized views. Not --lock-wait-timeout, which
+                # bounds the locks of tables alone: LockWatch bounds all.
                 "--section=pre-data", "--section=post-data", "--no-large-objects", "--no-statistics",
                 "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive}",
                 *([f"--snapshot={exported}"] if exported else []),
@@ -107,27 +107,27 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
             if not locks.found:
                 raise
             raise locked_error(node, "reading the DDL", locks.found) from error
-        found = _sections_of(archive)
+        sections = _sections_of(archive)
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
-        pre_data = restore_types(found[PRE_DATA], read_other_types(connection))
-        return found | {PRE_DATA: read_search_path(connection) + dropped + pre_data}
+        pre_data = restore_types(sections[PRE_DATA], read_other_types(connection))
+        return sections | {PRE_DATA: read_search_path(connection) + dropped + pre_data}
 
 
 def _sections_of(archive: Path) -> dict[str, str]:
-    """pg_dump's archive as the SQL of each section."""
+    """The SQL of each section of pg_dump's archive."""
     listed = run_tool("pg_restore", "--list", str(archive)).stdout
     entries = [(entry["number"], _section_of(entry["what"])) for entry in ENTRY.finditer(listed)]
-    found: dict[str, str] = {}
+    scripts: dict[str, str] = {}
     for section in SECTIONS:
-        # Before and after the rows is for the archive to say.
+        # pg_restore itself divides the other entries into pre-data and post-data.
         chosen = [number for number, own in entries if own == (section if section in (REFRESH, EVENT_TRIGGERS) else "")]
-        found[section] = _script(archive, section, chosen) if chosen else ""
-    return found
+        scripts[section] = _script(archive, section, chosen) if chosen else ""
+    return scripts
 
 
 def _section_of(what: str) -> str | None:
-    """REFRESH or EVENT_TRIGGERS; "" for all that the archive knows a place for; None for what is left out."""
-    for section, pattern in ((EVENT_TRIGGERS, OF_EVENT_TRIGGER), (REFRESH, OF_REFRESH), (None, OF_NONE)):
+    """REFRESH or EVENT_TRIGGERS; "" if pg_restore chooses the section; None if the entry is omitted."""
+    for section, pattern in ((EVENT_TRIGGERS, EVENT_TRIGGER_ENTRY), (REFRESH, REFRESH_ENTRY), (None, OMITTED_ENTRY)):
         if pattern.match(what):
             return section
     return ""
@@ -137,7 +137,7 @@ def _script(archive: Path, section: str, entries: list[str]) -> str:
     """The SQL of the archive's entries, in the archive's order.
 
     It is raw text (fleet.nodes.encodings): literals and comments may hold any bytes of the database's encoding.
-    The guards that psql's restrict mode needs, and no server understands, are left out.
+    The lines of psql's restrict mode, which no server understands, are removed.
     """
     guard = secrets.token_hex(16)
     chosen, script = archive.with_name("entries"), archive.with_name("script")
@@ -152,7 +152,7 @@ def _script(archive: Path, section: str, entries: list[str]) -> str:
     )
 
 
-def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
+def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
     """Dump a shard's DDL and store its sections, compressed with zstd."""
     stored: list[StoredObject] = []
     for section, script in dump_sections(node, exported, watch).items():
@@ -163,20 +163,23 @@ def store_schema(store: ObjectStore, node: Node, prefix: str, exported: str | No
     return stored
 
 
-def find_schema_object(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
-    """The objects of the shard's DDL, a section after the other; raise ManifestError where one is not listed."""
-    found = {stored.kind: stored for stored in chain.schema_objects(shard)}
-    if lacking := [section for section in SECTIONS if section not in found]:
+def find_ddl_objects(chain: Chain, shard: str) -> tuple[StoredObject, ...]:
+    """The objects of the shard's DDL, in the order of SECTIONS; raise ManifestError if one is not listed."""
+    objects = {stored.kind: stored for stored in chain.schema_objects(shard)}
+    if missing := [section for section in SECTIONS if section not in objects]:
         raise ManifestError(
-            f"the snapshot lists no {' and no '.join(lacking)} DDL of shard {shard}",
+            f"snapshot {chain.name} lists no {' and no '.join(missing)} DDL of shard {shard}",
             hint=f"it can't be restored; {NEW_CHAIN}",
             details={"node": shard},
         )
-    return tuple(found[section] for section in SECTIONS)
+    return tuple(objects[section] for section in SECTIONS)
 
 
-def read_schema(body: bytes, stored: StoredObject) -> str:
-    """The SQL of a stored section, as raw text, whose bytes are those that were committed; raise ObjectDamagedError."""
+def read_ddl(body: bytes, stored: StoredObject) -> str:
+    """The SQL of a stored section as raw text; raise ObjectDamagedError if it can't be read.
+
+    The caller has verified that `body` is the committed object.
+    """
     try:
         return raw_text(zstandard.decompress(body))
     except zstandard.ZstdError as error:

@@ -1,4 +1,4 @@
-"""What pg_dump writes wrong, put right before it is stored: its script would not load, or make something else.
+"""Correct faults of pg_dump before its script is stored: it would not load, or would create something else.
 
 Scripts are raw text (fleet.nodes.encodings), with all identifiers quoted.
 """
@@ -17,7 +17,7 @@ from fleet.tables.groups import quote_identifier
 
 TABLE = re.compile(r'^CREATE (?:\w+ )?TABLE ".*?;$', re.MULTILINE | re.DOTALL)
 UNQUOTED = re.compile(r'^    CONSTRAINT (?!")(?P<name>.+?) NOT NULL (?="(?:[^"]|"")+",?$)', re.MULTILINE | re.DOTALL)
-# CREATE TABLE … (LIKE … INCLUDING IDENTITY) makes them, and ALTER SEQUENCE … AS.
+# CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER SEQUENCE … AS make such sequences.
 OTHER_TYPES_QUERY = """
 SELECT namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid::regtype::text,
        s.seqstart, s.seqmin, s.seqmax
@@ -28,12 +28,12 @@ SELECT namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid
  WHERE a.atttypid <> s.seqtypid
  ORDER BY c.oid
 """
-OF_TYPE = re.compile(r"    (?:START WITH|MINVALUE|MAXVALUE|NO MINVALUE|NO MAXVALUE)\b")
+TYPE_OPTION = re.compile(r"    (?:START WITH|MINVALUE|MAXVALUE|NO MINVALUE|NO MAXVALUE)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class OtherType:
-    """The sequence of an identity column that is of another type than the column; names are raw text."""
+    """The sequence of an identity column whose type differs from the column's; names are raw text."""
 
     column: str
     schema: str
@@ -45,21 +45,21 @@ class OtherType:
 
 
 def correct_script(script: str) -> str:
-    """The script, in which all identifiers are quoted, but for this: the name of an inherited NOT NULL constraint.
+    """The script with the names of inherited NOT NULL constraints quoted, as all other identifiers are.
 
-    From 18 on pg_dump writes it as it is (dumpTableSchema, for columns that are not the table's own), which is a
-    syntax error if it has a space, and another name if it has a capital.
+    From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if
+    the name has a space, and another name if it has a capital letter.
     """
     return TABLE.sub(lambda table: UNQUOTED.sub(_quote, table[0]), script)
 
 
-def _quote(found: re.Match[str]) -> str:
-    name = found["name"].replace('"', '""')
+def _quote(match: re.Match[str]) -> str:
+    name = match["name"].replace('"', '""')
     return f'    CONSTRAINT "{name}" NOT NULL '
 
 
 def read_other_types(connection: psycopg.Connection[Any]) -> list[OtherType]:
-    """The database's identity columns whose sequences are of other types. No transaction may be open."""
+    """The database's identity columns whose sequences have another type. No transaction may be open."""
     with connection.transaction():
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
         rows = connection.execute(OTHER_TYPES_QUERY).fetchall()
@@ -67,10 +67,10 @@ def read_other_types(connection: psycopg.Connection[Any]) -> list[OtherType]:
 
 
 def restore_types(script: str, sequences: Iterable[OtherType]) -> str:
-    """The script with these sequences as they are.
+    """The script with the types and bounds of these sequences.
 
-    pg_dump does not write their type (dumpSequence), so that they would be of their columns' types: too small for the
-    bounds that some of them have, which is an error.
+    pg_dump does not write their type (dumpSequence), so they would get the type of their column, which is an error if
+    that type is too small for their bounds.
     """
     for one in sequences:
         script = _restore_type(script, one)
@@ -88,9 +88,9 @@ def _restore_type(script: str, one: OtherType) -> str:
         return script
     before, after = script.split(begin)
     options, end, rest = after.partition("\n);\n")
-    kept = "\n".join(line for line in options.split("\n") if not OF_TYPE.match(line))
+    other_options = "\n".join(line for line in options.split("\n") if not TYPE_OPTION.match(line))
     altered = (
         f"ALTER SEQUENCE {name} AS {one.type} MINVALUE {one.smallest} MAXVALUE {one.largest}"
         f" START WITH {one.start} RESTART;\n"
     )
-    return f"{before}{begin}{kept}{end}{altered}{rest}"
+    return f"{before}{begin}{other_options}{end}{altered}{rest}"

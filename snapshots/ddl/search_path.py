@@ -1,8 +1,8 @@
-"""The search_path of a database, for what its own functions do while its rows are loaded.
+"""The search_path of a database, which its functions need while its rows are loaded.
 
-Functions in CHECK constraints, domains and generated columns are called by COPY, and some name tables and other
-functions without a schema. With the search_path of our sessions, which is PostgreSQL's own schema alone, such rows
-could never be loaded. What is set for the database (ALTER DATABASE … SET) is stored before its DDL, as a comment.
+COPY calls functions in CHECK constraints, domains and generated columns, and some of them name tables and other
+functions without a schema. The search_path of our sessions is pg_catalog alone, so such rows could never be loaded. The
+setting of the database (ALTER DATABASE … SET) is stored before its DDL, as a comment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-# Of PostgreSQL itself, where nothing is set.
+# PostgreSQL's default.
 DEFAULT = '"$user", public'
 PATH_QUERY = """
 SELECT substr(setting, length('search_path=') + 1)
@@ -25,13 +25,13 @@ STORED = re.compile(r'\A-- search_path: (".*")\n')
 
 
 def read_search_path(connection: psycopg.Connection[Any]) -> str:
-    """The line that says what search_path is set for the database; "" if none is."""
+    """The comment line with the search_path that is set for the database; "" if none is set."""
     (path,) = connection.execute(PATH_QUERY).fetchone() or (None,)
-    # A schema's name may have a line's end in it.
+    # JSON, because the name of a schema may contain a newline.
     return "" if path is None else f"-- search_path: {json.dumps(path)}\n"
 
 
 def search_path_of(script: str) -> str:
-    """What to load rows with, by the stored DDL: names in PostgreSQL's own schema stay what they are."""
-    found = STORED.match(script)
-    return f"pg_catalog, {json.loads(found[1]) if found else DEFAULT}"
+    """The search_path to load rows with, from the stored DDL. pg_catalog comes first, so nothing hides its names."""
+    match = STORED.match(script)
+    return f"pg_catalog, {json.loads(match[1]) if match else DEFAULT}"

@@ -1,11 +1,11 @@
-"""What became of all shards' tables since the commit before: the nodes are asked, and their answers compared.
+"""Read all shards' tables from the nodes and find what changed since the previous commit.
 
-Reading tables and states costs a large database more than all the rest, so they are read once, and from then on the
-fingerprint and the publications' stamps tell whether they still are what they were: `read_current_tables` reads
-again what is not.
+In a large database reading the tables and their states is the most expensive query. They are read once; after that the
+fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only changed
+nodes again.
 
-`snapshots.ddl.table_plan` compares; here only `add_to_publications` changes a node: it adds new
-tables to the publications.
+`snapshots.ddl.table_plan` compares the tables. Only `add_to_publications` changes a node: it adds new tables to the
+publications.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fleet.progress import Progress
 from fleet.tables.groups import Group, Table, number_groups, qualify, read_tables
 from fleet.tables.publications import NOWHERE, check_admissible, check_published, ensure_publications
 from fleet.tables.table_state import TableState, read_table_states
-from snapshots.ddl.attempts import PASSING, ChangedError
+from snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
 from snapshots.ddl.fingerprint import read_fingerprint
 from snapshots.ddl.table_plan import ShardPlan, TableBefore, plan_shard
 from snapshots.records.chain import Chain
@@ -38,7 +38,7 @@ LOCK_SECONDS_MIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TableSelection:
-    """Which tables a chain follows: `rules` choose them, and the publications of the fleet `fleet_id` hold them."""
+    """The tables of a chain: `rules` select them, and they are in the publications of the fleet `fleet_id`."""
 
     fleet_id: str
     rules: GroupRules
@@ -46,7 +46,7 @@ class TableSelection:
 
 @dataclass(frozen=True, slots=True)
 class KnownTables:
-    """What is known of the tables before a cut: groups and states by shard, and the highest number ever given."""
+    """The tables as the last commit has them, by shard; `highest` is the highest group number ever used."""
 
     groups: Mapping[str, tuple[Group, ...]]
     states: Mapping[str, Mapping[str, TableState]]
@@ -60,7 +60,7 @@ class KnownTables:
 
 
 def known_tables(chain: Chain) -> KnownTables:
-    """What the chain's last commit knows."""
+    """The tables as the chain's last commit has them."""
     shards = chain.full.groups
     highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
     return KnownTables(
@@ -82,119 +82,120 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class DdlPlan:
-    """What an increment makes of all shards' tables, and the catalogs that it is made from."""
+    """What an increment does with all shards' tables, and the tables that the plan is made from."""
 
     shards: Mapping[str, ShardPlan]
-    catalogs: Mapping[str, NodeTables]
+    node_tables: Mapping[str, NodeTables]
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every shard's catalogs."""
-        return {shard: one.fingerprint for shard, one in self.catalogs.items()}
+        return {shard: one.fingerprint for shard, one in self.node_tables.items()}
 
     @property
     def unpublished(self) -> dict[str, list[str]]:
-        """The tables that no publication of Cutline's has, by shard where there are any."""
-        return unpublished(self.catalogs)
+        """The names of the tables in no publication of Cutline, by shard, without shards that have none."""
+        return list_unpublished(self.node_tables)
 
     @property
-    def copied(self) -> dict[str, list[Table]]:
-        """The tables to be copied anew, of the shards that have any."""
-        return {shard: list(plan.copied) for shard, plan in self.shards.items() if plan.copied}
+    def to_copy(self) -> dict[str, list[Table]]:
+        """The tables that need a new base copy, by shard, without shards that have none."""
+        return {shard: list(plan.to_copy) for shard, plan in self.shards.items() if plan.to_copy}
 
 
-def read_node_tables(connection: psycopg.Connection[Any], node: str, followed: TableSelection) -> NodeTables:
-    """The node's tables, their states and the fingerprint, all as one snapshot of the server shows them.
+def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: TableSelection) -> NodeTables:
+    """The node's tables, their states and the fingerprint, all from one snapshot of the server.
 
-    What the server's functions add (sizes, files, privileges) may be of a moment later: whatever is changed in between
-    gives the catalogs another fingerprint afterwards.
+    Values from the server's functions (sizes, files, privileges) may be more recent, but a change in between gives the
+    catalogs another fingerprint, which a later comparison finds.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        tables = read_tables(connection, followed.rules)
-        states = read_table_states(connection, node, followed.fleet_id, tables, unpublished_too=True)
+        tables = read_tables(connection, selection.rules)
+        states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
         return NodeTables(tuple(tables), states, read_fingerprint(connection))
 
 
-def unpublished(catalogs: Mapping[str, NodeTables]) -> dict[str, list[str]]:
-    """Of these catalogs, by shard, the names of the tables that no publication of Cutline's has."""
-    found = {
-        shard: [name for name, state in one.states.items() if not state.membership] for shard, one in catalogs.items()
+def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
+    """The names of the tables in no publication of Cutline, by shard, without shards that have none."""
+    unpublished = {
+        shard: [name for name, state in one.states.items() if not state.membership]
+        for shard, one in node_tables.items()
     }
-    return {shard: names for shard, names in found.items() if names}
+    return {shard: names for shard, names in unpublished.items() if names}
 
 
-def read_fleet_tables(sessions: Sessions, followed: TableSelection) -> dict[str, NodeTables]:
-    """The catalogs of all primaries, tables numbered by name.
+def read_fleet_tables(sessions: Sessions, selection: TableSelection) -> dict[str, NodeTables]:
+    """The tables of all primaries, their groups numbered in the order of the names.
 
     Raises TableNotAdmissibleError, PublicationChangedError.
     """
-    return read_current_tables(sessions, followed, {})
+    return read_current_tables(sessions, selection, {})
 
 
 def read_current_tables(
-    sessions: Sessions, followed: TableSelection, seen: Mapping[str, NodeTables]
+    sessions: Sessions, selection: TableSelection, seen: Mapping[str, NodeTables]
 ) -> dict[str, NodeTables]:
-    """The tables of all primaries, as `read_fleet_tables` reads them; those `seen` before only where they changed."""
+    """The tables of all primaries as `read_fleet_tables` reads them; reads a `seen` node again only if it changed."""
 
     def read(node: str) -> NodeTables:
         with raising_unreachable(sessions.fleet.node(node)):
             connection = sessions.connections[node]
-            if (was := seen.get(node)) and not _change(connection, node, followed.fleet_id, was):
+            if (was := seen.get(node)) and not _find_change(connection, node, selection.fleet_id, was):
                 return was
-            return read_node_tables(connection, node, followed)
+            return read_node_tables(connection, node, selection)
 
     primaries = list(sessions.primaries)
-    found = dict(zip(primaries, in_parallel(read, primaries), strict=True))
-    tables = {node: list(one.tables) for node, one in found.items()}
+    current = dict(zip(primaries, in_parallel(read, primaries), strict=True))
+    tables = {node: list(one.tables) for node, one in current.items()}
     check_admissible(tables)
     numbered = number_groups(tables, PARTITION_ROWS)
-    return {node: replace(one, tables=tuple(numbered[node])) for node, one in found.items()}
+    return {node: replace(one, tables=tuple(numbered[node])) for node, one in current.items()}
 
 
 def plan_ddl(
-    found: Mapping[str, NodeTables],
+    node_tables: Mapping[str, NodeTables],
     known: KnownTables,
     archived: Mapping[str, Iterable[Definition]],
     moved: Mapping[str, set[int]],
 ) -> DdlPlan:
-    """Compare the primaries' catalogs with what is `known`.
+    """Compare the current `node_tables` with those `known` from the last commit.
 
-    `archived` are the definitions in segments that no commit lists, by shard; `moved` the oids of tables that were
-    changed under definitions that nobody knows. Raises PublicationChangedError.
+    `archived` are the definitions in segments that no commit lists, by shard; `moved` are the oids of tables of which
+    WAL has changes under unknown definitions. Raises PublicationChangedError.
     """
-    tried = {shard: [_archived_versions(version) for version in archived.get(shard, ())] for shard in found}
-    highest = max([known.highest, *(one.group.number for ones in tried.values() for one in ones)])
+    tried = {shard: [_archived_table(definition) for definition in archived.get(shard, ())] for shard in node_tables}
+    highest = max([known.highest, *(one.group.number for tables in tried.values() for one in tables)])
     shards: dict[str, ShardPlan] = {}
-    for shard, one in found.items():
+    for shard, one in node_tables.items():
         now = (one.tables, one.states)
         shards[shard] = plan_shard(shard, known.before(shard), tried[shard], now, highest, moved.get(shard, ()))
         highest = max([highest, *(group.number for group in shards[shard].groups)])
-    return DdlPlan(shards, found)
+    return DdlPlan(shards, node_tables)
 
 
-def _archived_versions(version: Definition) -> TableBefore:
-    return TableBefore(version.oid, version.group, is_copied=version.copied_from is not None)
+def _archived_table(definition: Definition) -> TableBefore:
+    return TableBefore(definition.oid, definition.group, is_copied=definition.copied_from is not None)
 
 
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
-    """Say which tables have changed, and what becomes of them."""
-    for shard, found in plan.shards.items():
-        for one in found.changed:
-            what = f"is copied anew: {one.reason}" if one.after is None else "has a new definition"
+    """Note which tables changed, and what the increment does with them."""
+    for shard, shard_plan in plan.shards.items():
+        for one in shard_plan.changed:
+            what = f"needs a new base copy: {one.reason}" if one.after is None else "has a new definition"
             progress.note(f"node {shard}: table {one.table.group.name} {what}")
 
 
 def add_to_publications(
     sessions: Sessions,
     names: Mapping[str, list[str]],
-    followed: TableSelection,
+    selection: TableSelection,
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    """Let the tables of these names, by shard, be followed; raise RelationLockedError if one stays locked.
+    """Add the tables of these names, by shard, to the publications; raise RelationLockedError if one stays locked.
 
-    Raises ChangedError if one was dropped, or is something else, by now.
+    Raises ChangedError if a table was dropped or replaced meanwhile.
     """
 
     def publish(node: str) -> None:
@@ -203,40 +204,40 @@ def add_to_publications(
         try:
             with raising_unreachable(sessions.fleet.node(node)), connection.transaction():
                 bound_lock_waits(connection, seconds)
-                tables = read_tables(connection, followed.rules)
-                ensure_publications(connection, followed.fleet_id, tables)
+                tables = read_tables(connection, selection.rules)
+                ensure_publications(connection, selection.fleet_id, tables)
         except psycopg.errors.LockNotAvailable as error:
             chosen = [qualify(table.group) for table in tables if table.group.name in names[node]]
             what = "publishing new tables"
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
-        except PASSING as error:
+        except DDL_RACE_ERRORS as error:
             raise ChangedError(f"node {node}: new tables can't be published: {' '.join(str(error).split())}") from error
-        progress.note(f"node {node}: new tables are followed: {', '.join(names[node])}")
+        progress.note(f"node {node}: new tables were published: {', '.join(names[node])}")
 
     in_parallel(publish, names)
 
 
-def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], followed: TableSelection) -> str:
-    """What was changed on a primary since its catalogs were `seen`, "" if nothing was.
+def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:
+    """A change on a primary since its tables were `seen`, "" if there is none.
 
-    Raises PublicationChangedError if a whole publication of Cutline's was altered and still is.
+    Raises PublicationChangedError if a publication of Cutline itself was altered and still is.
     """
 
-    def changed(node: str) -> str:
+    def find_on(node: str) -> str:
         with raising_unreachable(sessions.fleet.node(node)):
-            return _change(sessions.connections[node], node, followed.fleet_id, seen[node])
+            return _find_change(sessions.connections[node], node, selection.fleet_id, seen[node])
 
-    return next(filter(None, in_parallel(changed, sessions.primaries)), "")
+    return next(filter(None, in_parallel(find_on, sessions.primaries)), "")
 
 
-def _change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
-    """What is not as it `was`, "" if all is: the fingerprint leaves out Cutline's own publications."""
+def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
+    """A change since the node's tables `was`, "" if there is none; the fingerprint omits Cutline's publications."""
     if read_fingerprint(connection) != was.fingerprint:
-        return f"node {node}: its schema was changed"
+        return f"node {node}: its catalogs were changed"
     groups = [table.group for table in was.tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
     for name, state in was.states.items():
         now = published.get(name, NOWHERE)
         if (now.publication, now.membership) != (state.publication, state.membership):
-            return f"node {node}: table {name} was published otherwise"
+            return f"node {node}: the publication of table {name} was changed"
     return ""

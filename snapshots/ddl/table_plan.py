@@ -1,9 +1,9 @@
-"""What became of every table between two commits: unchanged, carried on, to be copied anew, or gone.
+"""Plan each table between two commits: it is unchanged, converted, copied again, or gone.
 
-A table is *carried on* under a new definition where whatever is stored under the one before can be brought to it
-(snapshots/fold/conversions.py), and every change in between is decoded under one of the two. Where that can't be told
-for sure it is *copied anew*, and all that was stored of it before counts no more. Nothing is guessed: the attributes'
-numbers, which PostgreSQL never uses twice, say which column is which.
+A table is *converted* to a new definition if all rows stored under the previous one can be converted
+(snapshots/fold/conversions.py), and every change in between is decoded under one of the two. If that is not certain,
+the table is *copied again*, and its rows stored before no longer count. Nothing is guessed: columns are identified by
+their attribute numbers, which PostgreSQL never reuses.
 
 Plain values in and out; `snapshots.ddl.table_changes` asks the nodes.
 """
@@ -20,15 +20,15 @@ from fleet.tables.groups import Column, Group, Table
 from fleet.tables.publications import PublicationChangedError
 from fleet.tables.table_state import TableState
 
-# Types whose values are the same text, so that changing one to the other rewrites nothing: text and varchar.
+# text and varchar: their values have the same text, and changing one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})
 
 
 @dataclass(frozen=True, slots=True)
 class TableBefore:
-    """A table as the commit before has it, or as segments that no commit lists yet have it.
+    """A table as the previous commit has it, or as segments that no commit lists have it.
 
-    `state` is None for the latter; `is_copied` if whoever archived them was copying it anew.
+    For the latter `state` is None, and `is_copied` says that the attempt that archived them copied the table.
     """
 
     oid: int
@@ -39,7 +39,7 @@ class TableBefore:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTable:
-    """A table that has a new definition: with `after` carried on from that number, else copied anew for `reason`."""
+    """A table with a new definition: converted from the definition `after`, or copied for `reason` if that is None."""
 
     table: Table
     after: int | None
@@ -48,9 +48,9 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What an increment makes of a shard's tables. `gone` are the numbers of definitions that end.
+    """What an increment does with a shard's tables. `gone` are the numbers of definitions that end.
 
-    `states` are the tables' now, by name.
+    `states` are the current states of the tables, by name.
     """
 
     unchanged: tuple[Group, ...]
@@ -59,24 +59,24 @@ class ShardPlan:
     states: Mapping[str, TableState]
 
     @property
-    def copied(self) -> tuple[Table, ...]:
-        """The tables to be copied anew."""
+    def to_copy(self) -> tuple[Table, ...]:
+        """The tables that need a new base copy."""
         return tuple(one.table for one in self.changed if one.after is None)
 
     @property
-    def begun(self) -> tuple[Group, ...]:
+    def new_groups(self) -> tuple[Group, ...]:
         """The definitions that begin."""
         return tuple(one.table.group for one in self.changed)
 
     @property
     def successions(self) -> dict[int, int]:
-        """By number of a definition that is carried on the one before."""
+        """For the number of each definition that is converted to, the number of the one before."""
         return {one.table.group.number: one.after for one in self.changed if one.after is not None}
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups of the shard."""
-        return (*self.unchanged, *self.begun)
+        return (*self.unchanged, *self.new_groups)
 
 
 def plan_shard(
@@ -87,25 +87,25 @@ def plan_shard(
     number: int,
     moved: Collection[int] = (),
 ) -> ShardPlan:
-    """Compare the shard's tables `now`, with their states by name, with those of the commit before.
+    """Compare the shard's tables `now`, with their states by name, with those of the previous commit.
 
-    `archived` is what segments that no commit lists say of definitions, `moved` the oids of tables that were changed
-    under a definition that nobody knows. New definitions are numbered after `number`. Raises PublicationChangedError.
+    `archived` are the definitions in segments that no commit lists; `moved` are the oids of tables of which WAL has
+    changes under an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
     """
     tables, states = now
-    known = {one.oid: one for one in before}
+    previous = {one.oid: one for one in before}
     attempts: dict[int, list[TableBefore]] = {}
     for one in archived:
         attempts.setdefault(one.oid, []).append(one)
     unchanged: list[Group] = []
     changed: list[ChangedTable] = []
     for table in tables:
-        was, state, tried = known.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
-        # An append-only table has a publication of its own, and is in another one once it has an identity.
-        is_of_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
-        if was and was.state and state.membership and is_of_kind:
+        was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
+        # Append-only tables are in another publication, which a table leaves when it gets an identity.
+        is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
+        if was and was.state and state.membership and is_same_kind:
             check_publication(node, was.state, state)
-        reason = _why_anew(was, table, state, tried, is_moved=table.oid in moved)
+        reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved)
         if not reason and was and not tried and was.group.definition() == table.group.definition():
             unchanged.append(was.group)
             continue
@@ -113,11 +113,11 @@ def plan_shard(
         if reason or was is None:
             changed.append(ChangedTable(_assign_number(table, number, table.group.partitions), None, reason))
             continue
-        # What was archived under that definition already has its number.
-        same = tried[0].group.number if tried else number
-        changed.append(ChangedTable(_assign_number(table, same, was.group.partitions), was.group.number))
-    kept = {group.number for group in unchanged}
-    gone = tuple(sorted(one.group.number for one in known.values() if one.group.number not in kept))
+        # Archived segments already use a number for this definition.
+        new_number = tried[0].group.number if tried else number
+        changed.append(ChangedTable(_assign_number(table, new_number, was.group.partitions), was.group.number))
+    unchanged_numbers = {group.number for group in unchanged}
+    gone = tuple(sorted(one.group.number for one in previous.values() if one.group.number not in unchanged_numbers))
     return ShardPlan(tuple(unchanged), tuple(changed), gone, dict(states))
 
 
@@ -126,28 +126,28 @@ def _assign_number(table: Table, number: int, partitions: int) -> Table:
 
 
 def check_publication(node: str, before: TableState, after: TableState) -> None:
-    """Raise PublicationChangedError if the whole publication was altered since: all its tables may lack changes."""
+    """Raise PublicationChangedError if the publication itself was altered: all its tables may lack changes."""
     if before.publication != after.publication:
         raise PublicationChangedError(
-            f"node {node}: table {after.table} is in a publication of Cutline's that was altered since the last commit:"
-            " changes made in between are lost to the chain",
+            f"node {node}: table {after.table} is in a publication of Cutline that was altered since the last commit:"
+            " the chain may lack changes made since",
             hint=NEW_CHAIN,
             details={"node": node, "tables": [after.table]},
         )
 
 
-def _why_anew(
+def _why_copy(
     was: TableBefore | None, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool
 ) -> str:
-    """Why the table must be copied anew, "" if it need not be."""
+    """Why the table needs a new base copy, "" if it does not."""
     if was is None:
         return "it is new"
     if is_moved:
-        return "it had other columns in between, and was changed then"
+        return "it had other columns in between and was written then"
     if any(one.is_copied or one.group.definition() != table.group.definition() for one in tried):
-        return "an attempt that failed knew it otherwise"
+        return "a failed attempt archived it under another definition"
     if was.state is None:
-        return "nothing is known of its state before"
+        return "its state at the last commit is not known"
     return _why_state(was.state, state) or _why_columns(was.group, was.state, table.group)
 
 
@@ -157,35 +157,35 @@ def _why_state(before: TableState, after: TableState) -> str:
     if before.file != after.file and before.columns != after.columns:
         return "it was rewritten"
     if before.printed - after.printed:
-        return "a type of its columns prints other values than before"
+        return "a type of its columns prints its values differently"
     if _dropped_attributes(before, after):
         return "a column was added and dropped again"
     return ""
 
 
 def _dropped_attributes(before: TableState, after: TableState) -> bool:
-    """Whether an attribute that is newer than `before` is not there any more."""
+    """Whether an attribute that was added after `before` has been dropped."""
     live = {int(stamp.partition(".")[0]) for stamp in after.columns.split()}
     return any(number not in live for number in range(before.attributes + 1, after.attributes + 1))
 
 
 def _why_columns(old: Group, before: TableState, new: Group) -> str:
     if _kind(old) != _kind(new):
-        return "its replica identity is another"
+        return "its replica identity changed"
     if [column.number for column in _key(old)] != [column.number for column in _key(new)]:
-        return "its key is another"
+        return "its key changed"
     was = {column.number: column for column in old.columns}
     now = {column.number: column for column in new.columns}
     for number in was.keys() & now.keys():
         types = {was[number].type_oid, now[number].type_oid}
         if len(types) > 1 and not types <= TEXTS:
-            return f"column {now[number].name} is of another type"
+            return f"column {now[number].name} has another type"
     added, dropped = now.keys() - was.keys(), was.keys() - now.keys()
     if any(number <= before.attributes for number in added):
         return "a generated column became an ordinary one"
     if dropped and added:
-        # The one could pass for the other in what was decoded: it may have had the other's name and type in between,
-        # and between some types that leaves no trace.
+        # Decoding could take one for the other: the dropped column may have had the other's name and type in between,
+        # and a change between some types leaves no trace.
         return "a column was dropped and another added"
     return ""
 
@@ -195,7 +195,7 @@ def _is_append_only(group: Group) -> bool:
 
 
 def _kind(group: Group) -> str:
-    """Identities between which rows stay keyed alike."""
+    """The kind of identity; rows keep their keys if it does not change."""
     return "key" if group.key_width else group.identity
 
 

@@ -1,4 +1,4 @@
-"""Lines of one definition of a table, brought to the layout of a later one by whole columns."""
+"""Convert lines from one definition of a table to the layout of a later one, by whole columns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fleet.tables.groups import Group, copy_line
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a line of `width` columns reads under the definition `number`.
+    """How to convert a line of `width` columns to the definition `number`.
 
-    `fields` says of every column there is now which field of the stored line it is, or its text, the same for all
-    rows that are older than the column. Of a multiset the partition, one of `partitions`, is that of the line.
+    `fields` gives for each column of that definition the index of its field in the stored line; or, for a column that
+    is newer than the row, its text, which is the same in all such rows. The partition of a multiset's row, one of
+    `partitions`, is computed from the converted line.
     """
 
     number: int
@@ -27,35 +28,38 @@ class Conversion:
 
     @property
     def keeps_lines(self) -> bool:
-        """Whether every line stays as it is."""
+        """Whether lines need no conversion."""
         return self.fields == tuple(range(self.width))
 
     @property
     def pieces(self) -> list[tuple[int, int] | bytes]:
-        """What a line is put together from: fields that stay side by side, from the first to the last, and texts."""
-        found: list[tuple[int, int] | bytes] = []
+        """The pieces of a converted line: ranges of adjacent fields (first, last), and texts."""
+        pieces: list[tuple[int, int] | bytes] = []
         text = b""
-        for place, one in enumerate(self.fields):
-            if isinstance(one, int) and not text and found and found[-1][1] == one - 1:
-                found[-1] = (int(found[-1][0]), one)
+        for place, field in enumerate(self.fields):
+            if isinstance(field, int) and not text and pieces and pieces[-1][1] == field - 1:
+                pieces[-1] = (int(pieces[-1][0]), field)
                 continue
             text += b"\t" if place else b""
-            if isinstance(one, bytes):
-                text += one
+            if isinstance(field, bytes):
+                text += field
                 continue
-            found += [text] if text else []
-            found.append((one, one))
+            pieces += [text] if text else []
+            pieces.append((field, field))
             text = b""
-        return [*found, text + b"\n"]
+        return [*pieces, text + b"\n"]
 
     def after(self, earlier: Conversion) -> Conversion:
-        """The conversion that is `earlier`'s, and then this one."""
-        fields = tuple(one if isinstance(one, bytes) else earlier.fields[one] for one in self.fields)
+        """Compose: convert by `earlier`, then by this conversion."""
+        fields = tuple(field if isinstance(field, bytes) else earlier.fields[field] for field in self.fields)
         return Conversion(self.number, earlier.width, fields, self.is_multiset, self.partitions)
 
 
 def conversion(before: Group, after: Group) -> Conversion:
-    """From a definition to the one that carried it on. A row older than a column has the value PostgreSQL gave it."""
+    """The conversion from a definition to the one that continues it.
+
+    A row that is older than a column has the value that PostgreSQL stored for such rows.
+    """
     places = {column.number: place for place, column in enumerate(before.columns)}
     fields: list[int | bytes] = []
     for column in after.columns:
@@ -65,7 +69,7 @@ def conversion(before: Group, after: Group) -> Conversion:
 
 
 def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
-    """The lines in their new layout."""
+    """Convert the lines to their new layout."""
     count, pieces = len(lines), conversion.pieces
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])
     texts = b"".join(piece for piece in pieces if isinstance(piece, bytes))
@@ -87,7 +91,7 @@ def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
 
 
 def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
-    """Where in the lines' own bytes each field begins, and behind the last where the next line does."""
+    """The offset in the lines' bytes at which each field begins; the last column is where the next line begins."""
     offsets = lines.offsets - lines.offsets[0]
     bounds = np.empty((len(lines), conversion.width + 1), np.int64)
     bounds[:, 0], bounds[:, -1] = offsets[:-1], offsets[1:]

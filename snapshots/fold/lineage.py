@@ -1,14 +1,14 @@
-"""Completing partial images: which earlier images a row's unchanged values are found in, and merging them.
+"""Lineage: find the earlier images that hold the unchanged values of partial images, and complete these.
 
-Only planned where changes left values out. A row may have lived under other keys before: an update that moved
-it and left values unchanged says so, and its history is then looked for under the old key.
+Only planned if there are partial images. A row may have had other keys before. An UPDATE that changed its key and left
+values unchanged (a *move*) records both keys, so the earlier images are looked up under the old key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,15 +46,44 @@ _ENDS = (
     (AFTER_ALL[0], "high_lsn"),
     (AFTER_ALL[1], "high_seq"),
 )
-# What Spark collects on the driver to send it to every executor; a row more is shuffled.
+# Up to this many entries, Spark broadcasts the lineage by way of the driver; a larger one is shuffled.
 BROADCAST_KEYS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class CompletedImages:
-    """Rows whose last image left values out: those completed already, and those that are when they are read.
+class Lineage:
+    """Under which keys rows lived: `entries` (LINEAGE_SCHEMA), at most `count` of them, and the `keys` in them."""
 
-    `histories` is what both are made from, to be forgotten in the end.
+    entries: DataFrame
+    count: int
+    keys: Mapping[int, Mapping[int, Keys]]
+
+
+class _Moves(NamedTuple):
+    """Positions of all moves, and the moves in the order of their positions."""
+
+    lsn: Ints
+    seq: Ints
+    order: Ints
+
+
+class _Step(NamedTuple):
+    """One step back for several rows: the row, the code of its key, the move to that key (-1: none), and its end.
+
+    `until` is the rank of the move away from the key, or the number of moves if there is none.
+    """
+
+    row: Ints
+    key_code: Ints
+    move: Ints
+    until: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedImages:
+    """Rows whose last image is partial: `images` are completed, `long_images` will be when they are read.
+
+    Both are computed from `histories`, which is cached; the caller releases it.
     """
 
     images: DataFrame
@@ -69,26 +98,25 @@ def complete_images(
     changes: DataFrame,
     latest: DataFrame,
 ) -> CompletedImages:
-    """HISTORY_ROWS of every key whose last image is partial, completed from its earlier ones, `base_rows` among them.
+    """Complete the last image of every key where it is partial, from earlier images and `base_rows`.
 
-    Where one of the images is a long line they are LONG_IMAGE_ROWS. One that can't be completed, because an object it
-    needs is damaged or the archive is not whole, is of group PROBLEM, its `partition` the group.
+    The result has HISTORY_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
+    completed, because an object is damaged or the archive has a hole, is of group PROBLEM, its `partition` the group.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "key", "op", "place")
-    found, count, keys = _lineage(spark, wanted, _moves(changes, sources.multisets), sources.changes)
-    base = base_rows(keys)
+    lineage = _find_lineage(spark, wanted, _moves(changes, sources.multisets), sources.changes)
+    base = base_rows(lineage.keys)
     base = base.selectExpr(
         "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row", "place"
     )
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row", "place").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
-    if count <= BROADCAST_KEYS_MAX:
-        found = F.broadcast(found)
-    mine = images.join(found, ["node", "group", "key"]).where((place >= low) & (place < high))
+    entries = F.broadcast(lineage.entries) if lineage.count <= BROADCAST_KEYS_MAX else lineage.entries
+    own = images.join(entries, ["node", "group", "key"]).where((place >= low) & (place < high))
     line = F.when(F.col("op") == DELETE, F.lit(b"")).otherwise(F.col("row"))
-    history = mine.groupBy("node", "group", "target").agg(
+    history = own.groupBy("node", "group", "target").agg(
         F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line"), "place"))).alias("images")
     )
     targets = latest.where(f"op = {PARTIAL}").selectExpr("node", "`group`", "partition", "key AS target", "lsn")
@@ -103,50 +131,48 @@ def complete_images(
 
     lines = ready.selectExpr("node", "`group`", "partition", "target", "lsn", "images.line AS lines")
     completed = lines.mapInArrow(complete, HISTORY_ROWS)
-    placed = "transform(images, one -> named_struct('line', one.line, 'place', one.place)) AS lines"
-    away = histories.where(has_long_lines)
-    away = away.selectExpr("node", "`group`", "partition", "target AS key", "lsn", placed)
-    return CompletedImages(completed, None if away.isEmpty() else away, histories)
+    with_places = "transform(images, one -> named_struct('line', one.line, 'place', one.place)) AS lines"
+    remote = histories.where(has_long_lines)
+    remote = remote.selectExpr("node", "`group`", "partition", "target AS key", "lsn", with_places)
+    return CompletedImages(completed, None if remote.isEmpty() else remote, histories)
 
 
 def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
-    """The updates that gave a row another key and left values out: its `key` before, and as `row` the one since."""
+    """The moves among the changes: `key` is the old key, `row` the new one."""
     moves = changes.where(f"op = {DELETE} AND length(row) > 0 AND `group` <> {PROBLEM}")
     if multisets:
-        # There a row that is gone is known by its line.
+        # In these groups, the `row` of a DELETE is the line of the deleted row.
         moves = moves.where(f"`group` NOT IN ({', '.join(map(str, sorted(multisets)))})")
-    # The line of the new key, which may be empty itself.
+    # `row` is the new key as a line, because a key may be empty; drop the newline.
     return moves.selectExpr("node", "`group`", "key", "substring(row, 1, length(row) - 1) AS row", "lsn", "seq")
 
 
-def _lineage(
-    spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int
-) -> tuple[DataFrame, int, Mapping[int, Mapping[int, Keys]]]:
-    """The lineage of all `wanted` rows, how many entries it has at most, and the keys in it; of so many `changes`.
+def _find_lineage(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> Lineage:
+    """Find the lineage of all `wanted` rows; there are at most `changes` of them.
 
-    The driver holds the moves alone, and of the wanted keys those that a row moved to.
+    The driver holds only the moves, and those wanted keys to which a row moved.
     """
     own = ["node", "`group`", "key", *(f"{value}L AS {name}" for value, name in _ENDS), "key AS target"]
     moved = moves.toArrow()
     if len(moved) == 0:
-        found = collect_changed_keys(wanted, changes)
-        return wanted.selectExpr(*own), found.count, found.keys
+        changed = collect_changed_keys(wanted, changes)
+        return Lineage(wanted.selectExpr(*own), changed.count, changed.keys)
     arrived = moves.selectExpr("node", "`group`", "row AS key").distinct()
     names = ["node", "group", "key"]
     lineage = lineage_of(wanted.select(*names).join(arrived, names, "left_semi").toArrow(), moved)
     stayed = wanted.join(arrived, names, "left_anti")
     entries = spark.createDataFrame(lineage).unionByName(stayed.selectExpr(*own))
     earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
-    found = collect_changed_keys(earlier, 2 * changes)
-    # A key may have been several rows' in turn.
-    return entries, found.count + len(lineage), found.keys
+    changed = collect_changed_keys(earlier, 2 * changes)
+    # Several rows may have had the same key, one after the other.
+    return Lineage(entries, changed.count + len(lineage), changed.keys)
 
 
 def lineage_of(wanted: pa.Table, moves: pa.Table) -> pa.Table:
-    """LINEAGE_SCHEMA: under which keys, and from when to when, each wanted row lived.
+    """Compute under which keys each wanted row lived, and from when to when, as LINEAGE_SCHEMA.
 
-    Takes some 700 bytes for each move, tables included (measured with a million of them, keys of 16 bytes); the loop is
-    as long as the longest way of a row.
+    Takes about 700 bytes per move, tables included (measured with a million moves, keys of 16 bytes). The loop runs as
+    often as the row with the most moves was moved.
     """
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
@@ -157,23 +183,23 @@ def lineage_of(wanted: pa.Table, moves: pa.Table) -> pa.Table:
     order = np.lexsort((seq, lsn))
     rank = np.empty(len(moves), np.int64)
     rank[order] = np.arange(len(moves))
-    # The arrivals at a key stand side by side, the later ones behind.
+    # Arrivals at the same key are adjacent, in the order of time.
     by_key = np.lexsort((rank, at))
     index = at[by_key] * (len(moves) + 1) + rank[by_key]
     row, here, until = np.arange(len(wanted)), target, np.full(len(wanted), len(moves))
-    parts: list[tuple[Ints, Ints, Ints, Ints]] = []
+    steps: list[_Step] = []
     while len(row):
         last = np.searchsorted(index, here * (len(moves) + 1) + until) - 1
         move = by_key[last] if len(moves) else last
-        has_come = (last >= 0) & (at[move] == here) if len(moves) else last >= 0
-        parts.append((row, here, np.where(has_come, move, -1), until))
-        row, move = row[has_come], move[has_come]
+        arrived = (last >= 0) & (at[move] == here) if len(moves) else last >= 0
+        steps.append(_Step(row, here, np.where(arrived, move, -1), until))
+        row, move = row[arrived], move[arrived]
         here, until = came_from[move], rank[move]
-    return _entries(parts, places, code, (lsn, seq, order))
+    return _build_entries(steps, places, code, _Moves(lsn, seq, order))
 
 
 def _codes(places: pa.Table) -> Ints:
-    """For every row a number, equal where node, group and key are."""
+    """Number the rows: equal numbers where node, group and key are equal."""
     node, group = (to_numpy(places[name]).astype(np.int64) for name in ("node", "group"))
     key = pc.dictionary_encode(places["key"].cast(pa.large_binary()).combine_chunks())
     columns = (np.asarray(key.indices.to_numpy(), np.int64), group, node)
@@ -186,23 +212,20 @@ def _codes(places: pa.Table) -> Ints:
     return codes
 
 
-def _entries(
-    parts: list[tuple[Ints, Ints, Ints, Ints]], places: pa.Table, code: Ints, moved: tuple[Ints, Ints, Ints]
-) -> pa.Table:
-    """LINEAGE_SCHEMA of entries: the wanted row, the code of a key, the move there or -1, the rank of the next."""
-    if not parts:
+def _build_entries(steps: list[_Step], places: pa.Table, code: Ints, moves: _Moves) -> pa.Table:
+    """Build the lineage (LINEAGE_SCHEMA) from the steps of all rows."""
+    if not steps:
         return LINEAGE_SCHEMA.empty_table()
-    row, here, move, until = (np.concatenate(column) for column in zip(*parts, strict=True))
-    lsn, seq, order = moved
-    # Behind the last one: -1 for what never came, and the rank after all.
-    low_lsn, low_seq = np.append(lsn, BEFORE_ALL[0])[move], np.append(seq, BEFORE_ALL[1])[move]
-    last = np.append(order, len(lsn))[until]
-    high_lsn, high_seq = np.append(lsn, AFTER_ALL[0])[last], np.append(seq, AFTER_ALL[1])[last]
+    row, here, move, until = (np.concatenate(column) for column in zip(*steps, strict=True))
+    # The appended value stands for no move: index -1 at the low end, the number of moves at the high end.
+    low_lsn, low_seq = np.append(moves.lsn, BEFORE_ALL[0])[move], np.append(moves.seq, BEFORE_ALL[1])[move]
+    last = np.append(moves.order, len(moves.lsn))[until]
+    high_lsn, high_seq = np.append(moves.lsn, AFTER_ALL[0])[last], np.append(moves.seq, AFTER_ALL[1])[last]
     first = np.zeros(int(code.max()) + 1, np.int64)
     first[code] = np.arange(len(code))
-    found = places.take(pa.array(first[here]))
+    keys = places.take(pa.array(first[here]))
     numbers = [to_arrow(values.astype(np.int64)) for values in (low_lsn, low_seq, high_lsn, high_seq)]
-    columns = [found["node"], found["group"], found["key"], *numbers, places["key"].take(pa.array(row))]
+    columns = [keys["node"], keys["group"], keys["key"], *numbers, places["key"].take(pa.array(row))]
     return pa.table(columns, names=LINEAGE_SCHEMA.names).cast(LINEAGE_SCHEMA)
 
 

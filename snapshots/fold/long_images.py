@@ -1,4 +1,4 @@
-"""Folded rows whose lines are long: read where they are stored, and completed from their earlier images, one by one."""
+"""Images with long lines: read them where they are stored, and complete them from earlier images, one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# `lines`: the images of a row from the oldest to the newest, each the line itself, or what stands for it and its place.
+# `lines`: the images of a row, oldest first. Each is the line itself, or its stand-in and its place.
 LONG_IMAGE_ROWS = (
     "node int, `group` int, partition int, key binary, lsn bigint, lines array<struct<line: binary, place: bigint>>"
 )
@@ -36,54 +36,54 @@ IMAGE_SCHEMA = pa.schema(
 )
 
 
-def by_place(spark: SparkSession, images: DataFrame) -> DataFrame:
-    """LONG_IMAGE_ROWS so that each row group is read by one task, and those of an object in turn.
+def order_by_place(spark: SparkSession, images: DataFrame) -> DataFrame:
+    """Order LONG_IMAGE_ROWS so that one task reads each row group, and those of an object one after the other.
 
-    By number and place, so that no planner changes what a partition holds when a task is repeated.
+    The repartitioning has a fixed number of partitions and a column, so a repeated task gets the same rows.
     """
     last = "array_max(transform(lines, one -> one.place))"
     parts = max(spark.sparkContext.defaultParallelism, 2)
-    placed = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
-    spread = placed.repartition(parts, "row_group").sortWithinPartitions("last", "node", "group", "key")
-    return spread.drop("last", "row_group")
+    with_row_groups = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
+    ordered = with_row_groups.repartition(parts, "row_group").sortWithinPartitions("last", "node", "group", "key")
+    return ordered.drop("last", "row_group")
 
 
 @dataclass(frozen=True, slots=True)
 class LongImageReader:
-    """What an executor needs to read long images: the objects by the numbers in places, columns by node and group."""
+    """What an executor needs to read long images: `objects` in the order of their numbers, and column counts."""
 
     objects: tuple[BaseSource | SegmentSource, ...]
     column_counts: Mapping[tuple[int, int], int]
     store: StoreLocation
 
-    def images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """IMAGE_SCHEMA of LONG_IMAGE_ROWS, in batches of BATCH_BYTES at most, or of a single row.
+    def read_images(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read LONG_IMAGE_ROWS as IMAGE_SCHEMA, in batches of at most BATCH_BYTES, or of a single row.
 
-        A row that can't be completed, and an object that can't be read, is of group PROBLEM, as in `Fold.images`.
+        A row that can't be completed, or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
         """
         reader = LongLines(self.store.open(), self.objects)
-        waiting: list[tuple[dict[str, Any], Bytes]] = []
+        pending: list[tuple[dict[str, Any], Bytes]] = []
         size = 0
         for one in (row for batch in batches for row in batch.to_pylist()):  # stand-ins, and lines that are not long
             try:
-                line = self._line(reader, one)
+                line = self._read_line(reader, one)
             except SnapshotError as error:
-                yield problem_row(reader.asked, error, IMAGE_SCHEMA)
+                yield problem_row(reader.current_source, error, IMAGE_SCHEMA)
                 return
-            if waiting and size + len(line) > BATCH_BYTES:
-                yield _batch(waiting)
-                waiting, size = [], 0
-            waiting.append((one, line))
+            if pending and size + len(line) > BATCH_BYTES:
+                yield _batch(pending)
+                pending, size = [], 0
+            pending.append((one, line))
             size += len(line)
-            # It may be of 100 MB: nothing of it is held while the next one comes.
+            # A line may have 100 MB: release it before reading the next one.
             del line
-        if waiting:
-            yield _batch(waiting)
+        if pending:
+            yield _batch(pending)
 
-    def _line(self, reader: LongLines, one: dict[str, Any]) -> Bytes:
+    def _read_line(self, reader: LongLines, one: dict[str, Any]) -> Bytes:
         newest_first = (
-            np.frombuffer(held["line"], np.uint8) if held["place"] < 0 else reader.line(held["place"], held["line"])
-            for held in reversed(one["lines"] or [])
+            np.frombuffer(image["line"], np.uint8) if image["place"] < 0 else reader.read(image["place"], image["line"])
+            for image in reversed(one["lines"] or [])
         )
         line = complete_image(newest_first, self.column_counts.get((one["node"], one["group"]), 0))
         if line is None:
@@ -93,24 +93,24 @@ class LongImageReader:
 
 
 def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | None:
-    """The newest line of a row, values that it left out taken from the next older ones; None if one is nowhere.
+    """Complete the newest line of a row with values of earlier lines; return None if a value is in none of them.
 
-    Takes no more lines than it needs. A line without a byte is of a row that was gone: it has no earlier values.
+    Reads no more lines than it needs. An empty line means that the row was deleted: it has no earlier values.
     """
     fields: list[Bytes] = []
     lacking: list[int] = []
     for line in newest_first:
         if len(line) == 0:
             return None
-        found = _fields(line, column_count)
+        values = _fields(line, column_count)
         if not fields:
-            fields = found
+            fields = values
             lacking = [number for number, value in enumerate(fields) if _is_unchanged(value)]
             if not lacking:
                 return line
             continue
         for number in lacking:
-            fields[number] = found[number]
+            fields[number] = values[number]
         lacking = [number for number in lacking if _is_unchanged(fields[number])]
         if not lacking:
             return _join(fields)
@@ -118,7 +118,7 @@ def complete_image(newest_first: Iterator[Bytes], column_count: int) -> Bytes | 
 
 
 def _fields(line: Bytes, column_count: int) -> list[Bytes]:
-    """The values of a line, which ends with a newline, as they stand in it."""
+    """Split a line, which ends with a newline, into its values."""
     if column_count == 0:
         return []
     tabs = np.flatnonzero(line == TAB)

@@ -1,8 +1,8 @@
-"""Long lines: rows of megabytes stay where they are stored while their changes are folded.
+"""Long lines: rows of megabytes stay in the store while their changes are folded.
 
-A JVM of little memory can't take rows of 100 MB, and a fold need not see them: it goes by keys. So a line above
-LONG_LINE_BYTES is replaced, where an object is read, by its *stand-in* (its SHA-256, as good as the line for telling
-equal ones) and its *place* (object, row group, row), and read again where it is loaded or hashed.
+A JVM with little memory can't hold rows of 100 MB, and a fold does not need them: it works on keys. So when an object
+is read, a line above LONG_LINE_BYTES is replaced by its *stand-in* (its SHA-256, which identifies equal lines) and its
+*place* (object, row group, row). The line is read again when it is loaded or hashed.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
-# Far below what a JVM can take: Spark holds many rows at once, and all images of a row that lack values.
+# Far below what a JVM can hold: Spark holds many rows at once, and all partial images of a row.
 LONG_LINE_BYTES = 1 << 16
-# The place of a line that is there itself.
+# The place of a line that is not replaced.
 NO_PLACE = -1
 GROUP_BITS, ROW_BITS = 20, 20
-PLACED = pa.field("place", pa.int64(), nullable=False)
-# What is kept of objects that were read, beside the one that is: rows that need two of them take turns.
+PLACE_FIELD = pa.field("place", pa.int64(), nullable=False)
+# Size of the objects kept in memory beside the current one, for rows that alternate between objects.
 KEPT_BYTES_MAX = 64 << 20
 _Key = TypeVar("_Key")
 
 
-def read_placed(
+def read_with_places(
     store: ObjectStore, source: BaseSource | SegmentSource, number: int, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """The object's rows in present terms, with their `place`; `number` is the object's among those of the job.
+    """Read the object's rows, converted to the schema at the cut, with their `place`.
 
-    Raises as `read_tables` does.
+    `number` is the object's number in the job. Raises as `read_tables` does.
     """
-    placed = schema.append(PLACED)
+    with_place = schema.append(PLACE_FIELD)
     for group, table in enumerate(read_tables(store, source.source, schema)):
         first = ((number << GROUP_BITS) + group) << ROW_BITS
         places = pa.array(np.arange(first, first + len(table), dtype=np.int64))
-        yield from to_schema_at_cut(pa.Table.from_arrays([*table.columns, places], schema=placed), source.present)
+        yield from to_schema_at_cut(pa.Table.from_arrays([*table.columns, places], schema=with_place), source.mapping)
 
 
 def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
-    """The table (with row and place), long lines replaced by stand-ins; the others have no place any more.
+    """Replace long lines in the table (with row and place) by stand-ins; set the place of all other rows to NO_PLACE.
 
-    Only in `rows`, if given: elsewhere `row` is no line.
+    If `rows` is given, only in those: in the others, `row` is not a line.
     """
     is_long = are_long(table["row"])
     if rows is not None:
         is_long &= rows
     place = table.column_names.index("place")
     if not is_long.any():
-        return table.set_column(place, PLACED, to_arrow(np.full(len(table), NO_PLACE, np.int64)))
+        return table.set_column(place, PLACE_FIELD, to_arrow(np.full(len(table), NO_PLACE, np.int64)))
     mask = to_mask(is_long)
-    placed = table.set_column(place, PLACED, pc.if_else(mask, table["place"], pa.scalar(NO_PLACE, pa.int64())))
+    placed = table.set_column(place, PLACE_FIELD, pc.if_else(mask, table["place"], pa.scalar(NO_PLACE, pa.int64())))
     row = table.column_names.index("row")
     return placed.set_column(row, table.schema.field("row"), _replace(column_of(table["row"]), is_long))
 
 
-def names_of(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> BytesColumn:
-    """What tells equal lines: long ones by their stand-ins, the others themselves."""
+def line_names(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> BytesColumn:
+    """Values that identify equal lines: the stand-ins of long lines, and all other lines themselves."""
     is_long, column = are_long(lines), column_of(lines)
     return column_of(_replace(column, is_long)) if is_long.any() else column
 
@@ -79,7 +79,7 @@ def are_long(lines: pa.Array[Any] | pa.ChunkedArray[Any]) -> Flags:
 
 
 def stand_in_of(line: Bytes) -> bytes:
-    """What stands for the line. It does not end as a line does, nor begin as a report does."""
+    """The stand-in of the line. Its end differs from a line's, and its beginning from a problem report's."""
     return b"\0" + hashlib.sha256(line.data).digest() + b"\0"
 
 
@@ -93,27 +93,27 @@ def _replace(column: BytesColumn, is_long: Flags) -> pa.Array[Any]:
 
 
 class LongLines:
-    """Reads long lines at their places. Best asked in the order of the places: it keeps little of what it has read."""
+    """Reads long lines at their places. Fastest in the order of places: it keeps few objects in memory."""
 
     def __init__(self, store: ObjectStore, objects: tuple[BaseSource | SegmentSource, ...]) -> None:
         self._store, self._objects = store, objects
-        # The object that was asked for last: where an error comes from.
-        self.asked: Source = objects[0].source
+        # The object that was read last, for errors.
+        self.current_source: Source = objects[0].source
         self._files: dict[int, pq.ParquetFile] = {}
         self._tables: dict[tuple[int, int], pa.Table] = {}
 
-    def line(self, place: int, stand_in: bytes) -> Bytes:
-        """The line at the place; raise ObjectDamagedError if it can't be read, or is not the one that was there."""
+    def read(self, place: int, stand_in: bytes) -> Bytes:
+        """Read the line at `place`; raise ObjectDamagedError if it can't be read or does not match its stand-in."""
         number, row = place >> (GROUP_BITS + ROW_BITS), place & ((1 << ROW_BITS) - 1)
         source = self._objects[number]
-        self.asked = source.source
-        held = self._row_group(number, (place >> ROW_BITS) & ((1 << GROUP_BITS) - 1))
-        for found in to_schema_at_cut(held.slice(row, 1), source.present):
-            column = column_of(found["row"])
+        self.current_source = source.source
+        group = self._row_group(number, (place >> ROW_BITS) & ((1 << GROUP_BITS) - 1))
+        for table in to_schema_at_cut(group.slice(row, 1), source.mapping):
+            column = column_of(table["row"])
             line = column.data[int(column.offsets[0]) : int(column.offsets[-1])]
             if len(column) == 1 and stand_in_of(line) == stand_in:
                 return line
-        detail = "a row is another one than a moment ago"
+        detail = "a row differs from when it was first read"
         raise ObjectDamagedError(key=source.source.key, kind="rows", node=source.source.node, detail=detail)
 
     def _row_group(self, number: int, group: int) -> pa.Table:
@@ -123,7 +123,7 @@ class LongLines:
             source = self._objects[number]
             schema = SEGMENT_SCHEMA if isinstance(source, SegmentSource) else BASE_SCHEMA
             table = read_row_group(self._file(number), group, source.source, schema)
-        # Once more the last that was used.
+        # Insert it again as the most recently used.
         self._tables[number, group] = table
         return table
 
@@ -137,7 +137,7 @@ class LongLines:
 
 
 def _forget(held: dict[_Key, Any], sizes: Mapping[_Key, int]) -> None:
-    """Drop what was not used for the longest time until the rest is within KEPT_BYTES_MAX."""
+    """Drop the least recently used entries until the rest is within KEPT_BYTES_MAX."""
     left = sum(sizes.values())
     for key, size in sizes.items():
         if left <= KEPT_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""Filling in values that an UPDATE left unchanged, from the row's earlier images, by whole columns.
+"""Merge images: fill in the values that an UPDATE left unchanged from the row's earlier images, by whole columns.
 
-Each row comes with its images from the oldest to the newest. The loop goes from image to image back in time,
-over all rows at once that still lack a value; it is as long as the longest run of partial images, not as the rows.
+Each row comes with its images from the oldest to the newest. The loop goes back in time image by image, for all rows at
+once that still lack a value. So it runs as often as the longest run of partial images, not once per row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from columns.lines import NEWLINE, TAB, UNCHANGED_MARK
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images of n rows, oldest first: row i has those from `offsets[i]` up to `offsets[i + 1]`.
+    """The images of n rows, oldest first: row i has the images `offsets[i]` to `offsets[i + 1]`.
 
-    An image without a line (of a row that was gone) has length 0.
+    The image of a deleted row has no line: its length is 0.
     """
 
     lines: BytesColumn
@@ -27,7 +27,7 @@ class Images:
 
 
 def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[np.bool_]]:
-    """The newest image of every row, completed; and which rows could be completed."""
+    """Complete the newest image of every row; also return which rows could be completed."""
     starts, lengths = _fields(images.lines, column_count)
     newest = images.offsets[1:] - 1
     field_starts, field_lengths = starts[newest].copy(), lengths[newest].copy()
@@ -37,11 +37,11 @@ def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[n
         image = newest[open_rows] - back
         open_rows = open_rows[image >= images.offsets[:-1][open_rows]]
         image = newest[open_rows] - back
-        # What was gone has no earlier values.
+        # A row that was deleted has no earlier values.
         open_rows, image = open_rows[images.lines.lengths[image] > 0], image[images.lines.lengths[image] > 0]
-        lacks = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows])
-        field_starts[open_rows] = np.where(lacks, starts[image], field_starts[open_rows])
-        field_lengths[open_rows] = np.where(lacks, lengths[image], field_lengths[open_rows])
+        is_lacking = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows])
+        field_starts[open_rows] = np.where(is_lacking, starts[image], field_starts[open_rows])
+        field_lengths[open_rows] = np.where(is_lacking, lengths[image], field_lengths[open_rows])
         still = _is_unchanged(images.lines, field_starts[open_rows], field_lengths[open_rows]).any(axis=1)
         open_rows = open_rows[still]
         back += 1
@@ -50,7 +50,7 @@ def merge(images: Images, column_count: int) -> tuple[BytesColumn, npt.NDArray[n
 
 
 def _fields(lines: BytesColumn, column_count: int) -> tuple[Ints, Ints]:
-    """Where each line's fields begin and how long they are; lines of length 0 have none."""
+    """The start and length of each line's fields; lines of length 0 have no fields."""
     present = np.flatnonzero(lines.lengths > 0)
     starts = np.zeros((len(lines), column_count), np.int64)
     lengths = np.zeros((len(lines), column_count), np.int64)

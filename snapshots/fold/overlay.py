@@ -1,7 +1,7 @@
-"""Overlay: the keys of one node that changed since its base, to tell which base rows still hold.
+"""Overlay: the keys of one node that changed since its base, to find the base rows that are still valid.
 
-Keys are looked up by hash and then compared, so a collision costs time and never a row. It is sent to the
-executors that read base objects: what the base pass lets through needs no shuffle.
+Keys are looked up by hash and then compared, so a hash collision costs time but never a row. The overlay is sent to
+the executors that read base objects, so valid base rows need no shuffle.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list,
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Keys in the order of their hashes. `run_max`: how many of them at most share one hash."""
+    """Keys in the order of their hashes. `run_max`: the largest number of keys with the same hash."""
 
     hashes: npt.NDArray[np.uint64]
     keys: BytesColumn
     run_max: int
 
     def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
-        """For every key its place in this set, -1 where it is not in it; `hashes` are those of the keys."""
+        """The index of each key in this set, -1 if it is not in it; pass the keys' `hashes` if they are known."""
         if hashes is None:
             hashes = xxhash64(keys)
         place = np.searchsorted(self.hashes, hashes)
-        found = np.full(len(keys), -1, np.int64)
+        indexes = np.full(len(keys), -1, np.int64)
         for step in range(self.run_max):
             here = np.minimum(place + step, len(self.hashes) - 1)
-            rows = np.flatnonzero((self.hashes[here] == hashes) & (found < 0))
+            rows = np.flatnonzero((self.hashes[here] == hashes) & (indexes < 0))
             if len(rows) == 0:
                 break
             same = keys.take(rows).equals(self.keys.take(here[rows]))
-            found[rows[same]] = here[rows[same]]
-        return found
+            indexes[rows[same]] = here[rows[same]]
+        return indexes
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
         """Which of `keys` are in this set."""
@@ -44,31 +44,31 @@ class KeySet:
 
 
 def key_set(keys: BytesColumn) -> KeySet:
-    """The set of these keys, which are all different."""
+    """Build the set of these keys, which must be distinct."""
     hashes = xxhash64(keys)
     order = np.argsort(hashes, kind="stable")
     return _in_order(hashes[order], keys.take(order))
 
 
 def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
-    """The set of keys that stand in the order of their hashes."""
+    """Build the set of keys that are in the order of their hashes."""
     starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
     return KeySet(hashes, keys, int(lengths.max(initial=0)))
 
 
 def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
-    """By node and group the set of changed keys; `changed` has node, group and key, each key once."""
-    found: dict[int, dict[int, KeySet]] = {}
+    """Build the sets of changed keys by node and group; `changed` has node, group and key, each key once."""
+    result: dict[int, dict[int, KeySet]] = {}
     node, group = (np.asarray(changed[name].to_numpy()) for name in ("node", "group"))
     keys = column_of(changed["key"]) if len(changed) else from_list([])
     hashes = xxhash64(keys)
-    # One order for all: there may be as many groups as keys.
+    # Sort once for all groups: there may be as many groups as keys.
     order = np.lexsort((hashes, group, node))
     node, group, hashes, keys = node[order], group[order], hashes[order], keys.take(order)
     for of_node in runs(node):
-        sets = found.setdefault(int(node[of_node.start]), {})
+        sets = result.setdefault(int(node[of_node.start]), {})
         for one in runs(group[of_node]):
             rows = slice(of_node.start + one.start, of_node.start + one.stop)
             sets[int(group[rows.start])] = _in_order(hashes[rows], keys.part(rows))
-    return found
+    return result

@@ -1,12 +1,12 @@
-"""Stored rows as they read at a cut, where tables changed their definitions before it.
+"""Convert stored rows to the schema at a cut, if tables changed their definitions before it.
 
-Every definition that a table had in a chain has a group number of its own, and stored rows keep the number under which
-they were written. At a cut each number is one of three: it is the table's definition now, and its rows are as they were
-stored; its definition was carried on into a later one, and its rows are converted; or it is no more, and its rows are
-passed over. So are those of a number that no commit lists: an attempt that failed has stored them.
+Each definition that a table had in a chain has its own group number, and stored rows keep the number under which they
+were written. At a cut there are three cases. The number is the table's definition at the cut: its rows stay as stored.
+Or a later definition continues it: its rows are converted. Or it has ended: its rows are skipped. Rows of a number
+that no commit lists are skipped too: a failed attempt has stored them.
 
-Right after an object is read and proved whole `to_schema_at_cut` does this, and all that follows knows the numbers of
-the cut only. Where no table changed its definition objects are read as they were stored.
+`to_schema_at_cut` does this right after an object is read and verified; all later code sees only the numbers of the
+cut. If no table changed its definition, objects are read as they were stored.
 """
 
 from __future__ import annotations
@@ -27,103 +27,106 @@ from snapshots.fold.conversions import Conversion, conversion, convert_lines
 from snapshots.records.chain import Chain
 from wal.segments.segment_schema import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT
 
-# A block of lines that is converted at once: what it is made from, what is added to it, and its fields.
+# Bounds of a block of lines that is converted at once: bytes read, and also bytes added; and number of fields.
 BLOCK_BYTES, BLOCK_FIELDS = 16 << 20, 1 << 20
-_GONE = -2
+_SKIPPED = -2
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaMapping:
-    """What becomes of the rows of every number that objects have; rows of no other number count.
+    """How to convert stored rows, by their group number, to the schema at a cut.
 
-    Those of `kept` stay as they are, those with a conversion are converted. Of a number in `since` only changes at or
-    after the position count: what was before is in the base copy that was taken there.
+    Rows of the numbers in `unchanged` stay as they are, rows of those in `conversions` are converted, all others are
+    skipped. Of a number in `since`, only changes at or after that position count: earlier ones are in the base copy
+    that was taken there.
     """
 
-    kept: frozenset[int]
+    unchanged: frozenset[int]
     conversions: Mapping[int, Conversion] = field(default_factory=dict)
     since: Mapping[int, Lsn] = field(default_factory=dict)
 
     def number_of(self, stored: int) -> int | None:
-        """The number that rows of `stored` have now; None where they are passed over."""
-        if stored in self.kept:
+        """The number at the cut of rows stored under `stored`; None if they are skipped."""
+        if stored in self.unchanged:
             return stored
-        found = self.conversions.get(stored)
-        return found.number if found else None
+        converted = self.conversions.get(stored)
+        return converted.number if converted else None
 
-    def of(self, numbers: Iterable[int]) -> SchemaMapping:
-        """The same for rows of these numbers alone."""
+    def restrict_to(self, numbers: Iterable[int]) -> SchemaMapping:
+        """The same mapping for rows of these numbers only."""
         wanted = frozenset(numbers)
         return SchemaMapping(
-            self.kept & wanted,
+            self.unchanged & wanted,
             {number: self.conversions[number] for number in wanted if number in self.conversions},
             {number: self.since[number] for number in wanted if number in self.since},
         )
 
 
 def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> SchemaMapping:
-    """What becomes of the node's rows at the chain's last commit.
+    """Map the node's stored rows to the schema at the chain's last commit.
 
-    With other nodes in `among`, only changes that are after the base copies of them all count.
+    With other nodes in `among`, only changes after the base copies of all these nodes count.
     """
-    began = dict(chain.began(node))
-    for theirs in map(chain.began, among):
-        began = {number: max(position, theirs[number]) for number, position in began.items()}
-    return schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), began)
+    positions = dict(chain.copy_positions(node))
+    for theirs in map(chain.copy_positions, among):
+        positions = {number: max(position, theirs[number]) for number, position in positions.items()}
+    return schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
 
 
 def schema_mapping(
     groups: Iterable[Group],
     definitions: Mapping[int, Group],
     successions: Mapping[int, int],
-    began: Mapping[int, Lsn],
+    copy_positions: Mapping[int, Lsn],
 ) -> SchemaMapping:
-    """What becomes of the numbers of all `definitions` where the tables are `groups` now.
+    """Map the numbers of all `definitions` to those of `groups`, the tables at the cut.
 
-    `successions` name the number that each number carried on, `began` the position of the base copy that it began with.
+    `successions` maps a number to the one that it continues, `copy_positions` a number to the position of the base copy
+    with which it began.
     """
-    kept: set[int] = set()
+    unchanged: set[int] = set()
     conversions: dict[int, Conversion] = {}
     since: dict[int, Lsn] = {}
-    left = dict(successions)
+    pending = dict(successions)
     for group in groups:
         path = [group]
-        while (before := left.pop(path[-1].number, None)) is not None:
+        while (before := pending.pop(path[-1].number, None)) is not None:
             path.append(definitions[before])
-        kept.add(group.number)
-        found: Conversion | None = None
+        unchanged.add(group.number)
+        composed: Conversion | None = None
         for after, older in pairwise(path):
             step = conversion(older, after)
-            found = found.after(step) if found else step
-            conversions[older.number] = found
-        if path[-1].number in began:
-            since |= dict.fromkeys((one.number for one in path), began[path[-1].number])
-    return SchemaMapping(frozenset(kept), conversions, since)
+            composed = composed.after(step) if composed else step
+            conversions[older.number] = composed
+        if path[-1].number in copy_positions:
+            since |= dict.fromkeys((one.number for one in path), copy_positions[path[-1].number])
+    return SchemaMapping(frozenset(unchanged), conversions, since)
 
 
-def to_schema_at_cut(table: pa.Table, present: SchemaMapping | None) -> Iterator[pa.Table]:
-    """What counts of a table of BASE_SCHEMA or SEGMENT_SCHEMA, as it reads now; without `present` the table as it is.
+def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator[pa.Table]:
+    """Convert a table of BASE_SCHEMA or SEGMENT_SCHEMA to the schema at the cut, and drop the rows to skip.
 
-    In several tables: what keeps its lines in one, and converted lines in blocks of bounded size. Events stay.
+    Yields one table of the rows that keep their lines, and tables of bounded size of converted rows. Events stay. If
+    `mapping` is None, yields the table as it is.
     """
-    if present is None or len(table) == 0:
+    if mapping is None or len(table) == 0:
         yield table
         return
     group = to_numpy(table["group"])
-    known = _Lookup.of(present, int(group.max()) + 1)
-    now = known.now[group]
-    counts = now != _GONE
+    lookup = _Lookup.of(mapping, int(group.max()) + 1)
+    now = lookup.now[group]
+    counts = now != _SKIPPED
     has_changes = "lsn" in table.column_names
-    if has_changes and present.since:
-        counts &= to_numpy(table["lsn"]) >= known.since[group]
-    if not present.conversions:
+    if has_changes and mapping.since:
+        counts &= to_numpy(table["lsn"]) >= lookup.since[group]
+    if not mapping.conversions:
         yield _choose_rows(table, counts)
         return
-    converted = counts & known.converts[group]
+    converted = counts & lookup.converts[group]
     if has_changes:
         op = to_numpy(table["op"])
-        # What is gone is a line only where the group has no key.
-        converted &= np.isin(op, (INSERT, UPSERT, PARTIAL)) | ((op == DELETE) & known.is_multiset[group])
+        # A DELETE has a line only if the group has no key.
+        converted &= np.isin(op, (INSERT, UPSERT, PARTIAL)) | ((op == DELETE) & lookup.is_multiset[group])
     rest = counts & ~converted
     if rest.any():
         numbers = to_arrow(now[rest].astype(np.int32))
@@ -131,16 +134,16 @@ def to_schema_at_cut(table: pa.Table, present: SchemaMapping | None) -> Iterator
     rows = np.flatnonzero(converted)
     rows = rows[np.argsort(group[rows], kind="stable")]
     for one in runs(group[rows]):
-        found = present.conversions[int(group[rows[one.start]])]
+        conversion = mapping.conversions[int(group[rows[one.start]])]
         is_whole = one.stop - one.start == len(table)
         chosen = table if is_whole else table.take(pa.array(rows[one]))
-        for block in _blocks(chosen, found):
-            yield _convert(block, found)
+        for block in _blocks(chosen, conversion):
+            yield _convert(block, conversion)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """What becomes of every number below some bound, as arrays."""
+    """A SchemaMapping as arrays, indexed by the stored number."""
 
     now: Ints
     since: Ints
@@ -148,29 +151,29 @@ class _Lookup:
     is_multiset: Flags
 
     @classmethod
-    def of(cls, present: SchemaMapping, bound: int) -> _Lookup:
-        found = cls(
-            np.full(bound, _GONE, np.int64),
+    def of(cls, mapping: SchemaMapping, bound: int) -> _Lookup:
+        lookup = cls(
+            np.full(bound, _SKIPPED, np.int64),
             np.zeros(bound, np.int64),
             np.zeros(bound, np.bool_),
             np.zeros(bound, np.bool_),
         )
-        found.now[NO_GROUP] = NO_GROUP
-        for number in present.kept:
+        lookup.now[NO_GROUP] = NO_GROUP
+        for number in mapping.unchanged:
             if number < bound:
-                found.now[number] = number
-        for number, one in present.conversions.items():
+                lookup.now[number] = number
+        for number, one in mapping.conversions.items():
             if number < bound:
-                found.now[number] = one.number
-                found.converts[number], found.is_multiset[number] = not one.keeps_lines, one.is_multiset
-        for number, position in present.since.items():
+                lookup.now[number] = one.number
+                lookup.converts[number], lookup.is_multiset[number] = not one.keeps_lines, one.is_multiset
+        for number, position in mapping.since.items():
             if number < bound:
-                found.since[number] = position
-        return found
+                lookup.since[number] = position
+        return lookup
 
 
 def _blocks(table: pa.Table, conversion: Conversion) -> Iterator[pa.Table]:
-    """The table in pieces of whole rows, none of which takes much more to convert than the bounds say."""
+    """Split the table between rows, so that converting a block takes little more than the bounds."""
     pieces = conversion.pieces
     added = sum(len(piece) for piece in pieces if isinstance(piece, bytes))
     rows_max = min(BLOCK_BYTES // max(added, 1), BLOCK_FIELDS // max(conversion.width, len(pieces)))
@@ -197,6 +200,6 @@ def _choose_rows(table: pa.Table, rows: Flags) -> pa.Table:
 
 
 def _replace_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """The table with these columns in place of its own."""
+    """Replace the named columns of the table."""
     arrays = [columns.get(name, table[name]) for name in table.column_names]
     return pa.Table.from_arrays(arrays, schema=table.schema)

@@ -1,6 +1,6 @@
-"""Which changes of one segment a later one of the same segment supersedes, by whole columns.
+"""Superseding: find the changes that a later change in the same segment supersedes, by whole columns.
 
-What is superseded here need not be shuffled: a row that is updated a thousand times in a segment is one change.
+Superseded changes are not shuffled: a row that is updated a thousand times in a segment is one change.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from columns.bytes_column import BytesColumn, Flags, Ints, xxhash64
 
 
 def last_of_every_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
-    """The rows that are the last, by (lsn, seq), of their group and key.
+    """Find the rows that are the last, by (lsn, seq), of their group and key.
 
-    Where two keys have one hash all rows are called last: that costs time and never a row.
+    If two keys have the same hash, all rows are returned as last: that costs time, but never a row.
     """
     count = len(groups)
     if count == 0:

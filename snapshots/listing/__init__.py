@@ -1,4 +1,4 @@
-"""Listing: what a store holds, read from its commits alone, and names made or found by template.
+"""Listing: the contents of a store, read from its commits alone, and names that are made or found by template.
 
 Imports `snapshots.operations`, `snapshots.records`, `wal.slots`, `fleet` and `storage`.
 """

@@ -1,4 +1,4 @@
-"""What is in a store: snapshots and increments as their commits tell, read without opening an object."""
+"""List a store: its snapshots and increments according to the commits, without reading any other object."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from fleet.config import Fleet
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
-from snapshots.operations.slot_guard import KeptChain, over_limit, warning_of
+from snapshots.operations.slot_guard import KeptChain, over_limit_text, warning_text
 from snapshots.records.chain import Chain
 from snapshots.records.commits import read_chain, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import Lost, read_lost
+from snapshots.records.lost_chains import LostChain, read_lost
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from snapshots.records.tombstones import is_only_full
 from storage.errors import RefusedError
@@ -23,24 +23,24 @@ COMPLETE, BROKEN, LOST, ONLY_FULL = "complete", "broken", "lost", "only-full"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One snapshot. Where its chain can't be read, `problem` says why and `chain` is what could be read, if any.
+    """One snapshot. If its chain can't be read, `problem` says why and `chain` is the readable part, if any.
 
-    `lost` says why the chain can't be continued, where it was given up; `retained` what the nodes keep for it.
+    `lost` is set if the chain was given up and can't be continued; `retained` is the WAL that the nodes keep for it.
     `is_only_full`: its increments were pruned.
     """
 
     name: str
     chain: Chain | None
     problem: str | None = None
-    lost: Lost | None = None
+    lost: LostChain | None = None
     retained: tuple[Retained, ...] = ()
     is_only_full: bool = False
 
     @property
     def state(self) -> str:
-        """Complete; lost or only-full, that is without further increments; broken: a commit is missing or unreadable.
+        """Complete; broken: a commit is missing or unreadable; lost or only-full: it can't get further increments.
 
-        Only `check` reads what the commits list.
+        The objects that the commits list are read by `check` alone.
         """
         if self.problem:
             return BROKEN
@@ -50,14 +50,14 @@ class Entry:
 
     @property
     def remark(self) -> str:
-        """What a person is told of its state, "" if there is nothing to say."""
-        pruned = "its increments were pruned: it gets no others" if self.is_only_full else ""
+        """The explanation of the state for people, "" if it needs none."""
+        pruned = "its increments were pruned, and no others can be added" if self.is_only_full else ""
         return self.problem or pruned or (self.lost.text if self.lost else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The snapshots of a store by name, what the fleet's nodes answered, and the operations without an outcome."""
+    """The snapshots of a store by name, the WAL that the nodes keep, and the operations without an outcome."""
 
     entries: tuple[Entry, ...]
     answers: RetainedAnswers
@@ -65,29 +65,29 @@ class Listing:
 
     @property
     def warnings(self) -> list[str]:
-        """A line for every chain that keeps over half of a node's limit."""
-        known = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
-        found: list[str] = []
+        """A line for every chain past half of a node's limit."""
+        entries_by_slot = {slot_name(one.chain.full.chain): one for one in self.entries if one.chain}
+        warnings: list[str] = []
         for slot in sorted({one.slot for one in self.answers.retained}):
-            entry = known.get(slot)
+            entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and entry.lost:
-                found.append(f"{over_limit(kept)}: the next create drops its slots")
+                warnings.append(f"{over_limit_text(kept)}: the next create drops its slots")
             elif kept.worst.is_past_limit:
-                found.append(f"{over_limit(kept)}: the next create gives it up")
+                warnings.append(f"{over_limit_text(kept)}: the next create gives it up")
             elif kept.worst.is_past_half:
-                found.append(warning_of(kept))
-        return found
+                warnings.append(warning_text(kept))
+        return warnings
 
 
 def list_store(fleet: Fleet) -> Listing:
-    """Every snapshot in the fleet's store; the nodes are asked meanwhile, and need not answer."""
+    """Every snapshot in the fleet's store. The nodes are asked at the same time, and need not answer."""
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    asking = RetainedQuery(fleet.nodes)
+    query = RetainedQuery(fleet.nodes)
     open_operations = read_open_operations(store)
     entries = [_entry(store, identity, name) for name in snapshot_names(store)]
-    answers = asking.answers()
+    answers = query.answers()
     return Listing(tuple(_with_retained(entry, answers) for entry in entries), answers, open_operations)
 
 
@@ -117,12 +117,21 @@ def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
     return replace(entry, retained=answers.of_slot(slot_name(entry.chain.full.chain)))
 
 
-def show_snapshot(fleet: Fleet, name: str) -> tuple[Entry, Chain, tuple[OpenOperation, ...]]:
-    """One snapshot, its chain, and its operations without an outcome; raises SnapshotMissingError, ManifestError."""
+@dataclass(frozen=True, slots=True)
+class SnapshotDetails:
+    """One snapshot with its whole chain, and its operations without an outcome."""
+
+    entry: Entry
+    chain: Chain
+    open_operations: tuple[OpenOperation, ...]
+
+
+def show_snapshot(fleet: Fleet, name: str) -> SnapshotDetails:
+    """Read one snapshot; raises SnapshotMissingError, ManifestError."""
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     open_operations = read_open_operations(store, name)
     with naming_open_operations(open_operations):
         chain = read_chain(store, name)
     check_of_fleet(chain, identity)
-    return entry_of(store, chain), chain, open_operations
+    return SnapshotDetails(entry_of(store, chain), chain, open_operations)

@@ -1,8 +1,8 @@
-"""Names that a command makes or finds by itself: templates such as `nightly-{date}`.
+"""Names that a command makes or finds from a template such as `nightly-{date}`.
 
-A name is never used again, not after its snapshot was deleted either, so what runs by itself needs a new one each time.
-A template with a full create is a new name; anywhere else it is the newest committed snapshot that it could have made.
-Which of two creators gets a name is decided where every name is: by the conditional put of the commit.
+A name is never used again, even after its snapshot is deleted, so a scheduled create needs a new name each time. In a
+full create a template makes a new name; elsewhere it stands for the newest committed snapshot with a name that matches
+it. If two creates use the same name, the conditional put of the commit decides, as for any name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from fleet.config import Fleet
 from snapshots.operations.operation import pending_ids
@@ -23,26 +24,37 @@ from snapshots.records.store_identity import read_identity
 from storage.errors import UsageError
 from storage.store import ObjectStore
 
-# By field, what it becomes. A number has no leading zeros, so that no number has two names.
+# The pattern of each field. A number has no leading zeros, so that no number has two names.
 FIELDS = {"date": r"\d{4}-\d{2}-\d{2}", "time": r"\d{6}", "n": r"[1-9]\d*"}
 DATE, TIME, NUMBER = FIELDS
-HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next number never used"
+HINT = "{date} (2026-11-20) and {time} (143307), both UTC, and {n}, the next unused number"
+
+
+class FieldValues(NamedTuple):
+    """The values of the fields in a name; "" or 0 for a field that the template lacks.
+
+    Of two names from one template, the later one has the greater values.
+    """
+
+    date: str
+    time: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A name with fields. `parts` are its texts, each with the field that follows it, None at the end."""
+    """A name with fields. `parts` are its literal texts, each with the field that follows it, None at the end."""
 
     text: str
     parts: tuple[tuple[str, str | None], ...]
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that it has."""
+        """The template's fields."""
         return frozenset(field for _, field in self.parts if field)
 
-    def rendered(self, now: datetime, number: int) -> str:
-        """The name that it makes; raise UsageError if that is none."""
+    def render(self, now: datetime, number: int) -> str:
+        """The name with these values; raise UsageError if it is not a valid name."""
         moment = now.astimezone(UTC)
         values = {DATE: f"{moment:%Y-%m-%d}", TIME: f"{moment:%H%M%S}", NUMBER: str(number)}
         name = "".join(text + (values[field] if field else "") for text, field in self.parts)
@@ -51,11 +63,8 @@ class Template:
         except UsageError as error:
             raise UsageError(f"template {self.text!r} makes {name!r}: {error.message}", hint=error.hint) from error
 
-    def values_in(self, name: str) -> tuple[str, str, int] | None:
-        """Date, time and number in a name that it could have made ("" or 0 for a field it has not); else None.
-
-        Of two names that one template made, the later one has the greater values.
-        """
+    def values_in(self, name: str) -> FieldValues | None:
+        """The values of the fields in `name`; None if the template can't have made it."""
         seen: set[str] = set()
         pattern = ""
         for text, field in self.parts:
@@ -63,76 +72,76 @@ class Template:
             if field:
                 pattern += f"(?P={field})" if field in seen else f"(?P<{field}>{FIELDS[field]})"
                 seen.add(field)
-        found = re.fullmatch(pattern, name, re.ASCII)
-        if found is None:
+        match = re.fullmatch(pattern, name, re.ASCII)
+        if match is None:
             return None
-        values = found.groupdict()
-        return values.get(DATE, ""), values.get(TIME, ""), int(values.get(NUMBER, 0))
+        values = match.groupdict()
+        return FieldValues(values.get(DATE, ""), values.get(TIME, ""), int(values.get(NUMBER, 0)))
 
 
 def is_template(text: str) -> bool:
-    """Whether `text` is meant as a template: no name has a brace."""
+    """Whether `text` is a template: it has a brace, which no name has."""
     return "{" in text or "}" in text
 
 
 def read_template(text: str) -> Template:
-    """The template in `text`; raise UsageError naming the field or brace that is none."""
+    """Parse a template; raise UsageError naming the unknown field or stray brace."""
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
-        raise UsageError(f"template {text!r} has a stray brace: {error}", hint=f"a template has {HINT}") from error
+        raise UsageError(f"template {text!r} has a stray brace: {error}", hint=f"known fields are {HINT}") from error
     for literal, field, form, conversion in parts:
         if is_template(literal):
-            raise UsageError(f"template {text!r} has a stray brace", hint=f"a template has {HINT}")
+            raise UsageError(f"template {text!r} has a stray brace", hint=f"known fields are {HINT}")
         whole = f"{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}"
         if field is not None and whole not in FIELDS:
-            raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known are {HINT}")
+            raise UsageError(f"template {text!r} has an unknown field {{{whole}}}", hint=f"known fields are {HINT}")
     template = Template(text, tuple((literal, field) for literal, field, *_ in parts))
-    # What no moment and number would make a name of is refused before the store is asked.
-    template.rendered(datetime.now(UTC), 1)
+    # A template that can't make a valid name is refused before the store is read.
+    template.render(datetime.now(UTC), 1)
     return template
 
 
 def new_name(fleet: Fleet, text: str) -> str:
-    """The name for a new snapshot: `text` itself, or what it makes as a template. Only a template asks the store."""
+    """The name for a new snapshot: `text`, or a name made from the template `text`. Only {n} reads the store."""
     if not is_template(text):
         return check_name(text)
     template = read_template(text)
     number = next_number(template, used_names(_store(fleet))) if NUMBER in template.fields else 0
-    return template.rendered(datetime.now(UTC), number)
+    return template.render(datetime.now(UTC), number)
 
 
 def newest_name(fleet: Fleet, text: str) -> str:
-    """The name of a snapshot that is there: `text` itself, or the newest committed one that it could have made.
+    """The name of an existing snapshot: `text`, or the newest committed name that matches the template `text`.
 
-    Raises SnapshotMissingError if a template has made none.
+    Raises SnapshotMissingError if no snapshot matches a template.
     """
     if not is_template(text):
         return check_name(text)
     template = read_template(text)
-    made = {name: values for name in snapshot_names(_store(fleet)) if (values := template.values_in(name))}
-    if not made:
+    matching = {name: values for name in snapshot_names(_store(fleet)) if (values := template.values_in(name))}
+    if not matching:
         raise SnapshotMissingError(
-            f"there is no snapshot with a name of template {text}",
-            hint="see: snapshot list",
+            f"no snapshot has a name that matches template {text!r}",
+            hint="run: snapshot list",
             details={"template": text},
         )
-    return max(made, key=lambda name: made[name])
+    return max(matching, key=lambda name: matching[name])
 
 
 def next_number(template: Template, used: Iterable[str]) -> int:
-    """One more than the greatest number in the names that the template could have made."""
-    return max((values[2] for name in used if (values := template.values_in(name))), default=0) + 1
+    """One more than the greatest number in the used names that match the template."""
+    return max((values.number for name in used if (values := template.values_in(name))), default=0) + 1
 
 
 def used_names(store: ObjectStore) -> set[str]:
-    """Every name that is or was a snapshot's, or that an operation wants or wanted and has left objects under."""
+    """Every name that a snapshot has or had, that an open operation uses, or under which a failed one left objects."""
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
-    return {*store.list_children("snapshots"), *deleted, *_snapshots_to_read(store)}
+    return {*store.list_children("snapshots"), *deleted, *_open_names(store)}
 
 
-def _snapshots_to_read(store: ObjectStore) -> Iterator[str]:
-    """The snapshots of operations without an outcome; one that can't be read is no reason to find no name."""
+def _open_names(store: ObjectStore) -> Iterator[str]:
+    """The snapshot names of operations without an outcome; an operation that can't be read is skipped."""
     for operation_id in pending_ids(store):
         with suppress(ManifestError):
             yield read_intent(store, operation_id).snapshot

@@ -1,8 +1,8 @@
 """Operations: one run of a command that changes something, from its intent to its outcome.
 
-An *intent* is stored before anything is changed and an *outcome* at the end. An operation without an outcome is *open*;
-the next operation that holds the fleet's lock *settles* it and *decides* for good whether it has committed. A *lease*
-keeps a snapshot from deletion while a restore reads it.
+An operation stores an *intent* before it changes anything, and an *outcome* at the end. An operation without an outcome
+is *open*. The next operation that holds the fleet's lock *settles* it, and *decides* for good whether it has committed.
+A *lease* protects a snapshot from deletion while a restore reads it.
 
 Imports `snapshots.records`, `wal.slots`, `fleet` and `storage`.
 """

@@ -1,7 +1,7 @@
-"""Publishing a commit: one conditional put.
+"""Put a commit: one conditional put.
 
-When its answer is lost it is read back. When that does not tell, the outcome is indeterminate, and the next command
-decides it before it does anything else (snapshots/operations/deciding.py).
+If the answer to the put is lost, the commit is read back. If that is inconclusive, the result is indeterminate, and the
+next command decides it before it does anything else (snapshots/operations/deciding.py).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from snapshots.records.documents import ManifestError, seal
 from snapshots.records.tombstones import check_not_deleted, is_only_full
 from storage.errors import BusyError, IndeterminateError, SnapshotError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectStore
-from storage.storing import NOTHING_TOLD, read_back
+from storage.storing import INCONCLUSIVE, read_back
 
 
 class OperationSettledError(BusyError):
-    """While the operation was away, another command took it for dead and settled that it has not committed."""
+    """Another command took the operation for dead and settled it as not committed."""
 
 
 class CommitIndeterminateError(IndeterminateError):
-    """The commit's answer was lost, and reading it back did not tell."""
+    """The answer to the commit's put was lost, and reading it back was inconclusive."""
 
 
 def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     """Make the snapshot or increment exist.
 
-    Raises SnapshotExistsError if another operation did, OperationSettledError if another one decided that this has not
-    committed, CommitIndeterminateError if nobody can tell.
+    Raises SnapshotExistsError if another operation committed it, OperationSettledError if another command settled this
+    operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored.
     """
     key = commit_key(commit.snapshot, commit.increment, turn)
     check_predecessor(store, commit)
@@ -45,22 +45,22 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     try:
         store.create(key, body)
     except ObjectExistsError as error:
-        # Not an answer either: it may be that of a retry of this very put.
+        # Not a refusal yet: the store client may have retried this put after an answer was lost.
         _check_stored(store, key, commit, error, at_once=True)
     except AnswerLostError as error:
         _check_stored(store, key, commit, error, at_once=False)
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
-    """Raise unless the commit before is the one that this one was made for, and nobody has deleted it meanwhile."""
+    """Raise unless the previous commit is the one that this increment builds on, and nobody deleted it meanwhile."""
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return
     before = find_place(store, commit.snapshot, commit.increment - 1).commit
     if before is None or Previous(before.operation, before.digest) != commit.previous:
         raise ManifestError(
-            f"{increment_label(commit.snapshot, commit.increment - 1)} is not the one that this increment was made for",
-            hint="somebody changed the store by hand; see: snapshot check",
+            f"{increment_label(commit.snapshot, commit.increment - 1)} is not the commit that this increment builds on",
+            hint="somebody changed the store by hand; run: snapshot check",
             details={"snapshot": commit.snapshot, "increment": commit.increment - 1},
         )
     if is_only_full(store, commit.snapshot):
@@ -68,38 +68,38 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
 
 
 def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
-    """Return if this very commit is stored, else raise what is there instead, or that nobody can tell."""
+    """Return if this commit is stored; else raise the error for what is stored, or CommitIndeterminateError."""
 
     def is_ours() -> bool:
-        found = read_turn(store, key)
-        if isinstance(found, Void):
-            raise operation_settled(commit.operation) from error
-        if found.operation != commit.operation:
-            raise _name_taken(commit) from error
+        stored = read_turn(store, key)
+        if isinstance(stored, Void):
+            raise operation_settled_error(commit.operation) from error
+        if stored.operation != commit.operation:
+            raise _name_taken_error(commit) from error
         return True
 
-    # A body that was cut short tells as little as none.
-    if not read_back(is_ours, (*NOTHING_TOLD, ManifestError), at_once=at_once):
+    # A truncated body is as inconclusive as none.
+    if not read_back(is_ours, (*INCONCLUSIVE, ManifestError), at_once=at_once):
         what = increment_label(commit.snapshot, commit.increment)
         raise CommitIndeterminateError(
-            f"whether {what} was stored is not known: the answer to its commit was lost",
-            hint="run: snapshot list   once the store answers; the next command settles it",
+            f"it is not known whether {what} was committed: the store's answer was lost",
+            hint="run: snapshot list   once the store answers; the next create settles it",
             details={"snapshot": commit.snapshot, "increment": commit.increment, "operation": commit.operation},
         ) from error
 
 
-def operation_settled(operation_id: str) -> OperationSettledError:
-    """The error for an operation that another command took for dead."""
+def operation_settled_error(operation_id: str) -> OperationSettledError:
+    """The error for an operation that another command settled as dead."""
     return OperationSettledError(
-        f"operation {operation_id} was settled by another command while it was away",
-        hint="nothing of it is committed; repeat the command",
+        f"operation {operation_id} was settled as not committed by another command",
+        hint="this operation committed nothing; repeat the command",
         details={"operation": operation_id},
     )
 
 
-def _name_taken(commit: Commit) -> SnapshotExistsError:
+def _name_taken_error(commit: Commit) -> SnapshotExistsError:
     return SnapshotExistsError(
         f"{increment_label(commit.snapshot, commit.increment)} was committed by another operation in the meantime",
-        hint="nothing of this attempt remains visible; see: snapshot list",
+        hint="this operation committed nothing; run: snapshot list",
         details={"snapshot": commit.snapshot, "increment": commit.increment},
     )

@@ -1,8 +1,8 @@
-"""The points of a create: one right after everything that can be seen from outside the process.
+"""The crash points of a create: one right after each effect that is visible from outside the process.
 
-Whoever watches is told when each is reached (`Progress.reached`), which says where the time goes. A command that
-ends between two of them has left at most what belongs to the first. tests/integration/test_points.py holds that
-nothing is done to a node or the store without a point after it.
+Each is reported to `Progress.reached`, which also shows where the time goes. A command that ends between two points
+leaves at most the effects of the first. tests/integration/test_points.py tests that every effect on a node or the store
+has a point after it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from enum import StrEnum
 
 
 class CrashPoint(StrEnum):
-    """What has just been done; a value is what the person watching reads."""
+    """What has just been done; the value is the text that `--verbose` prints."""
 
     CHECKED = "checks passed"
     LOCKED = "fleet locked"
     SETTLED = "earlier operations settled"
     GIVEN_UP = "chains over the limit given up"
-    SPARK_BEGUN = "Spark begun"
+    SPARK_BEGUN = "Spark starting"
     INTENT_STORED = "intent stored"
     SLOT_MADE = "slot made"
     SPARK_READY = "Spark ready"
     BASE_COPIED = "base copied"
-    SCHEMA_STORED = "schema stored"
+    DDL_STORED = "DDL stored"
     SNAPSHOTS_RELEASED = "exported snapshots released"
     TABLES_PUBLISHED = "new tables published"
     COPY_SLOTS_DROPPED = "slots of the copy dropped"
-    PREPARED_OVER = "older prepared transactions over"
+    PREPARED_OVER = "older prepared transactions decided"
     FROZEN = "new sessions read-only"
     SESSIONS_ENDED = "other sessions ended"
     STARTS_WRITTEN = "start markers written"
@@ -39,12 +39,12 @@ class CrashPoint(StrEnum):
     RELEASED = "fleet released"
 
 
-# Reached once for every node, in any order.
+# Reached once per node, in any order.
 PER_NODE = frozenset({CrashPoint.SLOT_MADE})
-# Reached once for every primary, where the snapshot is a terminal one: all of the first, then all of the second.
+# Of a terminal snapshot: reached once per primary, all of the first, then all of the second.
 FREEZE_POINTS = (CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED)
 
-# Repeated where a cut is made again.
+# Repeated when an attempt at a cut is retried.
 CUT_POINTS = (
     CrashPoint.STARTS_WRITTEN,
     CrashPoint.FINISHES_WRITTEN,
@@ -64,15 +64,15 @@ FULL_POINTS = (
     CrashPoint.SLOT_MADE,
     CrashPoint.SPARK_READY,
     CrashPoint.BASE_COPIED,
-    CrashPoint.SCHEMA_STORED,
+    CrashPoint.DDL_STORED,
     CrashPoint.SNAPSHOTS_RELEASED,
     CrashPoint.PREPARED_OVER,
     *CUT_POINTS,
     *LAST_POINTS,
 )
 
-# Reached once for every attempt at a cut that copies tables anew, before its markers; the first where one is new.
-ANEW_POINTS = (
+# Reached once per attempt at a cut that copies tables, before its markers; the first only if a table is new.
+COPY_POINTS = (
     CrashPoint.TABLES_PUBLISHED,
     CrashPoint.SLOT_MADE,
     CrashPoint.SPARK_READY,
@@ -93,18 +93,18 @@ INCREMENT_POINTS = (
 
 
 def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
-    """The points of the same command where a table is new since the commit before."""
+    """The points of the same command if a table was created since the previous commit."""
     at, last = points.index(CUT_POINTS[0]), points.index(CrashPoint.SEQUENCES_READ) + 1
-    return (*points[:at], *ANEW_POINTS, *points[at:last], CrashPoint.SCHEMA_STORED, *points[last:])
+    return (*points[:at], *COPY_POINTS, *points[at:last], CrashPoint.DDL_STORED, *points[last:])
 
 
 def void_attempt_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
-    """The points of the same full create where the schema is changed while it makes its slots: it makes them anew."""
+    """The points of the same full create if DDL invalidates an attempt while it makes its slots."""
     at = points.index(CrashPoint.SLOT_MADE)
     return (*points[:at], CrashPoint.SLOT_MADE, CrashPoint.COPY_SLOTS_DROPPED, *points[at:])
 
 
 def terminal_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
-    """The points of the same command where its snapshot is a terminal one."""
+    """The points of the same command if it takes a terminal snapshot."""
     at = points.index(CUT_POINTS[0])
     return (*points[:at], *FREEZE_POINTS, *points[at:])

@@ -1,8 +1,8 @@
-"""Deciding for good whether an operation has committed, when its process can't say.
+"""Decide for good whether an operation has committed, when its own process can't say.
 
-A put whose answer was lost may arrive late, and a process that was stopped may go on. So it is not enough to look: who
-finds no commit puts a *void* where it would be, by the same conditional put. One of the two is stored, and whoever
-comes second learns of the other: an operation that was voided can't commit any more (docs/storage.md, "Deciding").
+A put whose answer was lost may arrive late, and a suspended process may continue. So reading alone is not enough: if
+there is no commit, a *void* is put in its place, by the same conditional put. Exactly one of the two is stored, and the
+second put fails: an operation that was voided can no longer commit (docs/storage.md, "Deciding").
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from storage.storing import read_back
 
 
 class UndecidedError(IndeterminateError):
-    """Whether an earlier operation has committed can't be told now, nor decided."""
+    """It is not known whether an earlier operation has committed, and it can't be decided now."""
 
 
 def has_committed(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the operation's commit is in the store now. Changes nothing, so a late put may still bring it."""
+    """Whether the operation's commit is in the store now. Changes nothing, so a late put may still store it."""
     if intent.kind != "create" or is_deleted(store, intent.snapshot):
         return False
     try:
@@ -32,12 +32,12 @@ def has_committed(store: ObjectStore, intent: Intent) -> bool:
 
 
 def decide(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the operation has committed; if it has not, it never will.
+    """Return whether the operation has committed; if it has not, it never will.
 
-    Raises UndecidedError where the store does not tell, ManifestError where what is there can't be read.
+    Raises UndecidedError if the store's answers are lost, ManifestError if the stored document can't be read.
     """
     if intent.kind != "create" or is_deleted(store, intent.snapshot):
-        # Whatever arrives in a deleted snapshot is garbage.
+        # An object that arrives in a deleted snapshot is garbage.
         return False
     if has_committed(store, intent):
         return True
@@ -47,19 +47,19 @@ def decide(store: ObjectStore, intent: Intent) -> bool:
     except ObjectExistsError:
         return operation_of(store, key) == intent.operation
     except AnswerLostError as error:
-        found = read_back(lambda: operation_of(store, key) == intent.operation)
-        if found is None:
+        is_committed = read_back(lambda: operation_of(store, key) == intent.operation)
+        if is_committed is None:
             raise UndecidedError(
-                f"whether operation {intent.operation} has committed can't be told: the store's answers get lost",
-                hint="repeat once the store answers: it is decided before anything else",
+                f"it is not known whether operation {intent.operation} has committed: the store's answers were lost",
+                hint="repeat the command once the store answers: it decides this operation first",
                 details={"operation": intent.operation, "object": key},
             ) from error
-        return found
+        return is_committed
     return False
 
 
 def key_of(intent: Intent) -> str:
-    """The key of the commit file that a create is to write."""
+    """The key of the commit file that a create writes."""
     return commit_key(intent.snapshot, intent.increment, intent.turn)
 
 

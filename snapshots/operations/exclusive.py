@@ -1,7 +1,7 @@
-"""One operation at a time on a fleet: its lock on all primaries, which must be most of the fleet, until the commit.
+"""One operation at a time on a fleet: it holds a lock on all primaries, a majority of the fleet, until its commit.
 
-A coordinator that was cut off from the fleet for a while can't commit what another one has gone past: the sessions
-that hold the lock are asked last before the commit is put.
+The sessions that hold the lock are asked right before the commit is put. So a coordinator that was cut off from the
+fleet for a while can't commit after another one has continued without it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fleet.label import own_label
-from fleet.nodes.lock import FleetBusyError, FleetLock, locked_fleet
+from fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
 from fleet.nodes.sessions import Sessions
-from snapshots.operations.committing import operation_settled
+from snapshots.operations.committing import operation_settled_error
 from snapshots.operations.majority import claim_majority
 from snapshots.operations.operation import Operation, is_open, pending_operations
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 
-# As much of a time's text as is its second.
+# The length of a time's text down to the second.
 SECOND = len("2026-11-20T11:02:03")
 
 
 @contextmanager
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
-    """Hold the fleet, and see that what is held is more than half of the largest baseline of the store.
+    """Lock the fleet, and check that the locked primaries are more than half of the largest recorded baseline.
 
-    Raises FleetBusyError saying who holds it, MajorityMissingError.
+    Raises FleetBusyError naming the holder, and MajorityMissingError.
     """
     try:
-        with locked_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
+        with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
             claim_majority(store, {node: sessions.identities[node] for node in lock.granted})
             yield lock
     except FleetBusyError as error:
@@ -38,23 +38,25 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
 
 
 def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
-    """Raise unless the operation holds the fleet and nobody took it for dead; what comes next is the commit.
+    """Raise unless the operation still holds the fleet and nobody settled it as dead. Call it right before the commit.
 
     Raises FleetLockLostError, OperationSettledError.
     """
     lock.check_held()
     if lock.retaken and not is_open(store, operation.id):
-        raise operation_settled(operation.id)
+        raise operation_settled_error(operation.id)
 
 
 def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
-    """The id of the holder's operation, if it has stored its intent: the newest one that is open for its snapshot."""
+    """The id of the holder's operation: the newest open one for its snapshot. None if it has stored no intent yet."""
     name = error.details.get("snapshot")
     if not isinstance(name, str):
         return None
     try:
         since = str(error.details.get("since"))[:SECOND]
-        found = [one for one in pending_operations(store) if one.snapshot == name and one.began_at[:SECOND] >= since]
+        candidates = [
+            one for one in pending_operations(store) if one.snapshot == name and one.began_at[:SECOND] >= since
+        ]
     except SnapshotError:
         return None
-    return found[-1].id if found else None
+    return candidates[-1].id if candidates else None

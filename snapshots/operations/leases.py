@@ -1,9 +1,9 @@
-"""Leases: a restore says in the store that it reads a snapshot, so that nobody deletes it meanwhile.
+"""Leases: a restore records in the store that it reads a snapshot, so that nobody deletes it meanwhile.
 
-A lease is an operation's intent with the time at which it runs out; each renewal is a new object. Two that meet give
-way to each other, whoever comes second: a restore stores its lease and then looks for a tombstone, a deletion stores
-its tombstone and then looks for leases. A restore whose lease ran out, because it was stopped for long, finds objects
-missing and ends: a lease spares work, it guards no invariant.
+A lease is an operation's intent with an expiry time; each renewal is a new object. A restore stores its lease and then
+looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second one
+sees the first and ends. A restore that was suspended until its lease expired may find objects missing and end: a lease
+saves work, no invariant depends on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from storage.errors import BusyError, IndeterminateError, SnapshotError, Unreach
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
 from wal.segments.damage import ObjectDamagedError
 
-# Long enough for a store that is away for some minutes, and for clocks that differ by as much.
+# Long enough for a store that is unreachable for some minutes, and for clocks that differ by as much.
 LEASE_SECONDS = 900.0
 RENEW_SECONDS = 180.0
 END_SECONDS_MAX = 5.0
@@ -47,7 +47,7 @@ class SnapshotInUseError(BusyError):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A restore that has no outcome yet: which operation reads which snapshot, from where, until when at most."""
+    """The lease of a restore without an outcome: its operation, the process that runs it, and the expiry."""
 
     operation: Intent
     label: str
@@ -58,25 +58,25 @@ class Lease:
         return now < self.until
 
     def details(self) -> dict[str, object]:
-        """Whose it is, field by field."""
-        found = read_label(self.label)
+        """Snapshot, operation, owner and expiry, as errors report them."""
+        owner = read_label(self.label)
         return {
             "snapshot": self.operation.snapshot,
             "operation": self.operation.id,
-            "user": found.user if found else None,
-            "host": found.host if found else None,
-            "process": found.process if found else None,
+            "user": owner.user if owner else None,
+            "host": owner.host if owner else None,
+            "process": owner.process if owner else None,
             "since": self.operation.began_at,
-            "until": time_of(self.until),
+            "until": time_text(self.until),
         }
 
 
 @contextmanager
 def hold_lease(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[None]:
-    """Record the operation, and keep its snapshot from being deleted while the block reads it.
+    """Record the operation, and protect its snapshot from deletion while the block reads it.
 
-    A store that takes no writes is read without a lease, and `progress` is told. Raises SnapshotDeletedError, also
-    where the snapshot goes while it is read, and SnapshotMissingError if the increment was pruned.
+    A store that accepts no writes is read without a lease, which is noted to `progress`. Raises SnapshotDeletedError,
+    also if the snapshot is deleted while it is read, and SnapshotMissingError if the increment was pruned.
     """
     intent = structs.replace(intent, expires_at=_expiry(), by=own_label(intent.kind, intent.snapshot))
     try:
@@ -85,29 +85,29 @@ def hold_lease(store: ObjectStore, intent: Intent, progress: Progress) -> Iterat
     except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
         is_held = False
         progress.note(
-            f"nothing keeps snapshot {intent.snapshot} from being deleted while it is read: its lease could not be"
-            f" stored ({error.message})"
+            f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
+            f" ({error.message})"
         )
     try:
-        _check_there(store, intent)
+        _check_not_removed(store, intent)
         with _renewing(store, intent, progress, is_held=is_held):
             yield
     except BaseException as error:
         if is_held:
             with suppress(SnapshotError):
                 record_outcome(store, intent, "failed", reason_of(error))
-        # What a restore meets when objects go while it reads them.
+        # The errors of a restore whose objects are deleted while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
-            _check_there(store, intent)
+            _check_not_removed(store, intent)
         raise
     if is_held:
         try:
             record_outcome(store, intent, "done")
         except (UnreachableError, IndeterminateError) as error:
-            progress.note(f"the end of operation {intent.operation} could not be stored: {error.message}")
+            progress.note(f"the outcome of operation {intent.operation} could not be stored: {error.message}")
 
 
-def _check_there(store: ObjectStore, intent: Intent) -> None:
+def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
     check_not_deleted(store, intent.snapshot)
     if intent.increment and is_only_full(store, intent.snapshot):
         raise increments_pruned_error(intent.snapshot)
@@ -124,7 +124,7 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, *, is_held
             try:
                 write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
             except ObjectExistsError:
-                # A put whose answer was lost has arrived.
+                # An earlier put whose answer was lost has stored it.
                 pass
             except SnapshotError as error:
                 progress.note(f"the lease on snapshot {intent.snapshot} could not be renewed: {error.message}")
@@ -139,14 +139,14 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, *, is_held
     finally:
         done.set()
         if is_held:
-            # A store that does not answer is not waited for.
+            # Bounded: the store may not answer.
             thread.join(END_SECONDS_MAX)
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """The leases without an outcome, oldest first, of one snapshot or of all; some of them may have run out.
+    """The leases of restores without an outcome, of one snapshot or of all, oldest first; some may have expired.
 
-    Raises ManifestError where one can't be read.
+    Raises ManifestError if a lease can't be read.
     """
     return [
         _lease(store, operation)
@@ -156,31 +156,31 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
 
 
 def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
-    """Raise SnapshotInUseError if a restore reads the snapshot; close those whose lease ran out, their process died.
+    """Raise SnapshotInUseError if a restore reads the snapshot; record restores with expired leases as failed.
 
-    There is no way past a lease: ending the restore ends it at once, and the time at which it runs out is near.
+    A lease can't be overridden: it ends with its restore, and expires within minutes if that died.
     """
     now = datetime.now(UTC)
     for lease in open_leases(store, snapshot):
         if lease.is_running(now):
             raise in_use_error(lease)
-        record_outcome(store, lease.operation, "failed", "its lease ran out")
+        record_outcome(store, lease.operation, "failed", "its lease expired")
 
 
 def in_use_error(lease: Lease) -> SnapshotInUseError:
-    """The refusal to take away what a restore reads."""
+    """The error for removing a snapshot that a restore reads."""
     details = lease.details()
     host = f"{details['user']}@{details['host']} (process {details['process']})" if details["host"] else "unknown"
     return SnapshotInUseError(
         f"snapshot {lease.operation.snapshot} is being restored: operation {lease.operation.id} by {host}, since"
         f" {lease.operation.began_at}; its lease runs until {details['until']}",
-        hint="repeat when it is done; if its process is gone, once its lease has run out",
+        hint="repeat the command after the restore; if its process is gone, after its lease has expired",
         details=details,
     )
 
 
 def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """The lease with its newest renewal; a listing finds where to begin, the rest is asked for by key."""
+    """The lease with its newest renewal: from the newest that a listing shows, later ones are looked up by key."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
     number = max((int(found[1]) for found in listed if found), default=1)
@@ -194,14 +194,14 @@ def _first_expiry(intent: Intent) -> datetime:
     if isinstance(intent.expires_at, str):
         with checking(operation_key(intent.operation, "intent")):
             return datetime.fromisoformat(intent.expires_at)
-    # A restore of before there were leases.
+    # A restore by a version without leases.
     return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
 
 
 def _expiry() -> str:
-    return time_of(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))
+    return time_text(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))
 
 
-def time_of(moment: datetime) -> str:
-    """A time as documents have it."""
+def time_text(moment: datetime) -> str:
+    """A time as documents store it."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

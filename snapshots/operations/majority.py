@@ -1,9 +1,9 @@
-"""The primaries of the largest fleet that a store has served, and the majority of them that an operation must hold.
+"""The primaries of the largest fleet that a store has served, and the majority of them that an operation must lock.
 
 Two coordinators that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
-created once, so of two coordinators that begin with an empty store one comes second, and counts against the first.
-Each record has more primaries than the one before, but for the one that an operator asked for (forget_nodes): so the
-newest is the one that counts.
+created once, so if two coordinators begin with an empty store, the second one is measured against the record of the
+first. Each record has more primaries than the previous one, except a record that an operator requested (forget_nodes).
+The newest record counts.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ FILE = re.compile(r"(\d{16})\.json")
 
 
 class MajorityMissingError(RefusedError):
-    """The nodes at hand are not more than half of the largest fleet that the store has served."""
+    """The locked nodes are not more than half of the largest fleet that the store has served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A recorded baseline's primaries, by node id; number 0 where none is recorded yet."""
+    """The node ids of a recorded baseline's primaries; `number` is 0 if none is recorded yet."""
 
     number: int
     primaries: tuple[str, ...]
 
 
 def read_baseline(store: ObjectStore) -> Baseline:
-    """The baseline that counts now; where none was recorded yet, the largest of the snapshots that are committed."""
+    """The baseline that counts now; if none is recorded yet, the largest among the committed snapshots."""
     names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
     number = max((int(match[1]) for match in names if match), default=0)
-    # A listing may be of a moment ago.
+    # A listing may be out of date.
     while store.exists(baseline_key(number + 1)):
         number += 1
     if number:
         record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
         return Baseline(number, tuple(entry.node for entry in record.primaries))
-    found = [read_full(store, name).primaries for name in snapshot_names(store)]
-    return Baseline(0, max(found, key=len, default=()))
+    primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
+    return Baseline(0, max(primaries, key=len, default=()))
 
 
 def check_majority(baseline: Baseline, granted: Mapping[str, NodeIdentity]) -> None:
-    """Raise MajorityMissingError unless the locks that were granted are of more than half of the baseline."""
+    """Raise MajorityMissingError unless more than half of the baseline's primaries granted their lock."""
     primaries = set(baseline.primaries)
     held, needed = primaries & granted.keys(), len(primaries) // 2 + 1
     if not primaries or len(held) >= needed:
@@ -61,14 +61,14 @@ def check_majority(baseline: Baseline, granted: Mapping[str, NodeIdentity]) -> N
     raise MajorityMissingError(
         f"{len(held)} of the {len(primaries)} primaries of the largest baseline granted their lock, and {needed} are"
         f" needed; missing: {', '.join(missing)}",
-        hint="name all of the fleet's nodes in fleet.toml; if it was really made smaller, and nothing else takes"
-        " snapshots of the others: snapshot init --forget-nodes",
+        hint="name all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
+        " the missing nodes: snapshot init --forget-nodes",
         details={"granted": sorted(granted), "baseline": sorted(primaries), "needed": needed, "missing": missing},
     )
 
 
 def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> None:
-    """Check the majority, and record the primaries whose lock was granted where they are more than ever before.
+    """Check the majority, and record the primaries whose lock was granted if they are more than ever before.
 
     The caller holds their locks. Raises MajorityMissingError.
     """
@@ -82,9 +82,9 @@ def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> N
 
 
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
-    """Record these primaries as the baseline that counts from now on; return those that are forgotten by that.
+    """Record these primaries as the baseline that counts from now on; return the node ids that it drops.
 
-    An operator's explicit act: it is the one way to a smaller baseline. The caller holds the locks of `granted`.
+    Only an operator's explicit command makes the baseline smaller. The caller holds the locks of `granted`.
     """
     while True:
         baseline = read_baseline(store)
@@ -94,11 +94,11 @@ def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> lis
 
 
 def _record(store: ObjectStore, number: int, granted: Mapping[str, NodeIdentity], forgotten: tuple[str, ...]) -> bool:
-    """Create the record; False if another one has its number."""
+    """Create the record; return False if its number is taken."""
     primaries = tuple(RecordedPrimary(node, identity.system_identifier) for node, identity in granted.items())
     record = BaselineRecord(new_operation_id(datetime.now(UTC)), primaries, forgotten)
     try:
-        # A put that arrives after this command has failed is true all the same: the locks were granted.
+        # The record is correct even if the put arrives after this command has failed: the locks were granted.
         create_or_find(store, baseline_key(number), seal(record))
     except ObjectExistsError:
         return False

@@ -1,7 +1,7 @@
-"""Operations without an outcome, as those commands tell of them that only read. Nothing here changes the store.
+"""Operations without an outcome, as read-only commands report them. Nothing here changes the store.
 
-An operation without an outcome runs, or died, or the answer to its commit was lost: from the store alone these can't be
-told apart. What counts is whether its commit is there; the next operation that holds the fleet's lock settles the rest.
+An operation without an outcome is running, or died, or lost the answer to its commit: the store alone does not show
+which. Only its commit counts; the next operation that holds the fleet's lock settles it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CREATE, RESTORE = "create", "restore"
 
 @dataclass(frozen=True, slots=True)
 class OpenOperation:
-    """An operation without an outcome. No `operation`: its intent can't be read, and `problem` says why."""
+    """An operation without an outcome. If its intent can't be read, `operation` is None and `problem` says why."""
 
     id: str
     operation: Intent | None
@@ -32,14 +32,14 @@ class OpenOperation:
 
     @property
     def text(self) -> str:
-        """The line that a person reads."""
+        """One line for people, with what to do next."""
         if self.operation is None:
-            return f"operation {self.id} has no outcome, and what it was is not known: {self.problem}"
+            return f"operation {self.id} has no outcome, and its intent can't be read: {self.problem}"
         one = self.operation
         what = f"operation {self.id} ({one.kind} {one.snapshot}, begun {one.began_at}) has no outcome"
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
-            return f"{what}: it is running, or was ended before it was done; to finish it: {again}"
+            return f"{what}: it is running, or ended unfinished; to resume it: {again}"
         if self.committed:
             return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
         return (
@@ -53,11 +53,11 @@ class OpenOperation:
         )
 
     def concerns(self, name: str) -> bool:
-        """Whether it may be of the snapshot `name`."""
+        """Whether it may concern the snapshot `name`."""
         return self.operation is None or self.operation.snapshot == name
 
     def to_json(self) -> dict[str, Any]:
-        """The operation as scripts read it; what is not known is null."""
+        """The operation as JSON output has it; unknown values are null."""
         one = self.operation
         return {
             "operation": self.id,
@@ -74,10 +74,10 @@ class OpenOperation:
 def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[OpenOperation, ...]:
     """The operations without an outcome, of the snapshot `name` or of all, oldest first.
 
-    One listing, and a few reads for each. A restore is none of them: nothing is committed by it.
+    It takes one listing, and a few reads per operation. Restores are left out: they commit nothing.
     """
-    found = (_open_operation(store, one) for one in pending_ids(store))
-    return tuple(one for one in found if one is not None and (name is None or one.concerns(name)))
+    operations = (_open_operation(store, operation_id) for operation_id in pending_ids(store))
+    return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
 
 
 def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | None:
@@ -87,19 +87,19 @@ def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | No
             return None
         return OpenOperation(operation_id, operation, has_committed(store, operation))
     except ObjectMissingError:
-        # A listing may be of a moment ago.
+        # A listing may be out of date.
         return None
     except ManifestError as error:
         return OpenOperation(operation_id, None, problem=error.message)
 
 
 @contextmanager
-def naming_open_operations(found: tuple[OpenOperation, ...]) -> Iterator[None]:
-    """Let the error for a snapshot that is missing say which operations were to make it."""
+def naming_open_operations(operations: tuple[OpenOperation, ...]) -> Iterator[None]:
+    """Add these operations to the details and hint of a SnapshotMissingError: they may have been creating it."""
     try:
         yield
     except SnapshotMissingError as error:
-        if found:
-            error.details["open_operations"] = [one.to_json() for one in found]
-            error.hint = "; ".join([*(one.text for one in found), error.hint])
+        if operations:
+            error.details["open_operations"] = [one.to_json() for one in operations]
+            error.hint = "; ".join([*(one.text for one in operations), error.hint])
         raise

@@ -1,8 +1,7 @@
 """Operations: an intent before anything is changed, an outcome at the end.
 
-An operation without an outcome died, or its commit's answer was lost. Whoever holds the fleet's lock next settles it:
-it is decided whether it has committed (snapshots/operations/deciding.py), and what is left of one that has not is
-removed.
+An operation without an outcome died, or lost the answer to its commit. The next operation that holds the fleet's lock
+settles it: it decides whether the commit exists (snapshots/operations/deciding.py), and if not, removes what is left.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 class Operation:
     """One run of a command that changes something, in the process that runs it.
 
-    `is_committing` from the moment on in which the process begins to put the commit: what became of it is then not
-    for the process alone to say.
+    `is_committing` is set before the process puts the commit. From then on the process alone can't tell whether the
+    operation has committed.
     """
 
     intent: Intent
@@ -51,12 +50,12 @@ class Operation:
 
     @property
     def snapshot(self) -> str:
-        """The snapshot that it is about."""
+        """The snapshot that it works on."""
         return self.intent.snapshot
 
     @property
     def increment(self) -> int:
-        """The increment that it is about; 0 is the full snapshot."""
+        """The increment that it works on; 0 is the full snapshot."""
         return self.intent.increment
 
     @property
@@ -67,14 +66,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class CommittedIncrement:
-    """A full snapshot (increment 0) or an increment that an operation says it has committed."""
+    """A full snapshot (increment 0) or an increment that an outcome records as committed."""
 
     snapshot: str
     increment: int
 
 
 def now_text() -> str:
-    """The time, as every document has it."""
+    """The current time, as documents store it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -100,9 +99,9 @@ def record_operation(
 ) -> Iterator[None]:
     """Store the intent, and at the end the outcome.
 
-    After an error `undo` removes what the operation has made elsewhere, unless it had committed already (an interrupt
-    may come that late). Where that is not known, or `undo` says that something is left, no outcome is written: the
-    next command settles it. What is done is done, also where its outcome can't be stored.
+    After an error `undo` removes what the operation made elsewhere, unless it has already committed (an interrupt may
+    come that late). If that is not known, or `undo` returns False because something is left, no outcome is written, and
+    the next command settles the operation. An outcome that can't be stored does not fail an operation that is done.
     """
     intent = operation.intent
     begin(store, intent)
@@ -122,7 +121,7 @@ def record_operation(
         record_outcome(store, intent, DONE)
     except (UnreachableError, IndeterminateError) as error:
         (progress or Silent()).note(
-            f"operation {operation.id} is done, and its outcome could not be stored: the next one says so"
+            f"operation {operation.id} is done, but its outcome could not be stored; the next command records it"
             f" ({error.message})"
         )
 
@@ -133,18 +132,18 @@ def begin(store: ObjectStore, intent: Intent) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an outcome says of the error that ended the operation."""
+    """The reason that an outcome records for the error that ended the operation."""
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
 
 
 def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
-    """Put the commit of what the operation has made; raises what `publish` does."""
+    """Put the operation's commit; raises what `put_commit` raises."""
     operation.is_committing = True
     put_commit(store, commit, operation.intent.turn)
 
 
 def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "failed"], reason: str = "") -> None:
-    """Store an operation's outcome; whoever does so first has said it."""
+    """Store an operation's outcome, unless it already has one: the first one counts."""
     outcome = Outcome(
         operation=intent.operation,
         kind=intent.kind,
@@ -159,33 +158,33 @@ def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "f
 
 
 def pending_operations(store: ObjectStore) -> list[Intent]:
-    """All operations without an outcome, oldest first; raises ManifestError where an intent can't be read."""
-    found: list[Intent] = []
-    for one in pending_ids(store):
+    """All operations without an outcome, oldest first; raises ManifestError if an intent can't be read."""
+    intents: list[Intent] = []
+    for operation_id in pending_ids(store):
         # gc removes old records, the intent first.
         with suppress(ObjectMissingError):
-            found.append(read_intent(store, one))
-    return found
+            intents.append(read_intent(store, operation_id))
+    return intents
 
 
 def readable_pending(store: ObjectStore) -> list[Intent]:
-    """The same without those whose intent can't be read: they block nobody."""
-    found: list[Intent] = []
+    """All operations without an outcome whose intent can be read, oldest first: an unreadable one blocks nobody."""
+    intents: list[Intent] = []
     for operation_id in pending_ids(store):
         with suppress(ManifestError, ObjectMissingError):
-            found.append(read_intent(store, operation_id))
-    return found
+            intents.append(read_intent(store, operation_id))
+    return intents
 
 
 def pending_ids(store: ObjectStore) -> list[str]:
-    """The ids of all operations without an outcome, oldest first: by one listing, and a look at each of them."""
+    """The ids of all operations without an outcome, oldest first: one listing, and one lookup for each."""
     documents: dict[str, set[str]] = {}
     for key in store.list("operations"):
         operation_id, _, name = key.removeprefix("operations/").partition("/")
         documents.setdefault(operation_id, set()).add(name)
-    found = [one for one, names in sorted(documents.items()) if "intent.json" in names and "outcome.json" not in names]
-    # A listing may be of a moment ago.
-    return [one for one in found if is_open(store, one)]
+    ids = [one for one, names in sorted(documents.items()) if "intent.json" in names and "outcome.json" not in names]
+    # A listing may be out of date.
+    return [one for one in ids if is_open(store, one)]
 
 
 def is_open(store: ObjectStore, operation_id: str) -> bool:
@@ -194,7 +193,7 @@ def is_open(store: ObjectStore, operation_id: str) -> bool:
 
 
 def has_failed(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation's outcome is that it has failed; raises ManifestError."""
+    """Whether the operation has the outcome `failed`; raises ManifestError."""
     outcome = read_outcome(store, operation_id)
     return outcome is not None and outcome.state == FAILED
 
@@ -202,13 +201,13 @@ def has_failed(store: ObjectStore, operation_id: str) -> bool:
 def read_recorded_commits(
     store: ObjectStore, since: str = "", unread: list[ManifestError] | None = None
 ) -> dict[str, dict[str, int]]:
-    """By snapshot, the increments (0: the full snapshot) that were committed, by operation id.
+    """The committed increments (0: the full snapshot) according to the outcomes: by snapshot, then by operation id.
 
-    Operations that began before the second in which the operation `since` did are not read. What can't be understood is
-    added to `unread`; without that list, raises ManifestError.
-    A commit whose process died before it could say so is missing until the next command settles it.
+    Operations that began in an earlier second than the operation `since` are not read. The errors of unreadable records
+    are added to `unread`; without that list, raises ManifestError.
+    A commit whose process died before it stored an outcome is missing until the next command settles it.
     """
-    found: dict[str, dict[str, int]] = {}
+    commits: dict[str, dict[str, int]] = {}
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
     for operation_id in store.list_children("operations"):
@@ -222,18 +221,18 @@ def read_recorded_commits(
             unread.append(error)
             continue
         if committed:
-            found.setdefault(committed.snapshot, {})[operation_id] = committed.increment
-    return found
+            commits.setdefault(committed.snapshot, {})[operation_id] = committed.increment
+    return commits
 
 
 def _read_commit_record(store: ObjectStore, operation_id: str) -> CommittedIncrement | None:
-    """What the operation says it has committed; None if it says no such thing."""
+    """What the operation's outcome records as committed; None if nothing."""
     outcome = read_outcome(store, operation_id)
     if outcome is None or outcome.state == FAILED:
         return None
     kind, snapshot, increment = outcome.kind, outcome.snapshot, outcome.increment
     if not isinstance(kind, str) or not isinstance(snapshot, str) or not isinstance(increment, int):
-        # An early outcome, which does not repeat what the operation was.
+        # Outcomes of early versions do not repeat the intent.
         try:
             intent = read_intent(store, operation_id)
         except ObjectMissingError:

@@ -1,4 +1,4 @@
-"""Settling what earlier operations left open, before a new one begins. The caller holds the fleet's lock."""
+"""Settle open operations before a new one begins. The caller holds the fleet's lock."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from snapshots.records.tombstones import only_full_key, tombstone_key
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.slots import copy_slot_name, drop_slots
 
-# The mark after which a deletion or a pruning is gone on with by the next of its kind.
+# The mark of a deletion or a pruning: once it is stored, the next delete or prune resumes it.
 MARKS = {"delete": tombstone_key, "prune": only_full_key}
 
 
 def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> None:
-    """Give every create without an outcome its outcome: committed, or failed, its slots dropped and its freeze undone.
+    """Record an outcome for every open create, and for every removal that ended before its mark.
 
-    And every removal that ended before its mark.
-    What is settled stays so, however late the operation's own put arrives. An operation whose slots can't all be
-    dropped now stays open, so that the next command tries again. So does one that can't be read; it is named, and holds
-    no lock, and of its commit and another's of the same number only one can be stored. Raises UndecidedError.
+    A create is done if its commit exists. Otherwise its slots are dropped, the fleet is made writable again, and it has
+    failed. That holds for good, however late the operation's own put arrives. An operation stays open, for the next
+    command to retry, if a slot can't be dropped now, or if it can't be read. An unreadable one is noted; it holds no
+    lock, and of two commits of the same number only one can be stored. Raises UndecidedError.
     """
-    known = {node.id: node for node in fleet.nodes}
+    fleet_nodes = {node.id: node for node in fleet.nodes}
     for operation_id in pending_ids(store):
         try:
             operation = read_intent(store, operation_id)
@@ -35,10 +35,10 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
                 continue
             committed = decide(store, operation)
         except ObjectMissingError:
-            # An old one that is over: gc takes its records away, the intent first.
+            # gc removes the records of old operations, the intent first.
             continue
         except ManifestError as error:
-            # It stays open, and its snapshot unreadable: no reason to take no other.
+            # It stays open and its snapshot unreadable, which must not block other snapshots.
             progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}")
             continue
         what = increment_label(operation.snapshot, operation.increment)
@@ -47,26 +47,26 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
             record_outcome(store, operation, "done", "found committed")
             continue
         progress.note(f"operation {operation.id} ended without committing {what}")
-        nodes = [known[node] for node in operation.nodes if node in known]
-        accepts = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
-        if accepts and not _note_left_slots(operation, nodes, progress):
+        nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
+        is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
+        if is_writable and _drop_slots(operation, nodes, progress):
             record_outcome(store, operation, "failed", "found without a commit")
 
 
-def _note_left_slots(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
-    """Drop the slots that the operation may have made; whether some are left."""
-    found = {slot: drop_slots(nodes, slot) for slot in (operation.slot, copy_slot_name(operation.id)) if slot}
-    for slot, left in found.items():
+def _drop_slots(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
+    """Drop the slots that the operation may have made; note those that are left, and return whether none is."""
+    left_on = {slot: drop_slots(nodes, slot) for slot in (operation.slot, copy_slot_name(operation.id)) if slot}
+    for slot, left in left_on.items():
         if left:
             progress.note(f"slot {slot} could not be dropped on {', '.join(left)}")
-    return any(found.values())
+    return not any(left_on.values())
 
 
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:
-    """Close a removal that ended before its mark: it has taken nothing away, and nobody would repeat it for its sake.
+    """Record a removal that ended before its mark as failed: it removed nothing, so nobody needs to resume it.
 
-    A mark whose put arrives later counts all the same, as the marks do and not the operations.
+    If the put of its mark arrives later, the removal can still be resumed: the mark counts, not the operation.
     """
     if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
-        progress.note(f"operation {operation.id} ended before it had taken anything of {operation.snapshot} away")
+        progress.note(f"operation {operation.id} ended before it removed anything of snapshot {operation.snapshot}")
         record_outcome(store, operation, "failed", "found without a mark")

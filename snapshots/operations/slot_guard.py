@@ -1,9 +1,9 @@
 """The slot guard: retained WAL is bounded on every node (docs/architecture.md, invariant 9).
 
-A node's limit is the operator's promise to its disk, so it holds for every chain, the one that is to be continued
-too. A chain past it is first marked lost in the store, and only then are its slots dropped: whoever dies between the
-two leaves a marked chain with slots, which the next create drops. The other order would leave a chain that says
-nowhere why it can't go on.
+A node's limit protects its disk, so it holds for every chain, including the one that is being continued. A chain past
+the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two leaves
+a lost chain with slots, which the next create drops. The other order could leave a chain that can't be continued
+without a record of the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import has_failed, now_text
 from snapshots.records.commits import increment_numbers
 from snapshots.records.documents import ManifestError
-from snapshots.records.lost_chains import Lost, chain_lost_error, is_lost, mark_lost
+from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
 from snapshots.records.operation_records import read_intent
 from snapshots.records.tombstones import is_deleted, is_only_full
 from storage.store import ObjectMissingError, ObjectStore
@@ -28,18 +28,18 @@ from wal.slots.slots import drop_slots, slot_name
 
 @dataclass(frozen=True, slots=True)
 class KeptChain:
-    """What the nodes keep for one chain. `snapshot` is None where the chain is of none in this store.
+    """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `is_of_failed`: it is of an operation that has failed, and went on for a while after another had dropped its slots.
-    `gone` says so where the chain was deleted or pruned, "" where it was not.
+    `is_failed`: its operation has failed, but made slots after another command had settled it and dropped its slots.
+    `removal_text` says that the chain was deleted or pruned, "" if it was not.
     """
 
     slot: str
     retained: tuple[Retained, ...]
     snapshot: str | None = None
     chain: str = ""
-    is_of_failed: bool = False
-    gone: str = ""
+    is_failed: bool = False
+    removal_text: str = ""
 
     @property
     def worst(self) -> Retained:
@@ -47,52 +47,53 @@ class KeptChain:
         return max(self.retained, key=lambda one: one.size_bytes / one.limit_bytes)
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """What the WAL is kept for."""
         return f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, of no snapshot in this store,"
 
 
 def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
-    """Warn of every chain that keeps over half of a node's limit, and give up those past it.
+    """Warn of every chain past half of a node's limit, and give up those past the limit.
 
-    The caller holds the fleet's lock, so that nobody continues a chain meanwhile.
+    Drop the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so nobody
+    continues a chain meanwhile.
     """
-    for kept in kept_chains(store, sessions, progress):
-        if kept.is_of_failed:
-            progress.note(f"operation {kept.chain} has failed, and still has slots")
+    for kept in read_kept_chains(store, sessions, progress):
+        if kept.is_failed:
+            progress.note(f"operation {kept.chain} has failed but still has slots")
             _drop_kept_slots(kept, sessions, progress)
-        elif kept.gone:
-            progress.note(f"{kept.gone}, and still has slots")
+        elif kept.removal_text:
+            progress.note(f"{kept.removal_text} but still has slots")
             _drop_kept_slots(kept, sessions, progress)
         elif kept.snapshot and is_lost(store, kept.snapshot, kept.chain):
-            progress.note(f"{kept.called} is lost, and still has slots")
+            progress.note(f"{kept.label} is lost but still has slots")
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
-                lost = _lost_mark(store, kept, kept.snapshot)
+                lost = _lost_chain(store, kept, kept.snapshot)
                 mark_lost(store, lost)
-                progress.note(f"snapshot {lost.snapshot} {lost.text}; what it stored stays")
+                progress.note(f"snapshot {lost.snapshot} {lost.text}; what is stored of it can still be restored")
             else:
-                progress.note(over_limit(kept))
+                progress.note(over_limit_text(kept))
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_half:
-            progress.note(warning_of(kept))
+            progress.note(warning_text(kept))
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
-    """Say what the guard would do now, changing nothing; raise ChainLostError if that ends the chain `continued`."""
-    for kept in kept_chains(store, sessions, progress):
+    """Note what the guard would do, changing nothing; raise ChainLostError if it would give up `continued`."""
+    for kept in read_kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
-                progress.note(warning_of(kept))
+                progress.note(warning_text(kept))
             continue
         if kept.snapshot and kept.chain == continued:
-            raise chain_lost_error(_lost_mark(store, kept, kept.snapshot))
-        progress.note(f"{over_limit(kept)}: the next create gives it up")
+            raise chain_lost_error(_lost_chain(store, kept, kept.snapshot))
+        progress.note(f"{over_limit_text(kept)}: the next create gives it up")
 
 
-def kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
-    """What all nodes of the fleet keep, by chain; nodes without a session that do not answer are named."""
+def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
+    """The WAL that all nodes of the fleet keep, by chain. Notes the nodes without a session that do not answer."""
     retained = [one for node in sessions.nodes for one in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
@@ -102,52 +103,52 @@ def kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> l
     if not slots:
         return []
     chains = {slot_name(operation): operation for operation in store.list_children("operations")}
-    return [_kept_chain(store, slot, answers, chains.get(slot)) for slot in slots]
+    return [_find_kept_chain(store, slot, answers, chains.get(slot)) for slot in slots]
 
 
-def _kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, chain: str | None) -> KeptChain:
+def _find_kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, chain: str | None) -> KeptChain:
     kept = KeptChain(slot, answers.of_slot(slot), chain=chain or "")
     if chain is None:
         return kept
     with suppress(ObjectMissingError, ManifestError):
         operation = read_intent(store, chain)
         if has_failed(store, chain) and not has_committed(store, operation):
-            return replace(kept, is_of_failed=True)
+            return replace(kept, is_failed=True)
         if is_deleted(store, operation.snapshot):
-            return replace(kept, gone=f"snapshot {operation.snapshot} is deleted")
+            return replace(kept, removal_text=f"snapshot {operation.snapshot} is deleted")
         if is_only_full(store, operation.snapshot):
-            return replace(kept, gone=f"the increments of snapshot {operation.snapshot} are pruned")
-        # A whole commit file is read only where something is to be said of the chain.
+            return replace(kept, removal_text=f"the increments of snapshot {operation.snapshot} are pruned")
+        # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
     return kept
 
 
-def _lost_mark(store: ObjectStore, kept: KeptChain, snapshot: str) -> Lost:
-    """The mark that ends the chain."""
+def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
+    """The mark that the chain is lost."""
     last = max(increment_numbers(store, snapshot), default=0)
     worst = kept.worst
-    return Lost(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, now_text())
+    return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, now_text())
 
 
 def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:
     left = drop_slots(sessions.fleet.nodes, kept.slot)
     if left:
-        progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create tries again")
+        progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create retries")
     else:
-        progress.note(f"slot {kept.slot} is dropped on all nodes")
+        progress.note(f"slot {kept.slot} was dropped on all nodes")
 
 
-def warning_of(kept: KeptChain) -> str:
-    """The warning past half of a node's limit."""
+def warning_text(kept: KeptChain) -> str:
+    """The warning for a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
-    return f"{_keeping(kept, kept.worst)}, over half of its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
+    return f"{_wal_text(kept, kept.worst)}, over half of its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 
-def over_limit(kept: KeptChain) -> str:
-    """What is said of a chain past a node's limit."""
-    return f"{_keeping(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"
+def over_limit_text(kept: KeptChain) -> str:
+    """The message for a chain past a node's limit."""
+    return f"{_wal_text(kept, kept.worst)}, more than its limit of {size_text(kept.worst.limit_bytes)}"
 
 
-def _keeping(kept: KeptChain, worst: Retained) -> str:
-    return f"node {worst.node} keeps {size_text(worst.size_bytes)} of WAL for {kept.called}".removesuffix(",")
+def _wal_text(kept: KeptChain, worst: Retained) -> str:
+    return f"node {worst.node} keeps {size_text(worst.size_bytes)} of WAL for {kept.label}".removesuffix(",")

@@ -1,4 +1,4 @@
-"""Running plain tasks as a Spark job: one function over a list, its progress seen from outside."""
+"""Run plain tasks as a Spark job: one function over a list of tasks, with progress."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ POLL_SECONDS = 0.3
 
 
 class SparkSource(Protocol):
-    """A Spark session that may not have been started yet."""
+    """A Spark session that may not be started yet."""
 
     def begin(self) -> None:
-        """Start it in the background, if nobody has."""
+        """Start it in the background, unless it was started before."""
         ...
 
     def session(self) -> SparkSession:
-        """Start it if nobody has, wait for it and return it."""
+        """Start it unless it was started before, wait for it and return it."""
         ...
 
 
 def start_session(spark: SparkSource, progress: Progress) -> SparkSession:
-    """The running session, waiting for it as a step of its own."""
+    """Wait for the Spark session, as a separate step of `progress`, and return it."""
     progress.step("start Spark")
     session = spark.session()
     progress.reached(CrashPoint.SPARK_READY)
@@ -47,25 +47,25 @@ def run_tasks(
     progress: Progress,
     watch: Watch | None = None,
 ) -> list[Report]:
-    """Run `work` on every task, each a Spark task of its own; the reports in the tasks' order.
+    """Run `work` on every task in a separate Spark task; return the reports in the order of the tasks.
 
-    When one of the nodes that `watch` asks falls silent, the job is cancelled: a task may wait for that node.
+    If a node that `watch` asks falls silent, the job is cancelled: a task may be waiting for that node.
     Reports are small (descriptions of objects), so collecting them is bounded by the number of tasks.
     """
     if not tasks:
         return []
     with job_progress(spark, progress, watch) as seen:
         reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
-    # What ended after the last look at the job.
+    # The tasks that ended after the last poll.
     progress.advance(len(tasks) - sum(seen.values()))
     return reports
 
 
 @contextmanager
 def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = None) -> Iterator[dict[int, int]]:
-    """Tell `progress` of the tasks that end in the jobs of this block; yields their number by stage.
+    """Report to `progress` the tasks that end in the jobs of this block; yields their number by stage.
 
-    The jobs are cancelled when the block ends by an error, and when `watch` finds a node silent.
+    The jobs are cancelled if the block raises, and if `watch` finds a node silent.
     """
     done = threading.Event()
     tracker = spark.sparkContext.statusTracker()
@@ -88,7 +88,7 @@ def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = 
         with watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext():
             yield seen
     except BaseException:
-        # What the tasks hold on the nodes (sessions, slots) must be free before anybody cleans up there.
+        # Tasks must release their sessions and slots before the caller cleans up the nodes.
         spark.sparkContext.cancelAllJobs()
         raise
     finally:
@@ -97,10 +97,10 @@ def job_progress(spark: SparkSession, progress: Progress, watch: Watch | None = 
 
 
 def raise_first(problems: Sequence[ErrorReport | None]) -> None:
-    """Raise the first error that a task reported, as what it was; its details have the others' messages."""
-    met = [problem for problem in problems if problem]
-    if met:
-        error = error_of(met[0])
-        if len(met) > 1:
-            error.details["others"] = [problem["message"] for problem in met[1:]]
+    """Raise the first error that a task reported, in its own class; its details have the other messages."""
+    reported = [problem for problem in problems if problem]
+    if reported:
+        error = error_of(reported[0])
+        if len(reported) > 1:
+            error.details["others"] = [problem["message"] for problem in reported[1:]]
         raise error

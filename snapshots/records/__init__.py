@@ -1,7 +1,7 @@
-"""Records: every document in the store, how it is written, read and checked, and the key that it has.
+"""Records: every JSON document in the store, its key, and how it is written, read and checked.
 
-A *commit* makes a full snapshot or an increment exist. A *chain* is a full snapshot with its increments. Every document
-carries a digest of its own bytes and is believed only if that digest fits.
+A *commit* makes a full snapshot or an increment exist. A *chain* is a full snapshot and its increments. A document
+carries a digest of its own bytes and is trusted only if that digest matches.
 
 Imports `wal.segments`, `wal.cut`, `fleet` and `storage`.
 """

@@ -1,4 +1,4 @@
-"""A record of the largest fleet that a store has served; snapshots/operations/majority.py says what it is for."""
+"""The record of the largest fleet that a store has served; snapshots/operations/majority.py uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RecordedPrimary(Record, frozen=True):
 
 
 class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):
-    """A baseline; `forgotten` are the nodes that an operator declared to be no part of the fleet any more."""
+    """A baseline. `forgotten` are the nodes that an operator has removed from the fleet (`init --forget-nodes`)."""
 
     id: str
     primaries: tuple[RecordedPrimary, ...]
@@ -21,5 +21,5 @@ class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/basel
 
 
 def baseline_key(number: int) -> str:
-    """The key of the record `number`, from 1."""
+    """The key of record `number`; numbers start at 1."""
     return f"baselines/{number:016d}.json"

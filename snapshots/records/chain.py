@@ -1,6 +1,6 @@
-"""A full snapshot and its increments read as one: what the state at the last of them is made of.
+"""A chain: a full snapshot and its increments, combined into the state at the last of them.
 
-Each commit says only what is not as at the one before; here that is put together, by node or by shard.
+An increment's commit holds only what changed since the commit before. A Chain combines them by node or by shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A snapshot with its increments up to some number: what a state is folded from."""
+    """A full snapshot with its increments up to some number: what a state is folded from."""
 
     full: FullSnapshot
     increments: tuple[Increment, ...] = ()
@@ -43,7 +43,7 @@ class Chain:
 
     @property
     def commits(self) -> tuple[Commit, ...]:
-        """The full snapshot's commit and the increments' in order."""
+        """The commit of the full snapshot and those of the increments, in order."""
         return (self.full, *self.increments)
 
     @property
@@ -53,16 +53,16 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[NodeIdentity, ...]:
-        """The nodes that the chain has copies of."""
+        """The nodes whose copies the chain holds."""
         return self.full.baseline
 
     @property
     def baseline(self) -> dict[str, NodeIdentity]:
-        """What each node was at the full snapshot."""
+        """The identity of each node at the full snapshot, by node."""
         return {identity.node: identity for identity in self.full.baseline}
 
     def shard_of(self, node: str) -> str:
-        """The primary whose rows `node` holds; KeyError where the chain has no copy of it."""
+        """The primary whose rows `node` holds; raise KeyError if the chain has no copy of the node."""
         return self.full.parts[node] or node
 
     def up_to(self, increment: int) -> Chain:
@@ -74,72 +74,72 @@ class Chain:
         return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
 
     def position(self, node: str) -> Lsn:
-        """Where the node's part of the state ends: its primary's position at the last cut."""
+        """Where the node's part of the state ends: the position of its primary at the last cut."""
         return self.last.cut.of(self.shard_of(node)).position
 
     def excluded(self, node: str) -> frozenset[Lsn]:
-        """Positions of the transactions before `position` that are not part of the state."""
+        """The positions of the transactions before `position` that are not part of the state."""
         shard = self.shard_of(node)
-        left_out = {entry.lsn for entry in self.last.cut.of(shard).undecided}
-        undone = {lsn for commit in self.commits for lsn in commit.cut.of(shard).rolled_back}
-        return frozenset(left_out | undone)
+        undecided = {entry.lsn for entry in self.last.cut.of(shard).undecided}
+        rolled_back = {lsn for commit in self.commits for lsn in commit.cut.of(shard).rolled_back}
+        return frozenset(undecided | rolled_back)
 
     @property
     def definition_changes(self) -> tuple[DefinitionChanges, ...]:
-        """What the commits say of definitions that changed before their cuts, in order."""
+        """The definition changes of all commits that have any, in order."""
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
 
     def definitions(self, node: str) -> dict[int, Group]:
-        """Every definition that the node's objects may be in, by number: also those that ended."""
+        """Every definition under which the node's objects may be stored, by number, ended ones included."""
         shard = self.shard_of(node)
-        found = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
-        return {group.number: group for groups in found for group in groups}
+        lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
+        return {group.number: group for groups in lists for group in groups}
 
     def groups(self, node: str) -> tuple[Group, ...]:
-        """The groups that the node holds at the last commit, by name."""
+        """The groups that the node holds at the last commit, ordered by name."""
         shard = self.shard_of(node)
-        gone = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
-        found = [group for number, group in self.definitions(node).items() if number not in gone]
-        return tuple(sorted(found, key=lambda group: (group.schema, group.table)))
+        ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
+        groups = [group for number, group in self.definitions(node).items() if number not in ended]
+        return tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
 
     def successions(self, node: str) -> dict[int, int]:
-        """By number of a definition the number of the one before that it carries on."""
+        """For each definition that continues an earlier one, by number: the number of the earlier one."""
         shard = self.shard_of(node)
         return {
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
         }
 
-    def began(self, node: str) -> dict[int, Lsn]:
-        """By number of a definition that was copied anew the position from which its changes count."""
-        carried = self.successions(node)
-        found = {
+    def copy_positions(self, node: str) -> dict[int, Lsn]:
+        """For each definition whose table was copied again, by number: the position from which its changes count."""
+        successions = self.successions(node)
+        positions = {
             number: at for changes in self.definition_changes for number, at in changes.begun.get(node, {}).items()
         }
-        return {number: at for number, at in found.items() if number not in carried}
+        return {number: at for number, at in positions.items() if number not in successions}
 
     def tables(self, shard: str) -> dict[str, TableState]:
         """The states of the shard's tables at the last commit, by name."""
-        listed = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
-        found = {state.table: state for tables in listed for state in tables.get(shard, ())}
-        return {group.name: found[group.name] for group in self.groups(shard) if group.name in found}
+        lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
+        states = {state.table: state for tables in lists for state in tables.get(shard, ())}
+        return {group.name: states[group.name] for group in self.groups(shard) if group.name in states}
 
     def roles(self, shard: str) -> tuple[str, ...]:
         """The roles that the shard's DDL names at the last commit."""
         return _newest([self.full.roles, *(changes.roles for changes in self.definition_changes)], shard)
 
     def fingerprint(self, shard: str) -> str:
-        """What tells the shard's catalogs at the last commit from others."""
+        """The fingerprint of the shard's catalogs at the last commit."""
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
 
     def schema_objects(self, shard: str) -> tuple[StoredObject, ...]:
         """The sections of the shard's DDL at the last commit."""
         for commit in reversed(self.commits):
-            if found := tuple(one for one in commit.objects if one.kind in DDL and one.node == shard):
-                return found
+            if sections := tuple(one for one in commit.objects if one.kind in DDL and one.node == shard):
+                return sections
         return ()
 
     def base_objects(self, node: str) -> tuple[StoredObject, ...]:
-        """The objects of all base copies of the node: of the full snapshot, and of tables copied anew since."""
+        """The objects of the node's base copies: the full snapshot's, and those of tables copied again since."""
         return tuple(one for commit in self.commits for one in commit.objects if one.kind == BASE and one.node == node)
 
     def sequences(self, shard: str) -> tuple[Sequence, ...]:
@@ -153,25 +153,25 @@ class Chain:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What of the databases is not in the newest commit's state; at least the append-only tables' updates."""
+        """What the newest commit does not cover; for early commits only the updates of append-only tables."""
         return append_only_of(self.all_groups) if self.last.left_out is None else self.last.left_out
 
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
-        """The standbys that can't decode their WAL, so that the chain has no copies of them: every output says so."""
+        """The standbys of which the chain has no copy, because they can't decode their WAL. Every output names them."""
         return tuple(one for one in self.full.left_out or () if one.kind == LeftOutKind.STANDBY_COPY)
 
     @property
     def append_only(self) -> list[str]:
-        """The groups that are followed for inserts and truncates only, on any shard: every output says so."""
+        """The groups that any shard follows for INSERT and TRUNCATE only. Every output names them."""
         return sorted({one.name for one in append_only_of(self.all_groups)})
 
     def check_archive(self) -> None:
-        """Raise ArchiveError unless every node's segments are without a hole from its base to the last cut's finish."""
+        """Raise ArchiveError if a node's segments have a hole between its base and the last cut's finish marker."""
         for node in self.full.parts:
             finish = self.last.cut.of(self.shard_of(node)).finish
             check_contiguous(node, self.full.base[node], self.segments(node), finish)
 
 
-def _newest(found: list[Mapping[str, T]], shard: str) -> T:
-    return next(by_shard[shard] for by_shard in reversed(found) if shard in by_shard)
+def _newest(values: list[Mapping[str, T]], shard: str) -> T:
+    return next(by_shard[shard] for by_shard in reversed(values) if shard in by_shard)

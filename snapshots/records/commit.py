@@ -1,8 +1,8 @@
-"""Commits: what a full snapshot or an increment says of itself.
+"""Commits: the documents that make full snapshots and increments exist.
 
-A commit lists every object of its snapshot or increment with size and digest. It is written once, as the last step;
-nothing in the store exists for Cutline unless a commit lists it (docs/architecture.md, invariant 1). The types here say
-what a commit file holds; `commit_rules` says what they can't.
+A commit lists every object of its snapshot or increment with size and digest. It is written once, as the last step.
+An object that no commit lists does not exist for Cutline (docs/architecture.md, invariant 1). The types here define
+the fields of a commit; `commit_rules` checks what types can't express.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
 BASE, DDL = "base", ("pre-data", "post-data", "refresh", "event-triggers")
-# Of these objects `rows` counts, under this number, the large objects that begin in it.
+# In an object of this kind, `rows` counts under this number the large objects that begin in the object.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
@@ -39,9 +39,9 @@ class StoredObject(Record, frozen=True):
 
 
 class Sequence(Record, frozen=True):
-    """Where a sequence stands: at or beyond every value that was handed out before the cut.
+    """The state of a sequence: at or beyond every value that was handed out before the cut.
 
-    Without `is_called` the next value is `last_value` itself.
+    If `is_called` is false, the next value is `last_value` itself.
     """
 
     schema: str
@@ -53,9 +53,10 @@ class Sequence(Record, frozen=True):
 
 
 class CutRecord(Record, frozen=True, kw_only=True):
-    """A resolved cut (`wal.cut.cut_values`), and how it was made: `causes` says why each earlier attempt failed.
+    """A resolved cut (`wal.cut.cut_values`), and how it was made.
 
-    `seconds` from the first start marker to the last finish marker.
+    `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
+    marker.
     """
 
     id: str
@@ -68,7 +69,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     in_flight: Count
 
     def of(self, shard: str) -> NodeCut:
-        """The cut of one primary; KeyError if there is none."""
+        """The cut of one primary; raise KeyError if there is none."""
         for one in self.nodes:
             if one.node == shard:
                 return one
@@ -83,12 +84,13 @@ class Previous(Record, frozen=True):
 
 
 class DefinitionChanges(Record, frozen=True):
-    """What changed of definitions and DDL since the commit before, or since a full snapshot's base copy.
+    """How definitions and DDL changed since the commit before, or since the base copy of a full snapshot.
 
-    By shard, `begun` by node. `groups` are the definitions that began, `gone` the numbers of those that ended.
-    `successions` gives for a new number the one that it continues; the others of `groups` were copied anew. `begun` is
-    from which position changes under a new number count. `tables` and `roles` are only those that changed, `roles` and
-    `fingerprints` of the shards whose catalogs did; `objects` are base copies and DDL.
+    All fields are by shard, but `begun`, which is by node. `groups` are the definitions that began, `gone` the numbers
+    of those that ended. `successions` maps a new number to the one that it continues; the tables of all other new
+    numbers were copied again. `begun` gives the position from which changes under a new number count. `tables` holds
+    only tables that changed, `roles` and `fingerprints` only shards whose catalogs changed. `objects` are base copies
+    and DDL.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -102,12 +104,12 @@ class DefinitionChanges(Record, frozen=True):
 
 
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
-    """What commits of both kinds say.
+    """The fields that both kinds of commit have.
 
-    `segments` are those after the commit before. `definition_changes` is None where no definition and no DDL changed;
-    `previous` on a full snapshot, and on early increments; `left_out` (what of the primaries' databases is not in it)
-    on early commits. `terminal`: the fleet was left read-only. `digest` is the one in the file, "" before that is
-    written.
+    `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
+    `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
+    the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `digest` is the one
+    in the file, and "" until the file is written.
     """
 
     snapshot: str
@@ -129,20 +131,21 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def objects(self) -> tuple[StoredObject, ...]:
-        """The base copies and the DDL that this commit adds."""
+        """The objects of base copies and DDL that this commit adds."""
         return self.definition_changes.objects if self.definition_changes else ()
 
     @property
     def object_sizes(self) -> dict[str, int]:
-        """Every object that this commit adds, by key, with its size in bytes."""
-        sizes = {segment.key: segment.size for found in self.segments.values() for segment in found}
+        """The size in bytes of every object that this commit adds, by key."""
+        sizes = {segment.key: segment.size for segments in self.segments.values() for segment in segments}
         return sizes | {stored.key: stored.size for stored in self.objects}
 
 
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
-    """The commit of a full snapshot. Groups, roles, tables and fingerprints by shard; `base` positions by node.
+    """The commit of a full snapshot.
 
-    `rules` chose the groups. `fingerprints` tell the states of the catalogs that the DDL is of.
+    Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
+    `fingerprints` identify the state of the catalogs from which the DDL was dumped.
     """
 
     fleet_id: str = field(name="fleet")
@@ -168,7 +171,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
     @property
     def objects(self) -> tuple[StoredObject, ...]:
-        """The base copies and the DDL that this commit adds, also of tables that DDL changed before its cut."""
+        """The objects of base copies and DDL, including those of tables that DDL changed before the cut."""
         return (*self.copied, *(self.definition_changes.objects if self.definition_changes else ()))
 
 
@@ -177,7 +180,7 @@ class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
-    """What stands in the place of a commit that was decided not to come: operation `voids` can't commit any more."""
+    """Takes the place of a commit that can never come: operation `voids` can no longer commit."""
 
     snapshot: str
     increment: Count

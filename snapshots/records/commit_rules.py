@@ -1,7 +1,7 @@
-"""What no type can say of a commit: that its parts fit each other, and that it continues the commit before.
+"""The rules for commits that types can't express: its parts fit each other, and it continues the commit before.
 
-A digest shows that a commit is as it was written, its type that every value is one. These rules show that it can be
-worked with, so that nothing is begun with one that can't.
+The digest proves that a commit is as it was written, its type that every value is valid. These rules prove that its
+parts are consistent, so that no command starts work from a commit that is not.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def check_commit(commit: Commit) -> None:
     """Raise ValueError unless the commit's parts fit each other."""
     check_time(commit.created_at)
     if isinstance(commit, FullSnapshot) != (commit.increment == 0):
-        raise ValueError(f"increment {commit.increment}")
+        raise ValueError(f"increment number {commit.increment} does not match the kind of commit")
     for name in COUNTS_SHOWN:
         if name not in commit.counts:
-            raise ValueError(f"counts without {name}")
+            raise ValueError(f"counts has no {name}")
     for key in commit.object_sizes:
         check_key(key)
     _check_distinct("cut", [one.node for one in commit.cut.nodes])
-    for node, found in commit.segments.items():
-        if any(one.node != node for one in found):
-            raise ValueError(f"segments.{node} has another node's")
+    for node, segments in commit.segments.items():
+        if any(one.node != node for one in segments):
+            raise ValueError(f"segments.{node} lists a segment of another node")
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
 
 
 def check_fits(chain: Chain, increment: Increment, key: str) -> None:
-    """Raise ManifestError unless the increment has the chain's nodes, and continues its definitions."""
+    """Raise ManifestError unless the increment has the nodes of the chain and continues its definitions."""
     with checking(key):
         _check_nodes(chain.full, increment)
         if increment.definition_changes:
@@ -67,19 +67,19 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         changes.groups, changes.gone, changes.successions, changes.tables, changes.roles, changes.fingerprints,
     )  # fmt: skip
     if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= full.parts.keys():
-        raise ValueError("schema_changes of a node that the snapshot has not")
+        raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():
         _check_distinct(f"schema_changes.tables.{shard}", [state.table for state in states])
     for stored in changes.objects:
         if stored.node not in full.parts:
-            raise ValueError(f"object of {stored.node}")
+            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
         begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
         if not stored.rows.keys() <= begun:
-            raise ValueError(f"object {stored.key} has rows of a group that did not begin")
+            raise ValueError(f"object {stored.key} has rows of a group that is not new in this commit")
 
 
 def _check_definitions(before: Chain, changes: DefinitionChanges) -> None:
-    """Raise ValueError unless every number names one definition: states and rows are put together by them."""
+    """Raise ValueError unless every number names one definition: states and rows are combined by number."""
     for shard in before.full.groups:
         if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
             continue
@@ -87,27 +87,27 @@ def _check_definitions(before: Chain, changes: DefinitionChanges) -> None:
         begun = {group.number for group in changes.groups.get(shard, ())}
         successions = changes.successions.get(shard, {})
         if len(begun) != len(changes.groups.get(shard, ())) or begun & known:
-            raise ValueError(f"schema_changes.groups.{shard} has a number that is another's")
+            raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
         if not successions.keys() <= begun or not set(successions.values()) <= known:
-            raise ValueError(f"schema_changes.successions.{shard} has a number that is none of its definitions'")
+            raise ValueError(f"schema_changes.successions.{shard} has a number without a definition")
         if not set(changes.gone.get(shard, ())) <= known:
-            raise ValueError(f"schema_changes.gone.{shard} has a number that is none of its definitions'")
+            raise ValueError(f"schema_changes.gone.{shard} has a number without a definition")
         for node in before.full.parts:
             if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != begun:
-                raise ValueError(f"schema_changes.begun.{node} is not of the definitions that began")
+                raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
 
 
 def _check_full(full: FullSnapshot) -> None:
     _check_distinct("baseline", [identity.node for identity in full.baseline])
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
-        raise ValueError(f"baseline of {_names(nodes)}")
+        raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
     _check_nodes(full, full)
     _check_same("base", full.base, nodes)
     _check_same("groups", full.groups, primaries)
     _check_same("roles", full.roles, primaries)
     if not full.tables.keys() | full.fingerprints.keys() <= primaries:
-        raise ValueError("tables or fingerprints of what is no primary")
+        raise ValueError("tables or fingerprints name a node that is not a primary")
     for shard, states in full.tables.items():
         _check_distinct(f"tables.{shard}", [state.table for state in states])
     if full.definition_changes:
@@ -116,28 +116,28 @@ def _check_full(full: FullSnapshot) -> None:
 
 
 def _check_rows(full: FullSnapshot) -> None:
-    numbers = {shard: {group.number for group in found} for shard, found in full.groups.items()}
-    for shard, found in full.groups.items():
-        if len(numbers[shard]) != len(found):
-            raise ValueError(f"groups.{shard} has two of one number")
+    numbers = {shard: {group.number for group in groups} for shard, groups in full.groups.items()}
+    for shard, groups in full.groups.items():
+        if len(numbers[shard]) != len(groups):
+            raise ValueError(f"groups.{shard} uses a number twice")
     for stored in full.copied:
         if stored.node not in full.parts:
-            raise ValueError(f"object of {stored.node}")
+            raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
         known = (
             {LARGE_OBJECTS_COUNT} if stored.kind == LARGE_OBJECTS else numbers[full.parts[stored.node] or stored.node]
         )
         if not stored.rows.keys() <= known:
-            raise ValueError(f"object {stored.key} has rows of a group that is none")
+            raise ValueError(f"object {stored.key} has rows of an unknown group")
 
 
 def _check_same(what: str, found: Iterable[str], expected: set[str]) -> None:
     if set(found) != expected:
-        raise ValueError(f"{what} of {_names(found)} instead of {_names(expected)}")
+        raise ValueError(f"{what} has {_names(found)} instead of {_names(expected)}")
 
 
 def _check_distinct(what: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
-        raise ValueError(f"{what} has one name twice")
+        raise ValueError(f"{what} has a name twice")
 
 
 def _names(found: Iterable[str]) -> str:

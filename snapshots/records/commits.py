@@ -1,7 +1,7 @@
-"""Where commits are, and reading them back.
+"""Commits in the store: their keys, and reading them.
 
-A number whose commit was voided (snapshots/operations/deciding.py) gets another *turn*: turns are read in order, and
-the first that is no void counts. Listings only find candidates; what counts is read by key.
+A number whose commit was voided (snapshots/operations/deciding.py) gets another *turn*. Turns are read in order, and
+the first that is not a void counts. A listing only finds candidates; every decision rests on a read by key.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from storage.store import ObjectMissingError, ObjectStore
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 INCREMENT_FILE = re.compile(r"(\d{16})(\.\d+)?\.json")
-# A commit of one node and no table has more than that.
+# Even the commit of one node without a table is larger.
 VOID_BYTES_MAX = 500
 ASKING_THREADS_MAX = 8
 
 
 class SnapshotMissingError(RefusedError):
-    """There is no snapshot, or no increment, of that name and number."""
+    """There is no snapshot of that name, or no increment of that number."""
 
 
 class SnapshotExistsError(RefusedError):
@@ -39,7 +39,7 @@ class SnapshotExistsError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CommitPlace:
-    """Where the commit of some number is, or would be: its first turn that is no void. No commit: it is free."""
+    """Where the commit of a number is or would be: its first turn without a void. `commit` is None if it is free."""
 
     key: str
     turn: int
@@ -47,17 +47,17 @@ class CommitPlace:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a snapshot can be called so; raise UsageError if not."""
+    """Return `name` if it is a valid snapshot name; raise UsageError if not."""
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"a snapshot can't be called {name!r}",
-            hint="up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+            f"{name!r} is not a valid snapshot name",
+            hint="use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
         )
     return name
 
 
 def commit_key(name: str, increment: int, turn: int = 1) -> str:
-    """The key of a commit file; increment 0 is the full snapshot."""
+    """The key of a commit; increment 0 is the full snapshot."""
     suffix = f".{turn}.json" if turn > 1 else ".json"
     if increment == 0:
         return f"snapshots/{name}/snapshot{suffix}"
@@ -65,7 +65,7 @@ def commit_key(name: str, increment: int, turn: int = 1) -> str:
 
 
 def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Where the commit is, or the next one would be put; raise ManifestError where a turn can't be read."""
+    """Find the commit, or the free turn after its voids; raise ManifestError if a turn can't be read."""
     turn = 1
     while True:
         key = commit_key(name, increment, turn)
@@ -75,13 +75,13 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
             return CommitPlace(key, turn, None)
         if not isinstance(found, Void):
             return CommitPlace(key, turn, found)
-        # Another one's void would make a commit disappear.
+        # A void copied here from another commit's place would hide a commit.
         check_about(key, (found.snapshot, found.increment), (name, increment))
         turn += 1
 
 
 def read_turn(store: ObjectStore, key: str) -> Commit | Void:
-    """Read a commit file, or the void in its place; raise ObjectMissingError, ManifestError."""
+    """Read a commit, or the void in its place; raise ObjectMissingError, ManifestError."""
     content, digest = unseal(key, store.read(key))
     found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
     if isinstance(found, Void):
@@ -92,25 +92,25 @@ def read_turn(store: ObjectStore, key: str) -> Commit | Void:
 
 
 def free_turn(store: ObjectStore, name: str, increment: int) -> int:
-    """The turn in which the number can be committed; raise SnapshotExistsError if it is."""
+    """The turn in which the number can be committed; raise SnapshotExistsError if it is committed already."""
     place = find_place(store, name, increment)
     if place.commit is None:
         return place.turn
     raise SnapshotExistsError(
         f"{increment_label(name, increment)} exists already",
-        hint=f"its next increment: snapshot create {name} --incremental; or choose another name",
+        hint=f"take its next increment: snapshot create {name} --incremental   or choose another name",
         details={"snapshot": name, "increment": increment},
     )
 
 
 def operation_of(store: ObjectStore, key: str) -> str:
-    """The operation that wrote the commit file `key`, "" for a void; raises ObjectMissingError, ManifestError."""
+    """The operation that wrote the commit at `key`, "" for a void; raise ObjectMissingError, ManifestError."""
     found = read_turn(store, key)
     return "" if isinstance(found, Void) else found.operation
 
 
 def increment_label(name: str, increment: int) -> str:
-    """What a snapshot or increment is called in messages."""
+    """How messages name a snapshot or increment."""
     return f"increment {increment} of {name}" if increment else f"snapshot {name}"
 
 
@@ -136,10 +136,10 @@ def read_full(store: ObjectStore, name: str) -> FullSnapshot:
 
 
 def _read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Where the commit is, or would be; raise SnapshotMissingError if a listing shows it or a later one: it is gone."""
+    """Find the commit; raise SnapshotMissingError if it is gone although a listing shows it or a later one."""
     place = find_place(store, name, increment)
     if place.commit is None and max(increment_numbers(store, name), default=-1) >= increment:
-        # One that was committed between that read and the listing is found now.
+        # It may have been committed between that read and the listing.
         place = find_place(store, name, increment)
         if place.commit is None:
             raise _missing_error(store, name, increment)
@@ -147,7 +147,7 @@ def _read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
 
 
 def _missing_error(store: ObjectStore, name: str, increment: int) -> SnapshotMissingError:
-    """Why a commit that was there is not; raises SnapshotDeletedError if somebody deletes the snapshot now."""
+    """The error for a commit that is gone; raise SnapshotDeletedError if the snapshot is being deleted."""
     check_not_deleted(store, name)
     return (
         increments_pruned_error(name)
@@ -163,58 +163,58 @@ def _commit_at(place: CommitPlace, name: str, increment: int) -> Commit:
     if (commit.snapshot, commit.increment) != (name, increment):
         raise ManifestError(
             f"object {place.key} is the commit of {increment_label(commit.snapshot, commit.increment)}",
-            hint="somebody copied objects by hand",
+            hint="it was copied there by hand: put the right object back from a copy of the store; see: snapshot check",
             details={"object": place.key},
         )
     return commit
 
 
 def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
-    """The error for a commit that was there: later ones are, or an operation says so."""
+    """The error for a commit that is gone: later commits, or an operation's record, prove that it existed."""
     key = commit_key(name, increment)
     what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
     return SnapshotMissingError(
-        f"{what} was committed, and its commit file is gone from the store: {key}",
-        hint=f"put it back from a copy of the store; or {NEW_CHAIN}",
+        f"{what} was committed, but its commit file is gone from the store: {key}",
+        hint=f"put it back from a copy of the store, or {NEW_CHAIN}",
         details={"snapshot": name, "increment": increment, "object": key},
     )
 
 
 def increments_pruned_error(name: str) -> SnapshotMissingError:
-    """The error for increments that were taken away."""
+    """The error for a snapshot whose increments were pruned."""
     return SnapshotMissingError(
-        f"the increments of snapshot {name} were pruned; its full snapshot is left",
-        hint=f"restore that: snapshot restore {name}   or {NEW_CHAIN}",
+        f"the increments of snapshot {name} were pruned; only its full snapshot remains",
+        hint=f"restore the full snapshot: snapshot restore {name}   or {NEW_CHAIN}",
         details={"snapshot": name},
     )
 
 
 def check_not_pruned(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotMissingError if the snapshot's increments were taken away: it gets no others."""
+    """Raise SnapshotMissingError if the snapshot's increments were pruned: no further one can follow."""
     if is_only_full(store, name):
         raise increments_pruned_error(name)
 
 
 def increment_numbers(store: ObjectStore, name: str) -> list[int]:
-    """The numbers of the increments that a listing shows as committed, in order."""
+    """The numbers of the committed increments that a listing shows, in order."""
     numbers = listed_numbers(store, name)
-    # Only the newest can be a void: another number is not begun before this one is decided and taken.
+    # Only the newest can be a void: the next number begins only after this one is committed.
     if numbers and find_place(store, name, numbers[-1]).commit is None:
         numbers.pop()
     return numbers
 
 
 def listed_numbers(store: ObjectStore, name: str) -> list[int]:
-    """The numbers of which a listing shows an increment's commit file, or a void."""
-    found = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
-    return sorted({int(match[1]) for match in found if match})
+    """The numbers for which a listing shows a commit or a void, in order."""
+    matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
+    return sorted({int(match[1]) for match in matches if match})
 
 
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
     """Read a snapshot with its increments up to `increment` (None: all).
 
-    Raises SnapshotDeletedError, SnapshotMissingError where a commit is missing, also one in the middle, and
-    ManifestError where one belongs to another chain.
+    Raises SnapshotDeletedError; SnapshotMissingError if a commit is missing, at the end or in between; ManifestError if
+    a commit belongs to another chain.
     """
     check_not_deleted(store, check_name(name))
     chain = Chain(read_full(store, name))
@@ -235,22 +235,22 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
         return chain
     raise SnapshotMissingError(
         f"there is no increment {increment} of snapshot {name}",
-        hint=f"its newest is {last}" if last else "it has none; 0 is the full snapshot",
+        hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
         details={"snapshot": name, "increment": increment},
     )
 
 
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
-    """The increments' places from 1 on, up to `increment` or to the first that is free.
+    """The places of the increments from 1 on, up to `increment` or to the first free one.
 
-    Those that a listing shows are read several at a time: each is a request of its own.
+    Those that a listing shows are read in parallel, since each is one request.
     """
     listed = max(listed_numbers(store, name), default=0)
     number, last = 0, listed if increment is None else min(increment, listed)
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
         for place in threads.map(lambda number: find_place(store, name, number), range(1, last + 1)):
             if place.commit is None:
-                # A void, or gone: it is looked at again below.
+                # Voided or gone: the loop below decides which.
                 break
             number += 1
             yield place
@@ -263,7 +263,7 @@ def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[Co
 
 
 def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
-    """Raise ManifestError unless the increment was made for the full snapshot, and for the commit before it."""
+    """Raise ManifestError unless the increment belongs to the full snapshot and follows the commit before it."""
     previous = commit.previous
     if commit.chain == full.chain and (
         previous is None or (previous.operation, previous.digest) == (last.operation, last.digest)
@@ -271,24 +271,24 @@ def _check_linked(full: Commit, last: Commit, commit: Commit, key: str) -> None:
         return
     raise ManifestError(
         f"object {key}: {increment_label(commit.snapshot, commit.increment)} belongs to another chain",
-        hint="somebody copied objects by hand: put back the ones that belong to it; see: snapshot check",
+        hint="objects were copied there by hand: put the right ones back from a copy of the store; see: snapshot check",
         details={"snapshot": commit.snapshot, "increment": commit.increment, "object": key},
     )
 
 
 def snapshot_names(store: ObjectStore) -> list[str]:
-    """Every snapshot that is committed, by name, its commit readable or not."""
+    """The names of all committed snapshots, whether or not their commits can be read."""
     names = [name for name in store.list_children("snapshots") if NAME.fullmatch(name)]
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        found = list(threads.map(lambda name: _is_committed(store, name), names))
-    return [name for name, is_there in zip(names, found, strict=True) if is_there]
+        committed = list(threads.map(lambda name: _is_committed(store, name), names))
+    return [name for name, is_committed in zip(names, committed, strict=True) if is_committed]
 
 
 def _is_committed(store: ObjectStore, name: str) -> bool:
     if is_deleted(store, name):
         return False
     try:
-        # Most are told from a void without reading them.
+        # The size alone tells most commits from a void.
         if store.size(commit_key(name, 0)) > VOID_BYTES_MAX:
             return True
         return find_place(store, name, 0).commit is not None

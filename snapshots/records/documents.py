@@ -1,10 +1,10 @@
-"""The JSON documents of a store: written once in one fixed form, each with the digest of that form in it.
+"""The JSON documents of a store: each is written once, in one canonical form, with the digest of that form in it.
 
-What is read is believed only if every byte is as it was written, and if it is what its type says (fleet/record.py).
-Anything else is an error that names the object.
+A document is trusted only if every byte is as it was written and its content matches its type (fleet/record.py).
+Anything else raises an error that names the object.
 
-A kind of document is a Record. Beside it stand its key, how it is read and, as one function, the rules that no type
-can express.
+Each kind of document is a Record. Its module also has its key, the function that reads it and, in one function, the
+rules that types can't express.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ FORMAT = re.compile(rb'"schema": "(cutline/[a-z-]+/([0-9]{1,9}))"')
 SEAL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n}\Z')
 SEAL_BYTES = len(',\n "digest": ""\n}') + 64
 DIGEST = re.compile(rb'"[0-9a-f]{64}"')
-# Of no kind of document but commits is there a later version yet, and those have no earlier one.
+# The newest format of any kind. Only commits have format 2, and they have no format 1.
 FORMAT_MAX = 2
 NEWER_HINT = "a newer version of Cutline may have written it"
 
 
 class _Tag(msgspec.Struct):
-    """What every document says of itself. msgspec does not ask for the tag of a type that stands alone."""
+    """The field that every document has. msgspec does not require the tag of a type outside a union, so this does."""
 
     schema: str
 
 
 class ManifestError(RefusedError):
-    """A document of the store can't be understood, or is not what was written."""
+    """A document in the store is damaged, misplaced, or of an unknown format."""
 
 
 def seal(document: Record | Mapping[str, Any]) -> bytes:
-    """The bytes of a document in its fixed form, with the digest of that form in it."""
+    """The bytes of a document in its canonical form, with the digest of that form in it."""
     fields = fields_of(document) if isinstance(document, Record) else document
     content = {name: value for name, value in fields.items() if name != "digest"}
-    # msgspec would write other bytes: no indentation, and characters outside ASCII as they are.
+    # msgspec would write other bytes: no indentation, and non-ASCII characters unescaped.
     text = json.dumps(content, indent=1)
-    # Spliced in where encoding it again with its digest would put it, which would take twice as long.
+    # The digest is spliced in where a second encoding would put it; encoding twice takes twice as long.
     return f'{text[:-2]},\n "digest": "{digest(text.encode())}"\n}}'.encode()
 
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
-    """Read a document of `kind`; raise ManifestError unless every byte is as it was sealed, and ObjectMissingError."""
+    """Read a document of `kind`; raise ObjectMissingError, and ManifestError unless every byte is as it was sealed."""
     body = store.read(key)
     content, _ = unseal(key, body)
     return parse_document(key, content, kind)
 
 
 def read_document(store: ObjectStore, key: str, kind: Any) -> Any:
-    """Read a document of a `kind` that earlier versions wrote without a digest; raises what `read_sealed` does."""
+    """Read a document of a `kind` that earlier versions wrote without a digest; raise as `read_sealed` does."""
     body = store.read(key)
-    # Those had no value that looks like a digest; so one whose name was damaged does not pass for none.
+    # Documents without a digest have no value that looks like one. So a digest whose name is damaged is still noticed.
     content = unseal(key, body)[0] if b'"digest"' in body or DIGEST.search(body) else body
     return parse_document(key, content, kind)
 
@@ -70,23 +70,23 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """A document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
-        # Nothing is encoded again, which would take long for thousands of tables.
+        # Compare the bytes as they are: encoding thousands of tables again would take long.
         content = body[: seal.start()] + b"\n}"
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()
     found = FORMAT.search(body)
     is_newer = found is not None and int(found[2]) > FORMAT_MAX
     raise ManifestError(
-        f"object {key}: its bytes are not those that were written",
-        hint=f"{NEWER_HINT}: its schema is {found[1].decode()}"
+        f"object {key} is damaged: its bytes are not those that were written",
+        hint=f"{NEWER_HINT}: its format is {found[1].decode()}"
         if found and is_newer
-        else "restore the object from a copy; without it what it describes can't be trusted",
+        else "put it back from a copy of the store; without it, what it describes can't be trusted",
         details={"object": key},
     )
 
 
 def parse_document(key: str, content: bytes, kind: Any) -> Any:
-    """The document in `content`; raise ManifestError if it is none of `kind`."""
+    """Parse the document in `content`; raise ManifestError unless it is of `kind`."""
     with checking(key):
         from_json(content, _Tag)
         return from_json(content, kind)
@@ -94,19 +94,19 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
 
 @contextmanager
 def checking(key: str) -> Iterator[None]:
-    """Turn what the block raises about a document's values into a ManifestError that names the object."""
+    """Turn errors in the block about a document's values into a ManifestError that names the object."""
     try:
         yield
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
         raise ManifestError(
-            f"object {key} is not a document that this version understands: {error}",
-            hint=f"{NEWER_HINT}; else restore the object from a copy",
+            f"object {key} is not a valid document for this version: {error}",
+            hint=f"{NEWER_HINT}; else put it back from a copy of the store",
             details={"object": key},
         ) from error
 
 
 def check_about(key: str, found: object, expected: object) -> None:
-    """Raise ManifestError unless a document is about what its key says."""
+    """Raise ManifestError unless a document is about what its key says: `found` must equal `expected`."""
     with checking(key):
         if found != expected:
             raise ValueError(f"it is about {found}, not {expected}")

@@ -1,6 +1,6 @@
-"""What the key of an object says of it: what kind it is, of which snapshot, whose, and which number it has.
+"""Keys of objects: the kind, snapshot, owner and number that a key gives.
 
-A key of no such form is none of this program's: it is named, and left alone.
+An object whose key has none of these forms is not Cutline's: it is reported, and never touched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from storage.ids import OPERATION_ID
 
 
 class Kind(StrEnum):
-    """What an object is, as its key says."""
+    """The kind of an object, as its key says."""
 
     BASE = "base"
     SCHEMA = "schema"
@@ -41,7 +41,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the key of an object of a snapshot says. `number` is a segment's or increment's."""
+    """The parts of a key below a snapshot's folder. `number` is that of a segment or increment."""
 
     kind: Kind
     snapshot: str
@@ -51,22 +51,22 @@ class Place:
 
 
 def base_prefix(snapshot: str, node: str, operation: str) -> str:
-    """The folder of one node's base copy, as one operation makes it."""
+    """The folder of the base copy that an operation makes of a node."""
     return f"snapshots/{snapshot}/base/{node}/{operation}"
 
 
 def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
-    """The folder of one shard's DDL, as one operation dumps it."""
+    """The folder of the DDL that an operation dumps from a shard."""
     return f"snapshots/{snapshot}/schema/{node}/{operation}"
 
 
 def place_of(snapshot: str, key: str) -> Place | None:
-    """What the key `snapshots/<snapshot>/…` says; None where it is none of this program's."""
+    """Parse the key `snapshots/<snapshot>/…`; return None if it is not one of Cutline's."""
     rest = key.removeprefix(f"snapshots/{snapshot}/")
     for kind, patterns in KEYS.items():
         for pattern in patterns:
-            if found := pattern.fullmatch(rest):
-                said = found.groupdict()
-                number = int(said.get("number") or 0)
-                return Place(kind, snapshot, said.get("owner") or "", said.get("node") or "", number)
+            if match := pattern.fullmatch(rest):
+                parts = match.groupdict()
+                number = int(parts.get("number") or 0)
+                return Place(kind, snapshot, parts.get("owner") or "", parts.get("node") or "", number)
     return None

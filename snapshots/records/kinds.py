@@ -13,7 +13,7 @@ from typing import Any
 from fleet.record import Record, json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
-from snapshots.records.lost_chains import Lost
+from snapshots.records.lost_chains import LostChain
 from snapshots.records.operation_records import Intent, LeaseRenewal, Outcome
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.tombstones import Mark
@@ -28,7 +28,7 @@ DIGEST_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: where its keys are, what it holds, and whether every one of it carries a digest."""
+    """A kind of document: the form of its keys, its types, and whether all documents of the kind carry a digest."""
 
     name: str
     key: re.Pattern[str]
@@ -41,25 +41,25 @@ KINDS = (
     DocumentKind("baseline", re.compile(r"baselines/\d{16}\.json"), (BaselineRecord,), is_always_sealed=False),
     DocumentKind("snapshot", re.compile(r"snapshots/[^/]+/snapshot(\.\d+)?\.json"), (FullSnapshot, Void)),
     DocumentKind("increment", re.compile(r"snapshots/[^/]+/increments/\d{16}(\.\d+)?\.json"), (Increment, Void)),
-    DocumentKind("lost", re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"), (Lost,)),
+    DocumentKind("lost", re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"), (LostChain,)),
     DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
     DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
 )
-# In the metadata of a Parquet object, under the name that wal.segments.segments gives it.
+# Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
 SEGMENT_METADATA = "segment-metadata"
 
 
 def kind_of(key: str) -> DocumentKind | None:
-    """The kind of the document at `key`; None where no document of this program has such a key."""
+    """The kind of the document at `key`; None if no kind has such a key."""
     return next((kind for kind in KINDS if kind.key.fullmatch(key)), None)
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schema of every kind, by its name."""
-    found = {kind.name: _schema(kind.types, is_sealed=True, is_always=kind.is_always_sealed) for kind in KINDS}
-    return found | {SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False)}
+    schemas = {kind.name: _schema(kind.types, is_sealed=True, is_always=kind.is_always_sealed) for kind in KINDS}
+    return schemas | {SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False)}
 
 
 def _schema(types: Iterable[type[Record]], *, is_sealed: bool, is_always: bool) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def _schema(types: Iterable[type[Record]], *, is_sealed: bool, is_always: bool) 
         definition["properties"]["digest"] = DIGEST_SCHEMA
         if is_always:
             definition["required"].append("digest")
-    one = references[0] if len(references) == 1 else {"anyOf": list(references)}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **one, "$defs": dict(definitions)}
+    root = references[0] if len(references) == 1 else {"anyOf": list(references)}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": dict(definitions)}
 
 
 def write_schemas(folder: Path) -> None:
-    """Write every schema to a file of `folder`, and remove what is of no kind any more."""
+    """Write each schema to a file in `folder`, and remove the files of kinds that no longer exist."""
     folder.mkdir(parents=True, exist_ok=True)
     schemas = json_schemas()
     for old in folder.glob("*.json"):

@@ -1,8 +1,8 @@
-"""Lost chains: what they stored can be restored, but they get no further increment.
+"""Lost chains: every restore point they have can be restored, but no further increment can follow.
 
-A chain is lost once its mark is in the store, an object that is created once and never changed. Its slots are dropped
-after that, so whoever finds a marked chain with a slot drops the slot (docs/architecture.md, invariant 9). The mark
-names the chain, because a snapshot that was deleted and taken anew under its name is another chain.
+A chain is lost once its mark is in the store. The mark is created once and never changes. The chain's slots are dropped
+after that, so a command that finds a slot of a marked chain drops it (docs/architecture.md, invariant 9). The mark
+names the chain, not only the snapshot, so it never applies to another chain under the same name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from storage.storing import create_or_find
 
 
 class ChainLostError(RefusedError):
-    """The chain was given up, because a node kept more WAL for it than its limit."""
+    """The chain was given up because a node retained more WAL for it than its limit."""
 
 
-class Lost(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
-    """Why and since when a chain can't be continued."""
+class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
+    """The mark of a lost chain: why, and since when, no increment can follow."""
 
     snapshot: str
     chain: str
@@ -37,15 +37,15 @@ class Lost(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
 
     @property
     def text(self) -> str:
-        """From where on the chain can't be continued, and why, as `list` and every message say it."""
+        """After which restore point the chain can't be continued, and why, in the words of `list` and all messages."""
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
         kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 
-    def shown(self) -> dict[str, Any]:
-        """The mark as `list` and errors have it."""
-        left_out = ("schema", "snapshot", "chain")
-        return {name: value for name, value in fields_of(self).items() if name not in left_out}
+    def details(self) -> dict[str, Any]:
+        """The fields of the mark that `list` and errors output."""
+        hidden = ("schema", "snapshot", "chain")
+        return {name: value for name, value in fields_of(self).items() if name not in hidden}
 
 
 def lost_key(snapshot: str, chain: str) -> str:
@@ -54,21 +54,21 @@ def lost_key(snapshot: str, chain: str) -> str:
 
 
 def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
-    """Whether the chain is marked."""
+    """Whether the chain is marked as lost."""
     return store.exists(lost_key(snapshot, chain))
 
 
-def mark_lost(store: ObjectStore, lost: Lost) -> None:
-    """Mark the chain; whoever did so first has said why."""
+def mark_lost(store: ObjectStore, lost: LostChain) -> None:
+    """Mark the chain as lost. An existing mark stays: the first reason counts."""
     with suppress(ObjectExistsError):
         create_or_find(store, lost_key(lost.snapshot, lost.chain), seal(lost))
 
 
-def read_lost(store: ObjectStore, snapshot: str, chain: str) -> Lost | None:
-    """The chain's mark, None if it has none; raise ManifestError if it can't be understood."""
+def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None:
+    """Read the chain's mark, None if it has none; raise ManifestError."""
     key = lost_key(snapshot, chain)
     try:
-        lost: Lost = read_sealed(store, key, Lost)
+        lost: LostChain = read_sealed(store, key, LostChain)
     except ObjectMissingError:
         return None
     check_about(key, (lost.snapshot, lost.chain), (snapshot, chain))
@@ -76,16 +76,16 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> Lost | None:
 
 
 def check_not_lost(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainLostError if the chain is marked."""
+    """Raise ChainLostError if the chain is lost."""
     lost = read_lost(store, chain.name, chain.full.chain)
     if lost:
         raise chain_lost_error(lost)
 
 
-def chain_lost_error(lost: Lost) -> ChainLostError:
-    """The refusal to continue the chain."""
+def chain_lost_error(lost: LostChain) -> ChainLostError:
+    """The error for an increment of a lost chain."""
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
-        hint=f"{NEW_CHAIN}   (what is stored can be restored)",
-        details={"snapshot": lost.snapshot, **lost.shown()},
+        hint=f"{NEW_CHAIN}   (all restore points of this one can still be restored)",
+        details={"snapshot": lost.snapshot, **lost.details()},
     )

@@ -1,7 +1,7 @@
 """The documents of an operation: its intent, its outcome, and the renewals of a restore's lease.
 
-An operation is one run of a command that changes something. Its intent is stored before anything is changed, its
-outcome at the end. All three kinds have one format; the key says which it is.
+An operation is one run of a command that changes something. Its intent is stored before it changes anything, its
+outcome at the end. All three kinds share one format tag; the key tells them apart.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FAILED: Literal["failed"] = "failed"
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """What an operation is about to do.
 
-    `turn` is that of the commit it is to write. `slot` is the one that a full create makes; older versions' too.
-    `terminal`: it may leave the fleet read-only. `expires_at` and `by` are of restores: how long the lease holds at
-    first, and the label of the command (fleet.label).
+    `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
+    older version made. `terminal`: the operation may leave the fleet read-only. Only restores have `expires_at`, when
+    the lease first expires, and `by`, the label of the command (fleet.label).
     """
 
     operation: str
@@ -48,12 +48,12 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it may have made the fleet read-only."""
+        """Whether the operation may have made the fleet read-only."""
         return self.terminal is True
 
 
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How an operation ended. Early outcomes do not repeat what the operation was."""
+    """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent."""
 
     operation: str
     kind: str | UnsetType = UNSET
@@ -65,19 +65,19 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
 
 
 class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """A later time at which a restore's lease runs out."""
+    """A renewal of a restore's lease: the new time at which it expires."""
 
     operation: str
     expires_at: Time
 
 
 def operation_key(operation_id: str, name: str) -> str:
-    """The key of one of an operation's documents."""
+    """The key of the operation's document `name`."""
     return f"operations/{operation_id}/{name}.json"
 
 
 def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | LeaseRenewal) -> None:
-    """Store one of an operation's documents; raise ObjectExistsError where it has other bytes already."""
+    """Store a document of an operation; raise ObjectExistsError if it exists with other content."""
     create_or_find(store, operation_key(record.operation, name), seal(record))
 
 
@@ -94,7 +94,7 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
 
 
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
-    """Read an outcome, None where there is none; raise ManifestError."""
+    """Read an outcome, None if there is none; raise ManifestError."""
     key = operation_key(operation_id, "outcome")
     try:
         outcome: Outcome = read_document(store, key, Outcome)
@@ -105,7 +105,7 @@ def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
 
 
 def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:
-    """Read a renewal of a lease, from 1 on; None where there is none. Raises ManifestError."""
+    """Read renewal `number` of a lease, from 1 on; None if there is none. Raises ManifestError."""
     key = operation_key(operation_id, f"lease-{number}")
     try:
         renewal: LeaseRenewal = read_document(store, key, LeaseRenewal)

@@ -1,4 +1,4 @@
-"""fleet.json: whose store this is. Written once, by `init`."""
+"""fleet.json: the fleet to which a store belongs. `init` writes it once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLEET_KEY = "fleet.json"
 
 
 class StoreNotInitialisedError(RefusedError):
-    """The store has no fleet.json yet."""
+    """The store has no fleet.json: `init` has not run."""
 
 
 class StoreOfAnotherFleetError(RefusedError):
@@ -40,40 +40,42 @@ class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/
 
 
 def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
-    """Whose store it is; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
+    """Read fleet.json; raise StoreNotInitialisedError, StoreOfAnotherFleetError, ManifestError."""
     try:
         identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
         raise StoreNotInitialisedError(
-            f"store {store.url} has no fleet yet", hint="run: snapshot init", details={"store": store.url}
+            f"store {store.url} is not initialised: it has no {FLEET_KEY}",
+            hint="run: snapshot init",
+            details={"store": store.url},
         ) from error
     if identity.name != fleet.name:
         raise StoreOfAnotherFleetError(
-            f"store {store.url} belongs to fleet {identity.name!r}, and fleet.toml describes {fleet.name!r}",
-            hint="give every fleet a store of its own, or correct name or store in fleet.toml",
+            f"store {store.url} belongs to fleet {identity.name!r}, but fleet.toml describes fleet {fleet.name!r}",
+            hint="use one store per fleet, or correct name or store in fleet.toml",
             details={"store": store.url},
         )
     return identity
 
 
 def check_of_fleet(chain: Chain, identity: StoreIdentity) -> None:
-    """Raise ForeignSnapshotError if the snapshot is of another fleet than the store; its increments name it."""
+    """Raise ForeignSnapshotError if the chain belongs to another fleet than the store."""
     if chain.full.fleet_id != identity.fleet_id:
-        raise foreign_snapshot(chain.name, chain.full.fleet_id, identity.fleet_id)
+        raise foreign_snapshot_error(chain.name, chain.full.fleet_id, identity.fleet_id)
 
 
-def foreign_snapshot(name: str, fleet_id: str, stores: str) -> ForeignSnapshotError:
+def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> ForeignSnapshotError:
     """The error for a snapshot of another fleet."""
     key = commit_key(name, 0)
     return ForeignSnapshotError(
-        f"object {key} is of fleet {fleet_id}, and {FLEET_KEY} says that the store is of fleet {stores}",
-        hint="somebody copied objects from another store by hand: each fleet's belong into a store of its own",
+        f"object {key} belongs to fleet {fleet_id}, but by {FLEET_KEY} the store belongs to fleet {store_fleet_id}",
+        hint="objects were copied here from another store: use one store per fleet",
         details={"snapshot": name, "object": key, "fleet": fleet_id},
     )
 
 
 def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bool]:
-    """Write fleet.json if there is none; also tell whether it was written now."""
+    """Write fleet.json if there is none. Return the identity, and whether this call wrote it."""
     identity = StoreIdentity(secrets.token_hex(4), fleet.name)
     try:
         if not store.exists(FLEET_KEY):

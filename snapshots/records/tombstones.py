@@ -1,7 +1,8 @@
-"""What is gone for good: deleted snapshots, and chains whose increments were pruned.
+"""Marks of what was removed for good: the tombstones of deleted snapshots, and the marks of pruned increments.
 
-A mark is created before the first object goes, and stays for ever. So what is half deleted is never listed, and a name
-is never used again: whatever arrives late under it, a put whose answer was lost or a process that slept, is garbage.
+A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
+and its name is never used again. Anything that arrives late under the name is garbage: a put whose answer was lost,
+or the writes of a process that was suspended.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ ONLY_FULL: Literal["cutline/only-full/1"] = "cutline/only-full/1"
 
 
 class SnapshotDeletedError(RefusedError):
-    """The snapshot of that name was deleted, or is being deleted."""
+    """The snapshot was deleted, or is being deleted."""
 
 
 class RestorePoint(Record, frozen=True):
-    """A full snapshot (increment 0) or an increment that was there."""
+    """A restore point that was removed: a full snapshot (increment 0) or an increment."""
 
     increment: Count
     created_at: Time
 
 
 class Mark(Record, frozen=True):
-    """What is gone, and all that removing it needs: the chain's slots and the nodes that may have them.
+    """What was removed, and all that is needed to resume the removal: the slots, and the nodes that may have them.
 
-    `schema` says whether the snapshot is deleted, or its increments pruned. `chain` and `points` are empty where the
-    commits could not be read. `by` is the label of the command (fleet.label), `bytes` what was taken away.
+    `schema` says whether the snapshot was deleted or its increments pruned. `chain` and `points` are empty if the
+    commits could not be read. `by` is the label of the command (fleet.label); `objects` and `bytes` count what it
+    planned to delete.
     """
 
     schema: Literal["cutline/deleted/1", "cutline/only-full/1"]
@@ -51,27 +53,27 @@ class Mark(Record, frozen=True):
 
     @property
     def key(self) -> str:
-        """Where the mark is."""
+        """The key of the mark."""
         return tombstone_key(self.snapshot) if self.schema == DELETED else only_full_key(self.snapshot)
 
 
 def tombstone_key(name: str) -> str:
-    """The key of the mark that a snapshot is deleted."""
+    """The key of a deleted snapshot's tombstone."""
     return f"deleted/{name}.json"
 
 
 def only_full_key(name: str) -> str:
-    """The key of the mark that a chain's increments were pruned."""
+    """The key of the mark that a snapshot's increments were pruned."""
     return f"snapshots/{name}/only-full.json"
 
 
 def is_deleted(store: ObjectStore, name: str) -> bool:
-    """Whether the name belongs to a deleted snapshot."""
+    """Whether the snapshot has a tombstone."""
     return store.exists(tombstone_key(name))
 
 
 def is_only_full(store: ObjectStore, name: str) -> bool:
-    """Whether the chain's increments were pruned."""
+    """Whether the snapshot's increments were pruned."""
     return store.exists(only_full_key(name))
 
 
@@ -85,16 +87,16 @@ def check_not_deleted(store: ObjectStore, name: str) -> None:
         when = ""
     raise SnapshotDeletedError(
         f"snapshot {name} was deleted{when}",
-        hint="names are never used again: choose another one, such as 'nightly-{date}'; see: snapshot list",
+        hint="choose another name, such as 'nightly-{date}': a deleted name is never used again; see: snapshot list",
         details={"snapshot": name, "object": tombstone_key(name)},
     )
 
 
 def put_mark(store: ObjectStore, mark: Mark) -> Mark:
-    """Create the mark, and return the one that is there: whoever did so first has said it.
+    """Create the mark unless there is one, and return the one in the store.
 
-    One that can't be read marks all the same; then `mark` is returned. Raises StoreAnswersLostError if nobody can tell
-    whether there is one: it may still arrive.
+    A mark that can't be read counts too; then `mark` is returned. Raises StoreAnswersLostError if the store does not
+    tell whether the mark exists: it may still arrive.
     """
     with suppress(ObjectExistsError):
         create_or_find(store, mark.key, seal(mark))

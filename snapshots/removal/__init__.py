@@ -1,7 +1,7 @@
-"""Removal: deleting snapshots, pruning increments, and collecting garbage, each for good.
+"""Removal: deleting snapshots, pruning increments, and collecting garbage. All three are permanent.
 
-A *mark* is stored before the first object goes and stays for ever. So a removal that died is resumed, and a name is
-never used again.
+A *mark* is stored before the first object is deleted, and is never removed. So an interrupted removal can be resumed,
+and the name of a deleted snapshot is never used again.
 
 Imports `snapshots.operations`, `snapshots.records`, `wal`, `fleet` and `storage`.
 """

@@ -1,7 +1,6 @@
-"""`delete`: one snapshot with all its increments, for good. Its name is never used again.
+"""`delete`: remove one snapshot with all its increments, permanently. Its name is never used again.
 
-The plan is made first and tells what would be lost; what is taken away and in which order is
-snapshots/removal/removal.py's.
+A plan is made first and says what would be lost. snapshots/removal/removal.py then does the removal, in its order.
 """
 
 from __future__ import annotations
@@ -50,76 +49,77 @@ SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\_%' AND
 
 
 class LastSnapshotError(RefusedError):
-    """Without the snapshot nothing in the store could be restored."""
+    """The snapshot is the last one in the store that can be restored."""
 
 
 class SnapshotUnreadableError(RefusedError):
-    """Which restore points would be lost can't be told."""
+    """The snapshot can't be read, so it is unknown which restore points would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """What deleting a snapshot takes away. `standing` is None where an earlier deletion was begun: `mark` is its mark.
+    """What deleting a snapshot removes.
 
-    `others` are the snapshots that stay; `unknown` the nodes of the chain that fleet.toml does not name any more.
+    `surveyed` is None if this resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
+    remain, `unknown_nodes` the nodes of the chain that are no longer in fleet.toml.
     """
 
     mark: Mark
-    standing: SurveyedSnapshot | None
+    surveyed: SurveyedSnapshot | None
     others: tuple[str, ...]
-    unknown: tuple[str, ...]
+    unknown_nodes: tuple[str, ...]
     leases: tuple[Lease, ...] = ()
 
     @property
-    def begun(self) -> bool:
-        """Whether an earlier deletion has put its mark already."""
-        return self.standing is None
+    def is_resumed(self) -> bool:
+        """Whether an earlier deletion has stored its mark already."""
+        return self.surveyed is None
 
     @property
     def drops_publications(self) -> bool:
-        """Whether it is the last snapshot, so that nothing of Cutline stays on the nodes."""
+        """Whether the publications go too: it is the last snapshot, so nothing of Cutline remains on the nodes."""
         return not self.others
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionResult:
-    """What a deletion did; `removed` is None where nothing was left to do."""
+    """What a deletion did; `removed` is None if nothing was left to do."""
 
     mark: Mark
     removed: RemovalResult | None
 
 
 @dataclass(frozen=True, slots=True)
-class Deleting:
-    """One `delete` or `prune` under way, holding the fleet's lock."""
+class RemovalRun:
+    """A running `delete` or `prune` that holds the fleet's lock."""
 
     fleet: Fleet
     store: ObjectStore
-    on_nodes: NodeCleanup
+    nodes: NodeCleanup
     progress: Progress
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
-    """OnNodes by the sessions that hold the fleet's lock."""
+    """NodeCleanup through the sessions that hold the fleet's lock."""
 
     lock: FleetLock
     fleet_id: str
 
     def check_held(self) -> None:
-        """See OnNodes."""
+        """See NodeCleanup."""
         self.lock.check_held()
 
     def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         known = {node.id: node for node in self.lock.sessions.fleet.nodes}
-        wanted = list(nodes)
-        left = drop_slots([known[node] for node in wanted if node in known], slot)
-        return left, [node for node in wanted if node not in known]
+        names = list(nodes)
+        left = drop_slots([known[name] for name in names if name in known], slot)
+        return left, [name for name in names if name not in known]
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         sessions = self.lock.sessions
         dropped: list[str] = []
         left: list[str] = []
@@ -135,7 +135,7 @@ class FleetNodes:
 
 
 def preview_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
-    """What `delete` would do, contacting only the store; raises what it would."""
+    """Plan what `delete` would do, contacting only the store; raise as `delete` would."""
     store = fleet.store.open()
     read_identity(store, fleet)
     return plan_deletion(store, fleet, check_name(name), force=force)
@@ -144,7 +144,7 @@ def preview_deletion(fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
 def delete_snapshot(
     fleet: Fleet, name: str, progress: Progress, announce: Callable[[DeletionPlan], None], *, force: bool
 ) -> DeletionResult:
-    """Delete the snapshot, or finish what an earlier deletion has left; `announce` is told the plan before.
+    """Delete the snapshot, or resume an unfinished deletion; `announce` gets the plan before anything is removed.
 
     Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, SnapshotInUseError.
     """
@@ -152,34 +152,34 @@ def delete_snapshot(
     identity = read_identity(store, fleet)
     if is_finished(store, check_name(name)):
         return DeletionResult(_unfinished_mark(store, fleet, name), None)
-    with hold_fleet(fleet, store, identity.fleet_id, (DELETE, name), progress) as on_nodes:
-        return delete_locked(Deleting(fleet, store, on_nodes, progress, force), name, announce)
+    with hold_fleet(fleet, store, identity.fleet_id, (DELETE, name), progress) as nodes:
+        return delete_locked(RemovalRun(fleet, store, nodes, progress, force), name, announce)
 
 
 @contextmanager
 def hold_fleet(
     fleet: Fleet, store: ObjectStore, fleet_id: str, command: tuple[str, str], progress: Progress
 ) -> Iterator[FleetNodes]:
-    """Hold the fleet for a command and its snapshot, with operations that died before settled."""
+    """Hold the fleet's lock for a command on a snapshot; settle operations that died before."""
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
         settle_operations(store, fleet, progress)
         yield FleetNodes(lock, fleet_id)
 
 
-def delete_locked(deleting: Deleting, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:
-    """The same by whoever holds the fleet's lock."""
-    store = deleting.store
-    plan = plan_deletion(store, deleting.fleet, name, force=deleting.force)
+def delete_locked(run: RemovalRun, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:
+    """As `delete_snapshot`, while `run` holds the fleet's lock."""
+    store = run.store
+    plan = plan_deletion(store, run.fleet, name, force=run.force)
     check_not_in_use(store, name)
     announce(plan)
     operation = new_operation(DELETE, name, 0, plan.mark.nodes)
-    removal = removal_of(plan.mark, operation.id)
-    return DeletionResult(plan.mark, remove_recorded(store, operation, removal, deleting.on_nodes, deleting.progress))
+    removal = snapshot_removal(plan.mark, operation.id)
+    return DeletionResult(plan.mark, remove_recorded(store, operation, removal, run.nodes, run.progress))
 
 
-def removal_of(mark: Mark, operation: str) -> Removal:
-    """The removal of a whole snapshot by an operation."""
+def snapshot_removal(mark: Mark, operation: str) -> Removal:
+    """The removal of a whole snapshot by `operation`."""
     return Removal(DELETE, structs.replace(mark, operation=operation), objects_of)
 
 
@@ -193,74 +193,73 @@ def is_finished(store: ObjectStore, name: str) -> bool:
 
 
 def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
-    """What deleting the snapshot takes away; raise unless it may be deleted."""
+    """Plan the deletion of the snapshot; raise unless it may be deleted."""
     others = tuple(one for one in snapshot_names(store) if one != name)
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(datetime.now(UTC)))
     if is_deleted(store, name):
         mark = _unfinished_mark(store, fleet, name)
         return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)
-    standing = _survey(store, name)
+    surveyed = _survey(store, name)
     if not force:
-        _check_deletable(store, standing, others)
-    mark = tombstone_of(store, fleet, standing)
-    return DeletionPlan(mark, standing, others, _unknown_nodes(fleet, mark), leases)
+        _check_deletable(store, surveyed, others)
+    mark = tombstone_of(store, fleet, surveyed)
+    return DeletionPlan(mark, surveyed, others, _unknown_nodes(fleet, mark), leases)
 
 
 def _survey(store: ObjectStore, name: str) -> SurveyedSnapshot:
-    """How the snapshot stands; raise SnapshotMissingError if there is none."""
+    """Survey the snapshot; raise SnapshotMissingError if there is none."""
     try:
-        is_there = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
+        exists = find_place(store, name, 0).commit is not None or bool(listed_numbers(store, name))
     except ManifestError:
-        is_there = True
-    if is_there:
+        exists = True
+    if exists:
         return survey_snapshot(store, name)
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
     )
 
 
-def _check_deletable(store: ObjectStore, standing: SurveyedSnapshot, others: tuple[str, ...]) -> None:
-    name = standing.name
-    if standing.unreadable:
+def _check_deletable(store: ObjectStore, surveyed: SurveyedSnapshot, others: tuple[str, ...]) -> None:
+    name = surveyed.name
+    if surveyed.unreadable:
         raise SnapshotUnreadableError(
-            f"which restore points of snapshot {name} would be lost can't be told: {standing.unreadable}",
-            hint=f"put the object back from a copy of the store; or delete it all the same: snapshot delete {name}"
-            " --force",
-            details={"snapshot": name, "problem": standing.unreadable},
+            f"can't tell which restore points of snapshot {name} would be lost: {surveyed.unreadable}",
+            hint="put the object back from a copy of the store, or delete the snapshot anyway:"
+            f" snapshot delete {name} --force",
+            details={"snapshot": name, "problem": surveyed.unreadable},
         )
-    if standing.restorable and first_restorable(store, reversed(others)) is None:
+    if surveyed.restorable and first_restorable(store, reversed(others)) is None:
         raise LastSnapshotError(
             f"snapshot {name} is the last one that can be restored",
-            hint=f"take another one first: snapshot create NAME   or delete it all the same: snapshot delete {name}"
-            " --force",
+            hint=f"take another one first: snapshot create NAME   or delete it anyway: snapshot delete {name} --force",
             details={"snapshot": name, "others": list(others)},
         )
 
 
-def tombstone_of(store: ObjectStore, fleet: Fleet, standing: SurveyedSnapshot) -> Mark:
-    """The mark of the snapshot's deletion, its operation still to be named."""
-    where = slots_of(store, fleet, standing)
+def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Mark:
+    """The snapshot's tombstone, without the id of the operation that deletes it."""
+    held = slots_of(store, fleet, surveyed)
     return Mark(
-        DELETED, standing.name, "", now_text(), own_label(DELETE, standing.name), where.chain, where.slots,
-        where.nodes, standing.points, len(standing.objects), standing.size_bytes,
+        DELETED, surveyed.name, "", now_text(), own_label(DELETE, surveyed.name), held.chain, held.slots,
+        held.nodes, surveyed.points, len(surveyed.objects), surveyed.size_bytes,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSlots:
-    """A snapshot's slots, the nodes that may have them, and its chain ("" where no commit can be read)."""
+    """A snapshot's slots, the nodes that may have them, and its chain ("" if no commit can be read)."""
 
     slots: tuple[str, ...]
     nodes: tuple[str, ...]
     chain: str
 
 
-def slots_of(store: ObjectStore, fleet: Fleet, standing: SurveyedSnapshot) -> ChainSlots:
-    """Where the snapshot may have slots."""
-    if standing.chain is not None:
-        chain = standing.chain.full.chain
-        return ChainSlots((slot_name(chain),), tuple(identity.node for identity in standing.chain.nodes), chain)
-    # Every attempt at that name, from the operations' own records.
+def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> ChainSlots:
+    """The slots that the snapshot may have, and on which nodes."""
+    if surveyed.chain is not None:
+        chain = surveyed.chain.full.chain
+        return ChainSlots((slot_name(chain),), tuple(identity.node for identity in surveyed.chain.nodes), chain)
+    # No commit can be read: take the slots of every attempt under that name from the records of operations.
     slots: set[str] = set()
     nodes = {node.id for node in fleet.nodes}
     for operation_id in store.list_children("operations"):
@@ -268,16 +267,16 @@ def slots_of(store: ObjectStore, fleet: Fleet, standing: SurveyedSnapshot) -> Ch
             operation = read_intent(store, operation_id)
         except (ObjectMissingError, ManifestError):
             continue
-        if (operation.kind, operation.snapshot, operation.increment) == ("create", standing.name, 0):
+        if (operation.kind, operation.snapshot, operation.increment) == ("create", surveyed.name, 0):
             slots.add(slot_name(operation_id))
             nodes |= set(operation.nodes)
     return ChainSlots(tuple(sorted(slots)), tuple(sorted(nodes)), "")
 
 
 def _unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
-    """The mark of a deletion that was begun; where it can't be read, what operations tell of the snapshot.
+    """The tombstone of an unfinished deletion; if it can't be read, one made from the records of operations.
 
-    What is left of the snapshot is counted anew.
+    Its counts are those of the objects that are left.
     """
     left = objects_of(store, name)
     try:
@@ -293,7 +292,7 @@ def _unknown_nodes(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
 
 
 def list_unfinished_deletions(store: ObjectStore) -> list[str]:
-    """The snapshots that are deleted and of which something may be left, in the store or on the nodes."""
+    """The deleted snapshots of which something may be left, in the store or on the nodes."""
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
-    begun = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
-    return sorted(deleted & begun)
+    unfinished = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
+    return sorted(deleted & unfinished)

@@ -1,20 +1,20 @@
-"""What in a store is garbage: judged object by object, from what is read by key.
+"""The rules of garbage: judge each object of a snapshot from documents that are read by key.
 
-A listing only finds candidates. It is taken first; then the marks of the snapshot are read, then the restores that are
-under way, then for each object its owner: the operation in its key (of a segment the chain, which is the operation
-that took the full snapshot), its outcome, and last its commit. The order is what makes this safe beside a running
-create, which stores its intent before any object, its commit after all of them and its outcome after that:
+A listing only finds candidates. The order of reading is: the listing; the marks of the snapshot; the running restores;
+then, for each object, its owner's intent, its outcome, and last its commit. The owner is the operation in the object's
+key; of a segment it is the chain, that is, the operation that took the full snapshot. This order is safe beside a
+running create, which stores its intent before any object, its commit after all objects, and its outcome last:
 
-- an owner without an outcome and without a void is taken for live, and all that is its own is kept;
-- one whose outcome was read before its commit was looked for has decided: it does not commit any more;
-- a void, or another one's commit, under an owner's own commit key is there for good, whoever is still running;
-- what a commit lists was stored before it, and a commit never changes. What it does not list is listed by none later,
-  but for the segments after the last of a chain, with which the next increment begins;
-- those are garbage only where no increment can follow: all earlier operations were settled before the chain was
-  marked lost or pruned, and none begins after that. The mark is read first, then what is open, then the commits.
+- an owner without an outcome and without a void counts as running: all its objects are kept;
+- an owner whose outcome was read before its commit was looked up has decided: it will not commit any more;
+- a void, or the commit of another operation, under the owner's commit key is final, whatever is still running;
+- the objects that a commit lists were stored before it, and a commit never changes. An object that it does not list is
+  never listed later, except the segments after the last one of a chain: the next increment begins with those;
+- those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
+  marked as lost or pruned, and none begins after that. So the mark is read first, then open operations, then commits.
 
-docs/storage.md, "Garbage", has the rules as a table. The grace period is on top of them: it is for what is outside of
-the protocol, such as clocks and people.
+docs/storage.md, "Garbage", has the rules as a table. The grace period comes on top. It covers what is outside of the
+protocol, such as clocks and people.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from storage.store import Listed, ObjectMissingError, ObjectStore
 
 
 class GarbageReason(StrEnum):
-    """Why an object is garbage, or is none."""
+    """Why an object is garbage, or why it is kept."""
 
     DELETED = "deleted"
     PRUNED = "pruned"
@@ -59,11 +59,11 @@ class GarbageReason(StrEnum):
 
     @property
     def is_garbage(self) -> bool:
-        """Whether nothing needs it."""
+        """Whether the object is garbage: nothing needs it."""
         return self in GARBAGE
 
 
-# Within this time of its checks a create has stored its intent, or it is not going on.
+# A create that still runs has stored its intent within this time of its checks.
 LOST_SECONDS = 3600.0
 GARBAGE = frozenset(
     {
@@ -80,7 +80,7 @@ GARBAGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GarbageVerdict:
-    """Why an object is garbage or kept, and where that is no rule of every day what was found."""
+    """Why an object is garbage or kept. `text` explains unusual cases."""
 
     why: GarbageReason
     text: str = ""
@@ -91,7 +91,7 @@ NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
 class GarbageRules:
-    """Judges the objects of one snapshot. Made after they were listed; what it has read once counts for all."""
+    """Judges the objects of one snapshot. Must be made after they were listed; reads each document once."""
 
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
         self.store = store
@@ -101,77 +101,77 @@ class GarbageRules:
         }
         self.is_deleted = is_deleted(store, snapshot)
         self.is_only_full = is_only_full(store, snapshot)
-        self._kept_by_restore = self._restores() if self.is_deleted or self.is_only_full else None
+        self._kept_by_restore = self._find_restore() if self.is_deleted or self.is_only_full else None
         self._owners: dict[str, Judge] = {}
 
     def judge(self, key: str, place: Place) -> GarbageVerdict:
-        """Whether the object is garbage, its age left aside."""
+        """Judge an object, regardless of its age."""
         if self.is_deleted:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if place.kind is Kind.MARK:
             return NEEDED
         if place.kind is Kind.COMMIT:
-            # A void is needed like a commit: it is what keeps a late put away.
-            return self._pruned() if place.number and self.is_only_full else NEEDED
+            # A void is needed as much as a commit: it makes a late put fail.
+            return self._pruned_verdict() if place.number and self.is_only_full else NEEDED
         if place.owner not in self._owners:
-            self._owners[place.owner] = self._owner(place.owner)
+            self._owners[place.owner] = self._judge_of_owner(place.owner)
         return self._owners[place.owner](key, place)
 
-    def _restores(self) -> GarbageVerdict | None:
-        """What keeps the snapshot's objects although it is marked: a restore that began before."""
+    def _find_restore(self) -> GarbageVerdict | None:
+        """A restore that began before the snapshot was marked keeps its objects; None if there is none."""
         try:
             running = [one for one in open_leases(self.store, self.snapshot) if one.is_running(datetime.now(UTC))]
         except ManifestError as error:
             return GarbageVerdict(GarbageReason.UNCLEAR, error.message)
         return (
-            GarbageVerdict(GarbageReason.IN_USE, f"operation {running[0].operation.id} restores it")
+            GarbageVerdict(GarbageReason.IN_USE, f"operation {running[0].operation.id} is restoring it")
             if running
             else None
         )
 
-    def _pruned(self) -> GarbageVerdict:
+    def _pruned_verdict(self) -> GarbageVerdict:
         return self._kept_by_restore or GarbageVerdict(GarbageReason.PRUNED)
 
-    def _owner(self, owner: str) -> Judge:
-        """How the objects of an attempt or a chain are judged, by what became of its operation."""
+    def _judge_of_owner(self, owner: str) -> Judge:
+        """The judge of the objects of an attempt or a chain, from the outcome of its operation."""
         try:
-            fate = create_outcome(self.store, self.snapshot, owner)
-            if fate.commit is not None:
-                return self._increment(fate.commit) if fate.commit.increment else self._committed(fate.commit)
+            outcome = create_outcome(self.store, self.snapshot, owner)
+            if commit := outcome.commit:
+                return self._judge_of_increment(commit) if commit.increment else self._judge_of_full(commit)
         except RefusedError as error:
-            fate = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
-        return lambda _key, _place: fate.verdict
+            outcome = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
+        return lambda _key, _place: outcome.verdict
 
-    def _committed(self, full: Commit) -> Judge:
+    def _judge_of_full(self, full: Commit) -> Judge:
         objects = full.object_sizes.keys()
-        segment = self._segments(full)
+        judge_segment = self._judge_of_segments(full)
 
         def judge(key: str, place: Place) -> GarbageVerdict:
             if key in objects:
                 return NEEDED
-            return segment(key, place) if place.kind is Kind.SEGMENT else GarbageVerdict(GarbageReason.UNLISTED)
+            return judge_segment(key, place) if place.kind is Kind.SEGMENT else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
-    def _increment(self, commit: Commit) -> Judge:
-        """How the copies and the DDL of an increment are judged; its segments are the chain's."""
+    def _judge_of_increment(self, commit: Commit) -> Judge:
+        """The judge of an increment's base copies and DDL. Its segments belong to the chain."""
         objects = commit.object_sizes.keys()
 
         def judge(key: str, place: Place) -> GarbageVerdict:
             if place.kind is Kind.SEGMENT:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {place.owner} began no chain")
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {place.owner} did not begin a chain")
             if self.is_only_full:
-                return self._pruned()
+                return self._pruned_verdict()
             return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
-    def _segments(self, full: Commit) -> Judge:
-        """How a chain's segments are judged that the full snapshot does not list."""
+    def _judge_of_segments(self, full: Commit) -> Judge:
+        """The judge of those segments of a chain that its full snapshot does not list."""
         if self.is_only_full:
-            return lambda _key, _place: self._pruned()
+            return lambda _key, _place: self._pruned_verdict()
         if is_lost(self.store, self.snapshot, full.operation):
-            return self._lost_segments(full)
+            return self._judge_of_lost_segments(full)
         last = _last_numbers(self.store, full)
 
         def judge(_key: str, place: Place) -> GarbageVerdict:
@@ -179,9 +179,9 @@ class GarbageRules:
 
         return judge
 
-    def _lost_segments(self, full: Commit) -> Judge:
-        """No increment follows, but those that there are count: all of them are read, and none may be missing."""
-        # One that was about to begin when the mark came has its intent now.
+    def _judge_of_lost_segments(self, full: Commit) -> Judge:
+        """The judge of a lost chain's segments. Its increments are final: all are read, and none may be missing."""
+        # A create that was about to begin when the mark was stored has its intent by now.
         is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
         open_here = [one.id for one in read_open_operations(self.store, self.snapshot)]
         chain = read_chain(self.store, self.snapshot)
@@ -189,7 +189,7 @@ class GarbageRules:
         last: dict[str, int] = {}
         for node, number in listed.values():
             last[node] = max(number, last.get(node, 0))
-        gone = sorted(
+        missing = sorted(
             number
             for number in read_recorded_commits(self.store, full.operation).get(self.snapshot, {}).values()
             if number > chain.last.increment
@@ -200,10 +200,10 @@ class GarbageRules:
                 return NEEDED
             if open_here:
                 return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
-            if gone:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {gone[0]} is gone")
+            if missing:
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is gone")
             if place.number <= last.get(place.node, 0):
-                return GarbageVerdict(GarbageReason.UNCLEAR, "it stands between segments that are listed")
+                return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between segments that are listed")
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 
         return judge
@@ -211,45 +211,47 @@ class GarbageRules:
 
 @dataclass(frozen=True, slots=True)
 class CreateOutcome:
-    """What became of the operation that owns objects: the verdict on all of them, or its commit, which tells."""
+    """How a create ended, for the objects it owns: a verdict on all of them, or its commit, which decides."""
 
     verdict: GarbageVerdict
     commit: Commit | None = None
 
 
 def create_outcome(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """What became of the operation `owner` of a create; raises ManifestError where that can't be read."""
+    """How the create `owner` ended; raise ManifestError if its documents can't be read."""
     try:
         intent = read_intent(store, owner)
     except ObjectMissingError:
         return _without_intent(store, snapshot, owner)
     if (intent.kind, intent.snapshot) != ("create", snapshot):
-        return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"operation {owner} was not to take this snapshot"))
+        return CreateOutcome(
+            GarbageVerdict(GarbageReason.UNCLEAR, f"operation {owner} is not a create of this snapshot")
+        )
     outcome = read_outcome(store, owner)
     key = key_of(intent)
     try:
-        found = read_turn(store, key)
+        commit = read_turn(store, key)
     except ObjectMissingError:
         if outcome is None:
             return CreateOutcome(GarbageVerdict(GarbageReason.OPEN, f"operation {owner} has no outcome"))
         if outcome.state == DONE:
-            why = f"operation {owner} has committed, and its commit file {key} is gone"
+            why = f"operation {owner} has committed, but its commit file {key} is gone"
             return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why))
         return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
-    if isinstance(found, Void) or found.operation != owner:
+    if isinstance(commit, Void) or commit.operation != owner:
         return CreateOutcome(GarbageVerdict(GarbageReason.FAILED))
-    return _committed((snapshot, intent.increment), key, found)
+    return _outcome_of_commit((snapshot, intent.increment), key, commit)
 
 
 def _without_intent(store: ObjectStore, snapshot: str, owner: str) -> CreateOutcome:
-    """Records go only after objects, so somebody removed this one by hand: only a commit tells of it."""
+    """Judge by the commit alone. Records are removed after objects, so this one was deleted by hand."""
     place = find_place(store, snapshot, 0)
     if place.commit is not None and place.commit.operation == owner:
-        return _committed((snapshot, 0), place.key, place.commit)
-    return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"nothing is known of its operation {owner}"))
+        return _outcome_of_commit((snapshot, 0), place.key, place.commit)
+    return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, f"its operation {owner} has no record"))
 
 
-def _committed(expected: tuple[str, int], key: str, commit: Commit) -> CreateOutcome:
+def _outcome_of_commit(expected: tuple[str, int], key: str, commit: Commit) -> CreateOutcome:
     if (commit.snapshot, commit.increment) != expected:
         why = f"object {key} is the commit of {increment_label(commit.snapshot, commit.increment)}"
         return CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, why))
@@ -257,14 +259,17 @@ def _committed(expected: tuple[str, int], key: str, commit: Commit) -> CreateOut
 
 
 def _segments_of(commit: Commit) -> list[Any]:
-    return [one for found in commit.segments.values() for one in found]
+    return [one for segments in commit.segments.values() for one in segments]
 
 
 def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
-    """The last segment of each node that the chain lists, as far as its newest commit tells. All are kept anyway."""
+    """The number of each node's last listed segment, from the newest commit.
+
+    Only the verdict's reason depends on it: the segments are kept either way.
+    """
     try:
         newest = max(increment_numbers(store, full.snapshot), default=0)
         commit = read_commit(store, full.snapshot, newest) if newest else full
     except RefusedError:
         return {}
-    return {node: max(one.number for one in found) for node, found in commit.segments.items() if found}
+    return {node: max(one.number for one in segments) for node, segments in commit.segments.items() if segments}

@@ -1,9 +1,9 @@
-"""`gc`: finding what is garbage in the whole store, and removing it.
+"""`gc`: find the garbage in the whole store, and remove it.
 
-What is removed is decided for good (snapshots/removal/garbage.py). So neither the fleet's lock nor a second look is
-needed
-while it goes, creates run beside it, and a gc that died is repeated. The lock is taken where it is free, for settling
-alone: that decides what died, whose objects would be kept else as if it were live.
+Garbage never becomes needed again (snapshots/removal/garbage.py). So removing it needs neither the fleet's lock nor a
+second check; creates may run at the same time, and an interrupted gc can be repeated. The lock is taken only for
+settling, and only if it is free. Settling decides operations that died; without it their objects are kept as those of a
+running operation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import NamedTuple
 
 from fleet.config import Fleet
 from fleet.nodes.lock import FleetBusyError
@@ -34,13 +35,13 @@ from storage.probe import PROBES
 from storage.store import DeletionRefusedError, Listed, ObjectStore, StoreUnreachableError, Unfinished
 
 THREADS_MAX = 16
-# Submitted at once: an interrupt waits for no more than these.
+# How many removals are submitted at once. An interrupt waits for these.
 BATCH = 256
-# What hides its object's key is younger than any put may take, though clocks differ.
+# Longer than a put can take, with a margin for clocks that differ. For unfinished uploads whose key is unknown.
 UNNAMED_SECONDS = 3600.0
 OPERATIONS, SNAPSHOTS = "operations", "snapshots"
-# What is kept for ever.
-STAYING = {
+# Objects that are kept for ever.
+PERMANENT = {
     "baselines": re.compile(r"baselines/\d{16}\.json"),
     "deleted": re.compile(rf"deleted/{NAME.pattern}\.json"),
 }
@@ -48,7 +49,7 @@ STAYING = {
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Something to remove. `objects` go one after the other; `leftover` is no object yet."""
+    """Something to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
 
     kind: Kind
     why: GarbageReason
@@ -59,14 +60,14 @@ class Garbage:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each."""
+        """The size in bytes of each."""
         sizes = [one.size for one in self.objects]
         return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRemoval:
-    """An object that the store does not let go, and why."""
+    """An object that the store refuses to delete, and why."""
 
     key: str
     reason: str
@@ -74,45 +75,53 @@ class RefusedRemoval:
 
 @dataclass(slots=True)
 class SizeTotal:
-    """How many objects, and their bytes."""
+    """A number of objects and their total size."""
 
     objects: int = 0
     size_bytes: int = 0
 
     def add(self, size_bytes: int) -> None:
-        """Count one more."""
+        """Count one more object."""
         self.objects += 1
         self.size_bytes += size_bytes
 
 
+class KeptKey(NamedTuple):
+    """By what kept objects are counted; `snapshot` is "" for objects of no snapshot."""
+
+    snapshot: str
+    reason: GarbageReason
+    text: str
+
+
 @dataclass(slots=True)
 class GcReport:
-    """What gc found and did. `kept` is all that is not removed, by snapshot, reason and text; `needed` among it.
+    """What gc found and did. `kept` counts all that is not removed, needed objects included.
 
-    `unsettled` says why earlier operations were not settled first, "" where they were. `unknown` is not this
-    program's: objects, and folders with a slash at their end.
+    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists what is not
+    Cutline's: objects, and folders, which end with a slash.
     """
 
     grace_seconds: float
     dry_run: bool = False
     unsettled: str = ""
     garbage: list[Garbage] = field(default_factory=list)
-    kept: dict[tuple[str, GarbageReason, str], SizeTotal] = field(default_factory=dict)
+    kept: dict[KeptKey, SizeTotal] = field(default_factory=dict)
     open_operations: tuple[OpenOperation, ...] = ()
     unknown: list[str] = field(default_factory=list)
     refused: list[RefusedRemoval] = field(default_factory=list)
     removed: SizeTotal = field(default_factory=SizeTotal)
 
     def keep(self, snapshot: str, verdict: GarbageVerdict, size_bytes: int) -> None:
-        """Count something that stays."""
-        self.kept.setdefault((snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
+        """Count an object that is kept."""
+        self.kept.setdefault(KeptKey(snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
 
 
 def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress, *, dry_run: bool = False) -> GcReport:
-    """Find what no commit needs and nobody is at work on, and remove it; a dry run asks the store alone.
+    """Find and remove the objects that no commit needs and no running operation uses.
 
-    What the store refuses to let go is in the report, and the rest goes all the same. Raises StoreUnreachableError;
-    UndecidedError where the store does not tell whether an earlier operation has committed.
+    A dry run only reads the store. The report lists what the store refuses to delete; the rest is removed anyway.
+    Raises StoreUnreachableError, and UndecidedError if the store does not tell whether an earlier operation committed.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -125,19 +134,19 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress, *, d
 
 
 def find_garbage(store: ObjectStore, grace_seconds: float, progress: Progress) -> GcReport:
-    """Look at the whole store, changing nothing."""
+    """Search the whole store for garbage, changing nothing."""
     report = GcReport(grace_seconds)
     _GarbageSearch(store, report, progress).run()
     return report
 
 
 def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
-    """Settle what earlier operations left open, where the fleet's lock is free; else say why it was not done."""
+    """Settle open operations if the fleet's lock is free. Return why they were not settled, "" if they were."""
     progress.step("settle earlier operations")
     try:
         for lease in open_leases(store):
             if not lease.is_running(datetime.now(UTC)):
-                record_outcome(store, lease.operation, "failed", "its lease ran out")
+                record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
             return ""
         with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "gc", ""):
@@ -150,7 +159,7 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
 
 
 class _GarbageSearch:
-    """Goes through the store and sorts what is there into the report."""
+    """Searches the store and sorts its objects into the report."""
 
     def __init__(self, store: ObjectStore, report: GcReport, progress: Progress) -> None:
         self._store = store
@@ -160,31 +169,31 @@ class _GarbageSearch:
         self._owners: set[str] = set()
 
     def run(self) -> None:
-        """Look at everything, one snapshot after the other: what is held of a listing is one snapshot's."""
+        """Search everything. One snapshot at a time, so that only one snapshot's listing is in memory."""
         leftovers = self._store.unfinished()
         names = self._store.list_children(SNAPSHOTS)
         self._progress.step("look for garbage", total=len(names), unit="snapshots")
         for name in names:
             if NAME.fullmatch(name):
-                self._snapshot(name)
+                self._search_snapshot(name)
             else:
-                self._report.unknown.append(self._called(f"{SNAPSHOTS}/{name}"))
+                self._report.unknown.append(self._label(f"{SNAPSHOTS}/{name}"))
             self._progress.advance(1)
-        self._records()
-        self._probes()
-        self._leftovers(leftovers)
-        for folder, form in STAYING.items():
+        self._search_records()
+        self._search_probes()
+        self._sort_leftovers(leftovers)
+        for folder, form in PERMANENT.items():
             for one in self._store.inventory(folder):
                 if form.fullmatch(one.key):
                     self._report.keep("", GarbageVerdict(GarbageReason.NEEDED), one.size)
                 else:
                     self._report.unknown.append(one.key)
-        known = {FLEET_KEY, SNAPSHOTS, OPERATIONS, PROBES, *STAYING}
-        self._report.unknown += [self._called(one) for one in self._store.list_children("") if one not in known]
+        known = {FLEET_KEY, SNAPSHOTS, OPERATIONS, PROBES, *PERMANENT}
+        self._report.unknown += [self._label(one) for one in self._store.list_children("") if one not in known]
 
-    def _snapshot(self, name: str) -> None:
+    def _search_snapshot(self, name: str) -> None:
         listed = self._store.inventory(f"{SNAPSHOTS}/{name}")
-        # From here on: the listing comes first.
+        # Only now: the rules must be made after the listing.
         judge = GarbageRules(self._store, name, listed, self._now)
         for one in listed:
             place = place_of(name, one.key)
@@ -196,17 +205,17 @@ class _GarbageSearch:
             verdict = judge.judge(one.key, place)
             self._sort(Garbage(place.kind, verdict.why, (one,), name, place.owner), verdict, one.created_at)
 
-    def _records(self) -> None:
+    def _search_records(self) -> None:
         judge = RecordJudge(self._store, self._owners, self._now)
         for record in judge.judge(self._store.inventory(OPERATIONS)):
             if record.verdict is None:
                 self._report.unknown += [one.key for one in record.objects]
                 continue
             newest = max(one.created_at for one in record.objects)
-            found = Garbage(Kind.RECORD, record.verdict.why, record.objects, operation=record.folder)
-            self._sort(found, record.verdict, newest)
+            garbage = Garbage(Kind.RECORD, record.verdict.why, record.objects, operation=record.folder)
+            self._sort(garbage, record.verdict, newest)
 
-    def _probes(self) -> None:
+    def _search_probes(self) -> None:
         for one in self._store.inventory(PROBES):
             verdict = judge_probe(one, self._now)
             if verdict is None:
@@ -214,21 +223,21 @@ class _GarbageSearch:
             else:
                 self._sort(Garbage(Kind.PROBE, verdict.why, (one,)), verdict, one.created_at)
 
-    def _leftovers(self, leftovers: Iterable[Unfinished]) -> None:
-        """Sort what creates that died have left, or those under way are writing. It was listed before this."""
+    def _sort_leftovers(self, leftovers: Iterable[Unfinished]) -> None:
+        """Sort unfinished uploads: left by creates that died, or in progress. They were listed before all else."""
         self._report.open_operations = read_open_operations(self._store)
         running = [one.operation for one in self._report.open_operations if one.operation]
         snapshots = {one.snapshot: one.id for one in running if one.kind == CREATE}
         oldest = min((datetime.fromisoformat(one.began_at) for one in running), default=None)
         if len(running) < len(self._report.open_operations):
-            # Of one nothing is known but that it has no outcome.
+            # The intent of one can't be read, so it may have begun at any time.
             oldest = datetime.min.replace(tzinfo=UTC)
         margin = timedelta(seconds=UNNAMED_SECONDS)
         for one in leftovers:
             top, _, rest = one.key.partition("/")
             snapshot = rest.partition("/")[0] if top == SNAPSHOTS else ""
             if one.key and (
-                place_of(snapshot, one.key) is None if snapshot else top not in (OPERATIONS, PROBES, *STAYING)
+                place_of(snapshot, one.key) is None if snapshot else top not in (OPERATIONS, PROBES, *PERMANENT)
             ):
                 self._report.unknown.append(f"{one.key} (unfinished)")
                 continue
@@ -236,27 +245,27 @@ class _GarbageSearch:
             if snapshot in snapshots:
                 verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {snapshots[snapshot]} has no outcome")
             elif not snapshot:
-                # Whose it is it does not say, or it is small and takes no time at all.
+                # Its key is unknown or in no snapshot. The latter are small objects, whose puts take no time.
                 since += margin
                 if oldest and one.began_at + margin >= oldest:
                     verdict = GarbageVerdict(GarbageReason.OPEN, "an operation without an outcome may be writing it")
             self._sort(Garbage(Kind.UNFINISHED, verdict.why, (), snapshot, leftover=one), verdict, since)
 
-    def _sort(self, found: Garbage, verdict: GarbageVerdict, since: datetime) -> None:
+    def _sort(self, candidate: Garbage, verdict: GarbageVerdict, since: datetime) -> None:
         if verdict.why.is_garbage and since > self._now - timedelta(seconds=self._report.grace_seconds):
             verdict = GarbageVerdict(GarbageReason.YOUNG)
         if verdict.why.is_garbage:
-            self._report.garbage.append(found)
+            self._report.garbage.append(candidate)
             return
-        for size in found.sizes:
-            self._report.keep(found.snapshot, verdict, size)
+        for size in candidate.sizes:
+            self._report.keep(candidate.snapshot, verdict, size)
 
-    def _called(self, key: str) -> str:
+    def _label(self, key: str) -> str:
         return key if self._store.exists(key) else f"{key}/"
 
 
 def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> None:
-    """Remove the report's garbage, a bounded number at a time; what the store refuses is added to the report."""
+    """Remove the report's garbage, a bounded number at a time; add to the report what the store refuses to delete."""
     progress.step("remove", total=len(report.garbage), unit="objects")
     waiting = iter(report.garbage)
     try:
@@ -274,18 +283,18 @@ def remove_garbage(store: ObjectStore, report: GcReport, progress: Progress) -> 
 
 
 def _remove_one(store: ObjectStore, garbage: Garbage) -> tuple[list[int], RefusedRemoval | None]:
-    """The sizes of what went, and what was refused: the rest of that one stays then."""
-    gone: list[int] = []
+    """Remove `garbage` in order, up to the first refusal. Return the sizes of what was removed, and the refusal."""
+    removed: list[int] = []
     key = ""
     try:
         for one in garbage.objects:
             key = one.key
             store.delete(key)
-            gone.append(one.size)
+            removed.append(one.size)
         if garbage.leftover:
             key = garbage.leftover.key or garbage.leftover.id
             store.abandon(garbage.leftover)
-            gone.append(garbage.leftover.size_bytes)
+            removed.append(garbage.leftover.size_bytes)
     except DeletionRefusedError as error:
-        return gone, RefusedRemoval(key, error.message)
-    return gone, None
+        return removed, RefusedRemoval(key, error.message)
+    return removed, None

@@ -1,9 +1,15 @@
-"""The records of operations (`operations/<id>/…`) that nobody needs any more, and what probes have left (`probes/…`).
+"""Old records of operations (`operations/<id>/…`) that are no longer needed, and leftovers of probes (`probes/…`).
 
-Never those of an operation without an outcome; of a commit that exists, or whose file is gone and may be put back,
-which check finds by its record; of an operation that has left objects, which its record tells to be garbage. All others
-go when their outcome is RECORD_SECONDS old, the intent first and the outcome last: who dies between the two leaves an
-operation that is over, and the next gc goes on. The other order would leave one that seems to be open.
+These records are always kept:
+
+- of an operation without an outcome;
+- of a create whose commit exists, or whose commit file is gone: check finds the loss by the record, and the file may be
+  put back;
+- of an operation that has left objects: its record proves that they are garbage.
+
+All others are removed once their outcome is RECORD_SECONDS old, the intent first and the outcome last. If gc dies
+between the two, the operation still has its outcome, and the next gc removes it. In the other order the operation would
+appear to be open.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from storage.probe import PROBES
 from storage.store import Listed, ObjectStore
 
 RECORD_SECONDS = 30 * 86400.0
-# A probe takes seconds, and no lock.
+# A probe takes seconds, and holds no lock.
 PROBE_SECONDS = 3600.0
 PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/[a-z0-9-]+")
 OUTCOME, INTENT = "outcome.json", "intent.json"
@@ -33,7 +39,7 @@ ASKING_THREADS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class RecordFolder:
-    """A folder of `operations`: its objects in the order in which they may go. No verdict: none of this program's."""
+    """A folder of `operations`: its objects in the order of removal. `verdict` is None if it is not Cutline's."""
 
     folder: str
     objects: tuple[Listed, ...]
@@ -41,7 +47,7 @@ class RecordFolder:
 
 
 def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
-    """Judge what a probe has left, by its age alone; None where it is none of this program's."""
+    """Judge a leftover of a probe by its age alone; return None if it is not Cutline's."""
     if not PROBE.fullmatch(listed.key):
         return None
     is_over = listed.created_at <= now - timedelta(seconds=PROBE_SECONDS)
@@ -50,23 +56,23 @@ def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordJudge:
-    """Judges what `operations` holds. `owners` are the operations that have left objects."""
+    """Judges the records of operations. `owners` are the operations that have left objects."""
 
     store: ObjectStore
     owners: Set[str]
     now: datetime
-    _gone: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
 
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
-        """Every folder of `operations` that is listed."""
+        """Judge every listed folder of `operations`."""
         folders = [
             (folder, tuple(group)) for folder, group in groupby(listed, key=lambda one: one.key.split("/", 2)[1])
         ]
         with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-            return list(threads.map(lambda one: self._record(*one), folders))
+            return list(threads.map(lambda one: self._judge_folder(*one), folders))
 
-    def _record(self, folder: str, found: tuple[Listed, ...]) -> RecordFolder:
-        objects = tuple(sorted(found, key=_turn))
+    def _judge_folder(self, folder: str, listed: tuple[Listed, ...]) -> RecordFolder:
+        objects = tuple(sorted(listed, key=_removal_order))
         if OPERATION_ID.fullmatch(folder):
             return RecordFolder(folder, objects, self._verdict(folder, objects[-1]))
         return RecordFolder(folder, objects, None)
@@ -82,19 +88,19 @@ class RecordJudge:
         if outcome is None or not isinstance(outcome.snapshot, str):
             return GarbageVerdict(GarbageReason.UNCLEAR, f"the outcome of operation {operation} can't be read")
         has_committed = outcome.kind == "create" and outcome.state == DONE
-        if has_committed and not self._is_gone(outcome.snapshot, is_full=outcome.increment == 0):
+        if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
             return GarbageVerdict(GarbageReason.NEEDED)
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
-    def _is_gone(self, snapshot: str, *, is_full: bool) -> bool:
-        """Whether what was committed was taken away for good."""
-        asked = (snapshot, is_full)
-        if asked not in self._gone:
-            gone = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
-            self._gone[asked] = gone
-        return self._gone[asked]
+    def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
+        """Whether the committed snapshot was deleted, or the committed increment pruned."""
+        key = (snapshot, is_full)
+        if key not in self._removed:
+            removed = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
+            self._removed[key] = removed
+        return self._removed[key]
 
 
-def _turn(one: Listed) -> tuple[int, str]:
+def _removal_order(one: Listed) -> tuple[int, str]:
     name = one.key.split("/", 2)[-1]
     return {INTENT: 0, OUTCOME: 2}.get(name, 1), name

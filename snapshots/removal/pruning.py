@@ -1,7 +1,7 @@
-"""`prune`: whatever no rule of retention keeps is taken away, whole snapshots or the increments of one.
+"""`prune`: remove what no retention rule keeps, be it whole snapshots or the increments of a snapshot.
 
-The plan is made under the fleet's lock, from what the store has then. What is taken away and in which order is
-snapshots/removal/removal.py's; the oldest goes first. What an earlier command has begun to take away is finished too.
+The plan is made under the fleet's lock, from the store as it is then. snapshots/removal/removal.py does the removals,
+the oldest snapshot first. Unfinished removals of earlier commands are completed too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from snapshots.removal.deletion import (
-    Deleting,
+    RemovalRun,
     hold_fleet,
     list_unfinished_deletions,
     plan_deletion,
-    removal_of,
+    snapshot_removal,
     tombstone_of,
 )
 from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
@@ -38,18 +38,18 @@ from wal.slots.slots import slot_name
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """One thing to take away. `begun`: an earlier command has put its mark already."""
+    """One removal. `is_resumed`: an earlier command has stored its mark already."""
 
     kind: str
     mark: Mark
-    begun: bool = False
+    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What becomes of every snapshot, the newest first, and the steps to it, the oldest first.
+    """The verdict on every snapshot, newest first, and the removals that follow from them, oldest first.
 
-    `problems` says what is wrong with those that are damaged.
+    `problems` says, by name, what is wrong with damaged snapshots.
     """
 
     rules: Retention
@@ -59,25 +59,25 @@ class PrunePlan:
 
     @property
     def bytes(self) -> int:
-        """What is freed."""
+        """How many bytes are freed."""
         return sum(step.mark.bytes for step in self.steps)
 
     @property
     def objects(self) -> int:
-        """How many objects go."""
+        """How many objects are deleted."""
         return sum(step.mark.objects for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What was done: a Removed for every step of the plan."""
+    """What was done: one RemovalResult per step of the plan."""
 
     plan: PrunePlan
     removed: tuple[RemovalResult, ...]
 
 
 def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """What `prune` would do, contacting only the store. Raises NoRetentionError."""
+    """Plan what `prune` would do, contacting only the store. Raises NoRetentionError."""
     check_rules(rules)
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -87,86 +87,88 @@ def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
 def prune_store(
     fleet: Fleet, rules: Retention, progress: Progress, announce: Callable[[PrunePlan], None], *, force: bool
 ) -> PruneResult:
-    """Take away what no rule keeps; `announce` is told the plan before. Raises NoRetentionError, SnapshotInUseError."""
+    """Remove what no rule keeps; `announce` gets the plan first. Raises NoRetentionError, SnapshotInUseError."""
     check_rules(rules)
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as on_nodes:
-        return prune_locked(Deleting(fleet, store, on_nodes, progress, force), rules, announce)
+    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress) as nodes:
+        return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce)
 
 
-def prune_locked(deleting: Deleting, rules: Retention, announce: Callable[[PrunePlan], None]) -> PruneResult:
-    """The same by whoever holds the fleet's lock."""
-    store = deleting.store
-    plan = plan_prune(store, deleting.fleet, rules, force=deleting.force)
+def prune_locked(run: RemovalRun, rules: Retention, announce: Callable[[PrunePlan], None]) -> PruneResult:
+    """As `prune_store`, while `run` holds the fleet's lock."""
+    store = run.store
+    plan = plan_prune(store, run.fleet, rules, force=run.force)
     for step in plan.steps:
         check_not_in_use(store, step.mark.snapshot)
     announce(plan)
     removed: list[RemovalResult] = []
     for step in plan.steps:
         operation = new_operation(step.kind, step.mark.snapshot, 0, step.mark.nodes)
-        removal = (removal_of if step.kind == DELETE else only_full_of)(step.mark, operation.id)
-        removed.append(remove_recorded(store, operation, removal, deleting.on_nodes, deleting.progress))
+        removal = (snapshot_removal if step.kind == DELETE else increments_removal)(step.mark, operation.id)
+        removed.append(remove_recorded(store, operation, removal, run.nodes, run.progress))
     return PruneResult(plan, tuple(removed))
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """What the rules take away of the store now."""
-    standings = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
-    held = [HeldSnapshot(one.name, one.moments, one.is_whole) for one in standings.values()]
+    """Plan what the rules remove from the store as it is now."""
+    surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
+    held = [HeldSnapshot(one.name, one.moments, one.is_whole) for one in surveys.values()]
     verdicts = apply_retention(held, rules, datetime.now(UTC), takes_last=force)
     steps = [
-        PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, begun=True)
+        PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True)
         for name in list_unfinished_deletions(store)
     ]
     being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
     for verdict in reversed(verdicts):
-        standing = standings[verdict.name]
+        surveyed = surveys[verdict.name]
         if verdict.fate is RetentionFate.DELETE:
-            steps.append(PruneStep(DELETE, tombstone_of(store, fleet, standing)))
-        elif standing.is_only_full and (verdict.name in being_pruned or _beyond_full(standing)):
-            steps.append(PruneStep(PRUNE, _only_full_mark_of(store, standing), begun=True))
+            steps.append(PruneStep(DELETE, tombstone_of(store, fleet, surveyed)))
+        elif surveyed.is_only_full and (verdict.name in being_pruned or _increment_objects(surveyed)):
+            steps.append(PruneStep(PRUNE, _unfinished_mark(store, surveyed), is_resumed=True))
         elif verdict.fate is RetentionFate.ONLY_FULL:
-            steps.append(PruneStep(PRUNE, _only_full_mark(standing)))
-    problems = {name: one.problem for name, one in standings.items() if one.problem}
+            steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
+    problems = {name: one.problem for name, one in surveys.items() if one.problem}
     return PrunePlan(rules, tuple(verdicts), tuple(steps), problems)
 
 
-def only_full_of(mark: Mark, operation: str) -> Removal:
-    """The removal of a chain's increments by an operation."""
+def increments_removal(mark: Mark, operation: str) -> Removal:
+    """The removal of a snapshot's increments by `operation`."""
     return Removal(PRUNE, structs.replace(mark, operation=operation), increments_of)
 
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
-    """The objects of a chain that its full snapshot does not need: its increments, listed by them or not."""
-    kept = read_commit(store, snapshot, 0).object_sizes
+    """The objects of a chain that its full snapshot does not need, whether or not an increment lists them."""
+    needed = read_commit(store, snapshot, 0).object_sizes
     folders = (f"snapshots/{snapshot}/increments", f"snapshots/{snapshot}/wal")
-    return [one for folder in folders for one in store.inventory(folder) if one.key not in kept]
+    return [one for folder in folders for one in store.inventory(folder) if one.key not in needed]
 
 
-def _beyond_full(standing: SurveyedSnapshot) -> list[Listed]:
-    """The same of what is known of the snapshot already."""
-    kept = standing.chain.full.object_sizes if standing.chain else {}
-    folders = tuple(f"snapshots/{standing.name}/{part}/" for part in ("increments", "wal"))
-    return [one for one in standing.objects if one.key.startswith(folders) and one.key not in kept] if kept else []
+def _increment_objects(surveyed: SurveyedSnapshot) -> list[Listed]:
+    """As `increments_of`, from a survey, without reading the store again."""
+    needed = surveyed.chain.full.object_sizes if surveyed.chain else {}
+    folders = tuple(f"snapshots/{surveyed.name}/{part}/" for part in ("increments", "wal"))
+    if not needed:
+        return []
+    return [one for one in surveyed.objects if one.key.startswith(folders) and one.key not in needed]
 
 
-def _only_full_mark(standing: SurveyedSnapshot) -> Mark:
-    if standing.chain is None:
-        raise RuntimeError("only what can be read is pruned")
-    chain, going = standing.chain, _beyond_full(standing)
+def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
+    if surveyed.chain is None:
+        raise RuntimeError("only a readable snapshot is pruned")
+    chain, objects = surveyed.chain, _increment_objects(surveyed)
     return Mark(
-        ONLY_FULL, standing.name, "", now_text(), own_label(PRUNE, standing.name), chain.full.chain,
-        (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), standing.points[1:],
-        len(going), sum(one.size for one in going),
+        ONLY_FULL, surveyed.name, "", now_text(), own_label(PRUNE, surveyed.name), chain.full.chain,
+        (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), surveyed.points[1:],
+        len(objects), sum(one.size for one in objects),
     )  # fmt: skip
 
 
-def _only_full_mark_of(store: ObjectStore, standing: SurveyedSnapshot) -> Mark:
-    """The mark of a pruning that was begun; what is left of it is counted anew."""
-    going = _beyond_full(standing)
+def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:
+    """The mark of an unfinished pruning, with the counts of the objects that are left."""
+    objects = _increment_objects(surveyed)
     try:
-        mark = read_mark(store, only_full_key(standing.name))
+        mark = read_mark(store, only_full_key(surveyed.name))
     except ManifestError:
-        mark = _only_full_mark(standing)
-    return structs.replace(mark, objects=len(going), bytes=sum(one.size for one in going))
+        mark = _only_full_mark(surveyed)
+    return structs.replace(mark, objects=len(objects), bytes=sum(one.size for one in objects))

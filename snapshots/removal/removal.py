@@ -1,9 +1,16 @@
-"""Taking away for good what a mark names: its slots, then its objects.
+"""Remove permanently what a mark names: its slots, then its objects.
 
-In this order, whatever the last line executed was: the intent; the mark, after which nothing of it is listed any more;
-a look for leases, so that a restore that came first ends first; the slots, so that no node keeps WAL for it; commit
-files, the newest first, so that never one is there whose objects are not; all other objects; the outcome. Without the
-outcome the next command of the kind goes on from the mark, which holds all that it needs.
+The order makes an interruption at any point safe:
+
+1. store the intent;
+2. store the mark: from here on no listing shows what it names;
+3. check for leases: a running restore ends first;
+4. drop the slots, so that no node retains WAL for them;
+5. delete the commits, the newest first, so that no commit outlives its objects;
+6. delete all other objects;
+7. store the outcome.
+
+Without an outcome, the next command of the same kind resumes from the mark, which holds all that it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
@@ -28,27 +35,30 @@ from wal.slots.slots import chain_of_slot
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
-# What arrives while objects are taken away: puts that were under way when the mark was made.
+# How often to look again for objects that arrive late, from puts that were in progress when the mark was stored.
 ROUNDS_MAX = 3
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
 class NodeCleanup(Protocol):
-    """What is done on the fleet's nodes, by whoever holds its lock."""
+    """What a removal does on the nodes. The implementation holds the fleet's lock."""
 
     def check_held(self) -> None:
         """Raise unless the fleet's lock is still held."""
 
     def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Drop a slot; return the nodes that did not answer, and those that fleet.toml does not name any more."""
+        """Drop a slot; return the nodes that did not answer, and the nodes that are no longer in fleet.toml."""
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """Drop the publications where no slot that `is_ours` needs them; return `name on node`: dropped, and left."""
+        """Drop the publications on nodes that have no slot for which `is_ours` is true.
+
+        Return those dropped and those left, as `name on node`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to be taken away: the kind of the operation, the mark that says so, and which objects."""
+    """What to remove: the kind of the operation, its mark, and how to find its objects."""
 
     kind: str
     mark: Mark
@@ -57,9 +67,10 @@ class Removal:
 
 @dataclass(slots=True)
 class RemovalResult:
-    """What was taken away. `slots_left` are on nodes that did not answer, `refused` what the store keeps and why.
+    """What was removed.
 
-    `slots_unknown`: nodes that fleet.toml does not name any more, which may still have the slots.
+    `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on nodes that are no
+    longer in fleet.toml. `refused` gives, by key, why the store refused to delete an object.
     """
 
     mark: Mark
@@ -74,28 +85,28 @@ class RemovalResult:
 
     @property
     def is_done(self) -> bool:
-        """Whether a repeat would find nothing left to do."""
+        """Whether nothing is left for another run."""
         return not (self.slots_left or self.refused or self.publications_left)
 
 
 def remove_recorded(
-    store: ObjectStore, intent: Intent, removal: Removal, on_nodes: NodeCleanup, progress: Progress
+    store: ObjectStore, intent: Intent, removal: Removal, nodes: NodeCleanup, progress: Progress
 ) -> RemovalResult:
-    """Take away what `removal` names; repeat it until it is done. The caller holds the fleet's lock.
+    """Remove what `removal` names, and record it as an operation. The caller holds the fleet's lock.
 
-    Raises SnapshotInUseError, UnreachableError; what was begun is then gone on with by a
-    repeat. What the store refuses to delete is in the result, and the rest is gone.
+    Raises SnapshotInUseError, UnreachableError; another run then resumes the removal. If the store refuses to delete an
+    object, the result says so, and the other objects are deleted.
     """
     begin(store, intent)
     try:
-        on_nodes.check_held()
+        nodes.check_held()
         mark = put_mark(store, removal.mark)
-        # A restore that came between has its lease now, or finds the mark.
+        # A restore that began meanwhile either has its lease by now, or finds the mark.
         check_not_in_use(store, mark.snapshot)
-        removed = _remove(store, RemovalResult(mark, intent.id), removal, on_nodes, progress)
+        removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
     except BaseException as error:
         with suppress(SnapshotError):
-            # A mark whose answer was lost may still arrive.
+            # If the store's answer to the mark was lost, the mark may still arrive.
             if not isinstance(error, StoreAnswersLostError) and not store.exists(removal.mark.key):
                 record_outcome(store, intent, "failed", reason_of(error))
         raise
@@ -106,47 +117,47 @@ def remove_recorded(
 
 
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
-    """The deletions and prunings without an outcome, of one snapshot or of all."""
+    """The deletions and prunings without an outcome, of `snapshot` or of all."""
     return [one for one in readable_pending(store) if one.kind in (DELETE, PRUNE) and snapshot in (None, one.snapshot)]
 
 
 def _remove(
-    store: ObjectStore, removed: RemovalResult, removal: Removal, on_nodes: NodeCleanup, progress: Progress
+    store: ObjectStore, removed: RemovalResult, removal: Removal, nodes: NodeCleanup, progress: Progress
 ) -> RemovalResult:
     mark = removed.mark
     progress.step("drop slots")
     for slot in mark.slots:
-        left, unknown = on_nodes.drop_slot(slot, mark.nodes)
+        left, unknown = nodes.drop_slot(slot, mark.nodes)
         removed.slots_left += [f"{slot} on {node}" for node in left]
         removed.slots_unknown += [f"{slot} on {node}" for node in unknown]
     if removal.kind == DELETE and not snapshot_names(store):
-        # Whatever a listing says: a slot is a chain's that is being continued.
+        # A listing may miss a new chain; a slot with an intent in this store proves that the publications are needed.
         def is_ours(slot: str) -> bool:
             return slot not in mark.slots and store.exists(operation_key(chain_of_slot(slot), "intent"))
 
-        removed.publications, removed.publications_left = on_nodes.drop_publications(is_ours)
+        removed.publications, removed.publications_left = nodes.drop_publications(is_ours)
     seen: set[str] = set()
     for _ in range(ROUNDS_MAX):
-        found = [one for one in removal.find_objects(store, mark.snapshot) if one.key not in seen]
-        if not found:
+        objects = [one for one in removal.find_objects(store, mark.snapshot) if one.key not in seen]
+        if not objects:
             break
-        seen |= {one.key for one in found}
-        refused = remove_objects(store, [one.key for one in found], progress)
+        seen |= {one.key for one in objects}
+        refused = remove_objects(store, [one.key for one in objects], progress)
         removed.refused |= refused
-        removed.objects += len(found) - len(refused)
-        removed.bytes += sum(one.size for one in found if one.key not in refused)
+        removed.objects += len(objects) - len(refused)
+        removed.bytes += sum(one.size for one in objects if one.key not in refused)
     return removed
 
 
 def objects_of(store: ObjectStore, snapshot: str) -> list[Listed]:
-    """Everything below the snapshot's folder."""
+    """All objects in the snapshot's folder."""
     return store.inventory(f"snapshots/{snapshot}")
 
 
 def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) -> dict[str, str]:
-    """Delete objects, commit files first; return those that the store keeps, with its reason. Raises UnreachableError.
+    """Delete objects, commits first; return, by key, why the store refused some. Raises UnreachableError.
 
-    Interrupted, it ends after the requests that are under way.
+    If interrupted, it ends after the requests that are in progress.
     """
     ordered = sorted(keys, key=_removal_order)
     progress.step("delete objects", total=len(ordered), unit="objects")
@@ -169,7 +180,15 @@ def remove_objects(store: ObjectStore, keys: Iterable[str], progress: Progress) 
     return {key: why for key, why in answers if why}
 
 
-def _removal_order(key: str) -> tuple[bool, int, str]:
-    """Commit files before all else, the newest increment first and the full snapshot last."""
-    found = COMMIT_FILE.fullmatch(key)
-    return (found is None, -int(found["number"] or 0) if found else 0, key)
+class _RemovalOrder(NamedTuple):
+    """The sort key of objects to delete."""
+
+    is_data: bool
+    newest_first: int
+    key: str
+
+
+def _removal_order(key: str) -> _RemovalOrder:
+    """Order commits before all else, the newest increment first and the full snapshot last."""
+    commit = COMMIT_FILE.fullmatch(key)
+    return _RemovalOrder(commit is None, -int(commit["number"] or 0) if commit else 0, key)

@@ -1,8 +1,8 @@
-"""Which snapshots the rules of retention keep: pure values, so that every rule can be tested alone.
+"""Retention: which snapshots the rules keep. Pure values, so that every rule can be tested alone.
 
-A snapshot stays if any rule keeps it, or if no rule says anything of whole snapshots. Its increments stay if any rule
-keeps those. One that is damaged stays whatever the rules say, and does not count for them: what is in it can't be told.
-Of those that can be restored, the newest stays even where no rule keeps it.
+A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
+keeps them. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
+restorable snapshot is kept even if no rule keeps it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from storage.errors import UsageError
 
 
 class NoRetentionError(UsageError):
-    """Nothing says what is to be kept."""
+    """No retention rule is set."""
 
 
 class RetentionFate(StrEnum):
-    """What becomes of a snapshot."""
+    """What happens to a snapshot: it is kept, reduced to its full snapshot, or deleted."""
 
     KEEP = "keep"
     ONLY_FULL = "only-full"
@@ -30,7 +30,7 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """What the rules look at. `points`: when the full snapshot and each increment were taken, in order."""
+    """A snapshot as the rules see it. `points`: when the full snapshot and each increment were taken, in order."""
 
     name: str
     points: tuple[datetime, ...]
@@ -39,7 +39,7 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RetentionVerdict:
-    """What becomes of a snapshot, and why: every rule that keeps it, or that none does."""
+    """What happens to a snapshot, and why: the rules that keep it, or that none does."""
 
     name: str
     fate: RetentionFate
@@ -50,26 +50,26 @@ def check_rules(rules: Retention) -> None:
     """Raise NoRetentionError unless at least one rule is set."""
     if (rules.keep_full, rules.keep_days, rules.keep_increments) == (None, None, None):
         raise NoRetentionError(
-            "nothing says which snapshots to keep",
-            hint="name it: snapshot prune --keep-full N   or in fleet.toml under [retention]: keep_full, keep_days,"
-            " keep_increments",
+            "no retention rule says which snapshots to keep",
+            hint="give one: snapshot prune --keep-full N   or set keep_full, keep_days or keep_increments under"
+            " [retention] in fleet.toml",
         )
 
 
 def apply_retention(
     held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool = False
 ) -> list[RetentionVerdict]:
-    """What becomes of each snapshot, the newest first; `takes_last`: also of the last one that can be restored."""
+    """Judge each snapshot, newest first. `takes_last`: even the last restorable snapshot may be deleted."""
     newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
     whole = [one for one in newest_first if one.is_whole]
     reasons = {one.name: _keeping_rule(number, one, rules, now) for number, one in enumerate(whole)}
     if whole and not takes_last and not any(reasons.values()):
-        reasons[whole[0].name] = ("it is the last one that can be restored",)
+        reasons[whole[0].name] = ("it is the last snapshot that can be restored",)
     verdicts: list[RetentionVerdict] = []
     for one in newest_first:
         if not one.is_whole:
             verdicts.append(
-                RetentionVerdict(one.name, RetentionFate.KEEP, ("it is damaged, so what would be lost can't be told",))
+                RetentionVerdict(one.name, RetentionFate.KEEP, ("it is damaged, so it is unknown what would be lost",))
             )
         elif why := reasons[one.name]:
             verdicts.append(_with_increments(whole.index(one), one, rules, now, why))
@@ -79,36 +79,36 @@ def apply_retention(
 
 
 def _keeping_rule(number: int, one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
-    """The rules that keep the snapshot, the `number`th newest from 0 on."""
+    """The rules that keep the snapshot; `number` is its place from the newest, from 0 on."""
     if rules.keep_full is None and rules.keep_days is None:
-        return ("no rule takes whole snapshots away",)
+        return ("no rule removes whole snapshots",)
     why: list[str] = []
     if rules.keep_full is not None and number < rules.keep_full:
-        why.append(f"keep_full {rules.keep_full}: it is number {number + 1}")
+        why.append(f"keep_full {rules.keep_full}: it is number {number + 1} from the newest")
     if _is_young(one, rules, now):
-        why.append(f"keep_days {rules.keep_days}: its newest restore point is of {_moment(max(one.points))}")
+        why.append(f"keep_days {rules.keep_days}: its newest restore point was taken at {_moment(max(one.points))}")
     return tuple(why)
 
 
 def _with_increments(
     number: int, one: HeldSnapshot, rules: Retention, now: datetime, why: tuple[str, ...]
 ) -> RetentionVerdict:
-    """The verdict on a snapshot that stays: with its increments, or without."""
-    most = rules.keep_increments
-    if len(one.points) == 1 or most is None:
+    """The verdict on a snapshot that is kept: with its increments, or without."""
+    keep = rules.keep_increments
+    if len(one.points) == 1 or keep is None:
         return RetentionVerdict(one.name, RetentionFate.KEEP, why)
-    if number < most:
+    if number < keep:
+        reason = f"its increments by keep_increments {keep}: it is number {number + 1} from the newest"
+    elif number == 0:
+        # keep_increments 0. The newest chain keeps its increments, because only that one is being continued.
+        reason = "its increments because the newest chain is being continued"
+    elif _is_young(one, rules, now):
+        reason = f"its increments by keep_days {rules.keep_days}"
+    else:
         return RetentionVerdict(
-            one.name, RetentionFate.KEEP, (*why, f"increments by keep_increments {most}: it is number {number + 1}")
+            one.name, RetentionFate.ONLY_FULL, (*why, f"without its increments: keep_increments {keep}")
         )
-    if number == 0:
-        # keep_increments 0: nobody asks for the next increment of any other.
-        return RetentionVerdict(
-            one.name, RetentionFate.KEEP, (*why, "increments because it is the newest: it is being continued")
-        )
-    if _is_young(one, rules, now):
-        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, f"increments by keep_days {rules.keep_days}"))
-    return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"increments by no rule: keep_increments {most}"))
+    return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason))
 
 
 def _is_young(one: HeldSnapshot, rules: Retention, now: datetime) -> bool:

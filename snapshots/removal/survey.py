@@ -1,7 +1,7 @@
-"""What the store has of a snapshot: what can be restored of it, what it takes, and what is wrong with it.
+"""Survey of a snapshot: what can be restored of it, how much space it takes, and what is wrong with it.
 
-Told from commits and listings alone; only `check` reads what the commits list. Nothing here raises because a snapshot
-is damaged: retention has to look at those too.
+The survey reads only commits and listings; only `check` reads the objects that the commits list. It does not raise
+for a damaged snapshot, because retention has to judge that too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from wal.segments.archive import ArchiveError
 class SurveyedSnapshot:
     """A snapshot as commits and listings show it.
 
-    `chain` is as much of it as can be read from its beginning on, None if not even the full snapshot can; `unreadable`
-    says why not more can be. `restorable` counts its restore points, from the full snapshot on, that lack nothing;
-    `lack` says what the next one does. Both texts are "" where there is nothing to say. `objects` is all that is below
-    its folder, listed by a commit or not.
+    `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read;
+    `unreadable` says why the rest can't be. `restorable` counts the restore points, from the full snapshot on, that
+    lack nothing; `lack` says what the next one lacks. Both texts are "" if there is nothing to report. `objects` are
+    all objects in its folder, whether or not a commit lists them.
     """
 
     name: str
@@ -40,38 +40,38 @@ class SurveyedSnapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it is missing."""
+        """Whether nothing is missing or unreadable."""
         return not self.problem
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, "" if nothing is."""
+        """What is wrong with the snapshot, "" if nothing is."""
         return self.unreadable or self.lack
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the store."""
+        """The size of all its objects."""
         return sum(one.size for one in self.objects)
 
     @property
     def points(self) -> tuple[RestorePoint, ...]:
-        """Its restore points that can be read."""
+        """The restore points that can be read."""
         commits = self.chain.commits if self.chain else ()
         return tuple(RestorePoint(one.increment, one.created_at) for one in commits)
 
     @property
     def moments(self) -> tuple[datetime, ...]:
-        """When its restore points were taken."""
+        """When the restore points were taken."""
         return tuple(datetime.fromisoformat(point.created_at) for point in self.points)
 
 
 def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedSnapshot]:
-    """How the snapshots `names` stand, in their order."""
+    """Survey the snapshots `names`, in their order."""
     return [survey_snapshot(store, name) for name in names]
 
 
 def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
-    """How one snapshot stands."""
+    """Survey one snapshot."""
     objects = store.inventory(f"snapshots/{name}")
     only_full = is_only_full(store, name)
     chain, unreadable = _read_newest(store, name)
@@ -82,12 +82,12 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
-    """The first of the snapshots `names` of which something can be restored; None if there is none."""
+    """The first of the snapshots `names` that has a restorable point; None if there is none."""
     return next((name for name in names if survey_snapshot(store, name).restorable), None)
 
 
 def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
-    """As much of the chain as can be read, and why not more can be."""
+    """Read the longest readable part of the chain; also return why the rest can't be read."""
     try:
         return read_chain(store, name), ""
     except (ManifestError, RefusedError, ObjectMissingError) as error:
@@ -106,7 +106,7 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
-    """How many of the chain's points lack nothing, and what the first other one lacks."""
+    """Count the restore points, from the first on, that lack nothing; also return what the next one lacks."""
     sizes = {one.key: one.size for one in objects}
     for number, commit in enumerate(chain.commits):
         for key, size in commit.object_sizes.items():

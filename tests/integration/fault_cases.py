@@ -100,7 +100,7 @@ ANEW = [
     (CrashPoint.TABLES_PUBLISHED, 1),
     (CrashPoint.SLOT_MADE, 1),
     (CrashPoint.BASE_COPIED, 1),
-    (CrashPoint.SCHEMA_STORED, 1),
+    (CrashPoint.DDL_STORED, 1),
 ]
 if SOAK_SECONDS:
     ANEW += [(CrashPoint.SLOT_MADE, NODES), (CrashPoint.COPY_SLOTS_DROPPED, 1), *((point, 1) for point in CUT_POINTS)]

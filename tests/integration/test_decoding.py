@@ -183,13 +183,14 @@ def test_changes_come_under_the_definition_that_they_were_made_under(place: Plac
     place.connection.execute("ALTER TABLE u RENAME TO t; INSERT INTO t VALUES (10)")
     (new,) = groups_of(place).values()
     new = structs.replace(new, number=2)
-    follower.task = replace(follower.task, versions=(Definition(oid, old), Definition(oid, new)))
+    follower.task = replace(follower.task, definitions=(Definition(oid, old), Definition(oid, new)))
     report = follower.drain(place.finish())
     assert report.problem is not None
     moved = {"node": follower.task.node.id, "group": "public.t", "oid": oid}
     assert report.problem["details"] == {**moved, "moved": [moved]}
     follower.task = replace(
-        follower.task, versions=(*follower.task.versions, Definition(oid, structs.replace(new, table="u", number=3)))
+        follower.task,
+        definitions=(*follower.task.definitions, Definition(oid, structs.replace(new, table="u", number=3))),
     )
     follower.drained(place.finish())
     found = [(chr(row["op"]), row["group"], row["row"]) for row in follower.changes()]

@@ -248,12 +248,14 @@ def test_a_segment_of_other_definitions_than_those_planned_is_anothers(
 ) -> None:
     monkeypatch.setattr(wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
     follower = place.follow(one_table(place))
-    (begun,) = follower.task.versions
-    rival = Follower(replace(follower.task, begun=frozenset({begun.group.number})), follower.groups, follower.base)
+    (unlisted,) = follower.task.definitions
+    rival = Follower(
+        replace(follower.task, unlisted_numbers=frozenset({unlisted.group.number})), follower.groups, follower.base
+    )
     place.connection.execute("INSERT INTO t VALUES (1)")
     (archived,) = rival.drained(place.finish()).segments
-    assert archived.definitions == (begun,)
-    assert list(archived.first_changes) == [begun.group.number]
+    assert archived.definitions == (unlisted,)
+    assert list(archived.first_changes) == [unlisted.group.number]
     place.connection.execute("INSERT INTO t VALUES (2)")
     report = follower.drain(place.finish())
     assert report.problem is not None
@@ -281,9 +283,9 @@ def mixed(messages: list[bytes], _: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("alter", "said"),
     [
-        (without_end, r"ends within the transaction at \w+/\w+"),
+        (without_end, r"end within the transaction at \w+/\w+"),
         (past_what_was_asked, r"after \w+/\w+, up to where it was asked"),
-        (mixed, r"message 4 that its slot gave, of \d+ bytes in the transaction at \w+/\w+: a decoded row"),
+        (mixed, r"message 4 of its slot \(\d+ bytes, in the transaction at \w+/\w+\) is invalid: a row"),
     ],
 )
 def test_of_what_is_not_decoded_as_it_should_be_nothing_is_stored(

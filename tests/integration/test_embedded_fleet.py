@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from embedded.fleet import EmbeddedFleet, NoFleetError, is_fleet, open_fleet, start_fleet, stop_fleet
-from embedded.folder import EmbeddedFleetBusyError, FolderTakenError, locked
+from embedded.folder import EmbeddedFleetBusyError, FolderTakenError, lock_folder
 from embedded.server import EmbeddedNode, ServerFailedError, running_pid
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.baseline import find_node
@@ -88,13 +88,13 @@ def test_starting_a_running_fleet_changes_nothing(shared_fleet: EmbeddedFleet) -
 
 def test_another_shape_is_refused(shared_fleet: EmbeddedFleet) -> None:
     before = pids(shared_fleet)
-    with pytest.raises(FolderTakenError, match="another shape"):
+    with pytest.raises(FolderTakenError, match="a fleet with other nodes"):
         start_fleet(shared_fleet.directory, shards=3, backups=1)
     assert pids(shared_fleet) == before
 
 
 def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> None:
-    with locked(shared_fleet.directory), pytest.raises(EmbeddedFleetBusyError):
+    with lock_folder(shared_fleet.directory), pytest.raises(EmbeddedFleetBusyError):
         stop_fleet(shared_fleet.directory)
     assert len(shared_fleet.running()) == len(shared_fleet.nodes)
 
@@ -165,7 +165,7 @@ def test_a_deleted_node_is_named_and_not_quietly_made_again(fleet_factory: Fleet
     fleet.delete_node_data(fleet.node("s2"))
     assert [node.id for node in fleet.running()] == ["s1"]
     before = pids(fleet)
-    with pytest.raises(RefusedError, match="data of s2 is gone"):
+    with pytest.raises(RefusedError, match="data of s2 is missing"):
         start_fleet(fleet.directory, shards=2, backups=0)
     assert pids(fleet) == before
     assert stop_fleet(fleet.directory) == 1

@@ -163,8 +163,8 @@ def test_a_table_that_loses_its_identity_is_named_and_init_takes_it_out(fleet: F
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
     message = errors[0].message
-    assert message.endswith("; PostgreSQL rejects those of kept.t on s1, which had one when Cutline published it")
-    assert errors[0].hint.endswith("then take what is published without one out of the publication: snapshot init")
+    assert message.endswith("; PostgreSQL rejects those of kept.t on s1, published while it had an identity")
+    assert errors[0].hint.endswith("then remove tables without one from the publication: snapshot init")
     for rules in (with_rules(fleet, exclude=("kept.t",)), with_rules(fleet, append_only=("kept.t",))):
         initialise(rules, Silent())
         assert rejected(node.dsn) == []
@@ -183,7 +183,7 @@ def test_a_new_partition_without_identity_is_written_until_somebody_gives_it_one
     assert rejected(node.dsn) + rejected(node.dsn, "kept.above") == []
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
-    assert errors[0].message == "no replica identity, so updates and deletes can't be followed: kept.t on s1"
+    assert errors[0].message == "no replica identity, so updates and deletes can't be captured: kept.t on s1"
     # A row goes from the one that is published to the one that is not, and back.
     execute(node.dsn, "INSERT INTO kept.above VALUES (150, 'x')", "UPDATE kept.above SET id = id - 100",
             "UPDATE kept.above SET id = id + 100", "DELETE FROM kept.above")  # fmt: skip

@@ -197,7 +197,7 @@ def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_ch
             execute(node, "ALTER SUBSCRIPTION inbound SET (slot_name = NONE)", "DROP SUBSCRIPTION inbound")
         for problem in (
             "does not own database bank", f"does not own publication cutline_{FLEET_ID}", "may not end other roles",
-            f"process {admin.info.backend_pid} (admin", "role writer has default_transaction_read_only = off",
+            f"process {admin.info.backend_pid} (admin", "role writer has its own default_transaction_read_only = off",
             "subscription inbound writes",
         ):  # fmt: skip
             assert problem in caught.value.message

@@ -109,7 +109,7 @@ def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pyte
     checked = runs.check_one(NAME)
     assert (checked.conflicts, checked.large_objects) == ([], COUNT)
     lines = check_lines(runs.check(NAME))
-    assert f"  read back whole, and compared with nothing: {COUNT} large objects" in lines
+    assert f"  read back, no second copy to compare with: {COUNT} large objects" in lines
     assert f"  {warning}" in lines
     for command in (("list",), ("show", NAME)):
         _, document = run_command(runs.fleet, *command)

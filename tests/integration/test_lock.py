@@ -22,7 +22,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.nodes.connections import shut_down
-from fleet.nodes.lock import locked_fleet
+from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.create.full import create_full
@@ -67,7 +67,7 @@ def test_the_loser_is_told_who_holds_the_fleet(chain: Runs) -> None:
     host = socket.gethostname().partition(".")[0]
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        locked_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
+        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
     ):
         ((session, since, address),) = holders(primary.dsn)
         with refused(chain.fleet, "fleet-busy", 7) as errors:
@@ -88,7 +88,7 @@ def test_the_loser_is_told_who_holds_the_fleet(chain: Runs) -> None:
 def test_another_applications_session_that_holds_the_lock_is_named_too(chain: Runs) -> None:
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        locked_fleet(sessions, chain.fleet.name, "somebody's script"),
+        lock_fleet(sessions, chain.fleet.name, "somebody's script"),
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
         go_on(chain.fleet)
@@ -127,7 +127,7 @@ def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_aga
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        locked_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
+        lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")) as lock,
     ):
         connection = sessions.connections["s1"]
         former = connection.info.backend_pid

@@ -11,7 +11,7 @@ import snapshots.create.cut_attempt as taking
 import snapshots.create.increment_attempt as incremental
 from embedded.fleet import EmbeddedFleet
 from fleet.label import own_label
-from fleet.nodes.lock import locked_fleet
+from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from snapshots.operations.settling import settle_operations
@@ -100,7 +100,7 @@ def test_a_lock_that_another_took_meanwhile_ends_the_operation(chain: Runs, monk
             end_holder(chain.fleet, "s1")
             entered.__enter__()
 
-        entered = locked_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
+        entered = lock_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
         disturbed(patched, "make_cut", overtaken)
         with pytest.raises(SnapshotError) as raised:
             chain.increment(NAME)
@@ -120,7 +120,7 @@ def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
             end_holder(chain.fleet, node.id)
         with (
             open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-            locked_fleet(sessions, chain.fleet.name),
+            lock_fleet(sessions, chain.fleet.name),
         ):
             settle_operations(chain.fleet.store.open(), chain.fleet, Silent())
 

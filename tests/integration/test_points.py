@@ -59,7 +59,7 @@ FULL_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     CrashPoint.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
     CrashPoint.SPARK_READY: frozenset({"schema object"}),
     CrashPoint.BASE_COPIED: frozenset({"schema object", "base object"}),
-    CrashPoint.SCHEMA_STORED: frozenset({"schema object"}),
+    CrashPoint.DDL_STORED: frozenset({"schema object"}),
     CrashPoint.SNAPSHOTS_RELEASED: frozenset({"snapshot released"}),
 }
 # Dropping a slot ends whoever reads it.
@@ -110,7 +110,7 @@ ANEW_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     CrashPoint.SLOT_MADE: frozenset({"slot", "standby snapshot", "snapshot exported"}),
     CrashPoint.BASE_COPIED: frozenset({"base object"}),
     CrashPoint.COPY_SLOTS_DROPPED: VOID_EFFECTS[CrashPoint.COPY_SLOTS_DROPPED],
-    CrashPoint.SCHEMA_STORED: frozenset({"schema object"}),
+    CrashPoint.DDL_STORED: frozenset({"schema object"}),
 }
 TERMINAL_EFFECTS: Mapping[CrashPoint, frozenset[str]] = {
     **CUT_EFFECTS,

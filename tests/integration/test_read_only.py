@@ -12,7 +12,7 @@ import pytest
 from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import connect
-from fleet.nodes.lock import FleetBusyError, locked_fleet
+from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from fleet.read_only.frozen import freeze
@@ -51,7 +51,7 @@ def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
             stack.enter_context(connect(node, application_name=own_label("create", "x"))) for node in fleet.primaries
         ]
         report = resume_fleet(fleet, Silent())
-        assert [(one.node, one.was.operation, one.ended) for one in report.thawed] == [
+        assert [(one.node, one.was.operation, one.ended) for one in report.results] == [
             (node.id, f"operation-{node.id}", 1) for node in fleet.primaries
         ]
         for session in pooled:
@@ -61,13 +61,13 @@ def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
         for session in ours:
             session.execute(WRITE)
     assert [state(node) for node in fleet.primaries] == was
-    assert resume_fleet(fleet, Silent()).thawed == ()
+    assert resume_fleet(fleet, Silent()).results == ()
 
 
 def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node: Node) -> None:
     with connect(node) as connection:
         freeze(connection, FLEET_ID, "operation-1", "last")
-    with open_sessions(fleet, fleet.primaries[1:]) as sessions, locked_fleet(sessions, fleet.name):
+    with open_sessions(fleet, fleet.primaries[1:]) as sessions, lock_fleet(sessions, fleet.name):
         with pytest.raises(FleetBusyError):
             resume_fleet(fleet, Silent())
         assert not may_write(node.dsn)
@@ -92,5 +92,5 @@ def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedF
     assert caught.value.details == {"nodes": [second.id], "thawed": [first.id]}
     assert watching.notes == [f"node {first.id} accepts writes again"]
     assert [may_write(first.dsn), may_write(second.dsn)] == [True, False]
-    assert [one.node for one in resume_fleet(fleet, Silent()).thawed] == [second.id]
+    assert [one.node for one in resume_fleet(fleet, Silent()).results] == [second.id]
     assert may_write(second.dsn)

@@ -16,7 +16,7 @@ from embedded.fleet import EmbeddedFleet
 from embedded.server import free_ports
 from fleet.config import Node
 from fleet.nodes.connections import with_database
-from fleet.nodes.lock import locked_fleet
+from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from restore.plan import plan_restore
@@ -150,7 +150,7 @@ def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
 def test_while_one_operation_runs_no_other_begins(chain: Runs) -> None:
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
-        locked_fleet(sessions, chain.fleet.name),
+        lock_fleet(sessions, chain.fleet.name),
     ):
         for command in (lambda: create(chain.fleet, "another"), lambda: go_on(chain.fleet, NAME)):
             with refused(chain.fleet, "fleet-busy", 7):

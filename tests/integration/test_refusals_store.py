@@ -66,9 +66,9 @@ def test_a_commit_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(ru
         with refused(runs.fleet, "snapshot-missing") as errors:
             go_on(runs.fleet, NAME)
         (error,) = errors
-        assert error.message.endswith(f"was committed, and its commit file is gone from the store: {key}")
+        assert error.message.endswith(f"was committed, but its commit file is gone from the store: {key}")
         assert error.details["increment"] == number
-        assert error.hint == f"put it back from a copy of the store; or {NEW_CHAIN}"
+        assert error.hint == f"put it back from a copy of the store, or {NEW_CHAIN}"
         if number == 0:
             # The same name would come upon the increments of the old chain.
             with refused(runs.fleet, "snapshot-missing"):

@@ -18,7 +18,7 @@ from tests.integration.test_decoding import confirmed_on
 from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, one_table, place
-from wal.drain.rolled_back import XIDS, is_rolled_back, undecodable_ahead
+from wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,5 +185,5 @@ def test_a_slot_that_can_be_read_has_nothing_to_pass_over(place: Place) -> None:
     middle = place.finish()
     place.connection.execute("INSERT INTO t VALUES (1, 'one')")
     for finish in (middle, place.finish()):
-        assert undecodable_ahead(task.node, task.slot, task.publications, Lsn(finish)) is None
+        assert find_undecodable(task.node, task.slot, task.publications, Lsn(finish)) is None
     assert confirmed_on(follower) == task.base

@@ -69,7 +69,7 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
         tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
 
     tried.create(CrashPoint.STARTS_WRITTEN, while_cut)
-    assert any("met a change of the schema" in note for note in tried.notes), tried.notes
+    assert any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.check(1)
 
     def undone() -> None:
@@ -100,22 +100,22 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
 
     # The tables are read, and no slot shows them so.
     noting = Noting(Interrupted("slots", while_made, times=10))
-    with pytest.raises(SchemaChangedError, match=r"during each of 2 attempts; last: node s1.* while the copy of its"):
+    with pytest.raises(SchemaChangedError, match=r"during each of 2 attempts; last: node s1.* while the base copy"):
         create_full(tried.fleet, CreateRequest("never", retries=1), tried.runs.spark, noting)
     assert [note.partition(":")[0] for note in noting.notes if note.startswith("attempt")] == [
-        f"attempt {number} of 2 met a change of the schema" for number in (1, 2)
+        f"attempt {number} of 2 was invalidated by DDL" for number in (1, 2)
     ]
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[], []]
     assert list(tried.fleet.store.open().list("snapshots")) == []
     commit = tried.create("slots", while_made, full=True)
-    assert sum("met a change of the schema" in note for note in tried.notes) == 1, tried.notes
+    assert sum("was invalidated by DDL" in note for note in tried.notes) == 1, tried.notes
     assert commit.definition_changes is None
     tried.check(0)
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
     # After the checks, and before anything is read for the slots: nothing is void.
     tried.name = "later"
     tried.create(CrashPoint.INTENT_STORED, while_made, full=True)
-    assert not any("met a change" in note for note in tried.notes), tried.notes
+    assert not any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.check(0)
 
 
@@ -137,7 +137,7 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
         commit = tried.create(point, unpublished)
         assert commit.definition_changes
         assert [group.table for group in commit.definition_changes.groups["s1"]] == ["t"]
-        is_met = any("tried.t was published otherwise" in note for note in tried.notes)
+        is_met = any("publication of table tried.t was changed" in note for note in tried.notes)
         assert is_met == (point == CrashPoint.FINISHES_WRITTEN), tried.notes
         tried.check(increment)
     assert tried.runs.check(tried.name).exit_code == 0
@@ -153,7 +153,7 @@ def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried:
     commit = tried.create(CrashPoint.CHECKED, changed)
     assert commit.definition_changes
     assert len(commit.definition_changes.successions["s1"]) == 1
-    assert not any("met a change" in note for note in tried.notes), tried.notes
+    assert not any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.check(1)
 
 
@@ -163,12 +163,12 @@ def test_a_table_that_is_dropped_while_it_is_copied_is_in_no_snapshot(tried: Tri
         tried.run("DROP TABLE tried.bag", then)
 
     tried.create("copy", dropped, full=True)
-    assert [note for note in tried.notes if "met a change" in note and '"tried.bag" does not exist' in note]
+    assert [note for note in tried.notes if "was invalidated by DDL" in note and '"tried.bag" does not exist' in note]
     tried.check(0)
     # The same of one that an increment copies.
     tried.run("CREATE TABLE tried.bag (id int PRIMARY KEY)", "INSERT INTO tried.bag VALUES (1)")
     tried.create("copy", lambda: dropped("CREATE TABLE tried.bag (other int PRIMARY KEY)"))
-    assert any("met a change" in note for note in tried.notes), tried.notes
+    assert any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.check(1)
     slots = [slot for node in tried.fleet.nodes for slot in slots_of(node.dsn)]
     assert len(slots) == len(tried.fleet.nodes), "none is left but the chain's own"
@@ -189,7 +189,7 @@ def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)", "UPDATE tried.t SET a = 'beside' WHERE id = 1")
     monkeypatch.setattr(PUBLISH, dropped)
     tried.create(CrashPoint.LOCKED, lambda: None)
-    assert [note for note in tried.notes if "met a change" in note and "can't be published" in note], tried.notes
+    assert [note for note in tried.notes if "invalidated by DDL" in note and "can't be published" in note], tried.notes
     tried.check(1)
     # Nothing else is taken for a change: what never works ends the command, and says why.
     monkeypatch.undo()

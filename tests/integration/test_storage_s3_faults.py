@@ -128,7 +128,7 @@ def test_a_definite_no_means_that_nothing_was_stored(line: Line, fault: Fault, p
 
 def test_a_server_without_conditional_puts_is_unfit(line: Line) -> None:
     line.proxy.faults.append(NOT_IMPLEMENTED)
-    with pytest.raises(StoreUnfitError, match="not implemented"):
+    with pytest.raises(StoreUnfitError, match="does not implement conditional puts"):
         line.through.create("object", b"ours")
 
 

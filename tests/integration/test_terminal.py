@@ -109,7 +109,7 @@ def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(r
             taken(runs, "last", Watching(), incremental=True)
         assert not may_write(dsns[0])
         before = len(writers[0].acknowledged)
-        assert len(resume_fleet(runs.fleet, Silent()).thawed) == 2
+        assert len(resume_fleet(runs.fleet, Silent()).results) == 2
         assert settings(runs.fleet) == was
         assert may_write(dsns[0])
         while len(writers[0].acknowledged) == before:
@@ -180,7 +180,7 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
         while len(writer.acknowledged) == before:
             writer.stop.wait(0.05)
     after_a_failure(runs, "insisted", was)
-    with pytest.raises(FinalStateError, match=rf"node {first.id}: 1 changes were made after the cut"):
+    with pytest.raises(FinalStateError, match=rf"node {first.id}: 1 changes were written after the cut"):
         taken(runs, "insisted", at(CrashPoint.ARCHIVED, lambda: insist(first)))
     after_a_failure(runs, "insisted", was)
 
@@ -188,7 +188,7 @@ def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
 def test_a_node_that_somebody_makes_writable_meanwhile_is_found(runs: Runs) -> None:
     was, (node, _) = settings(runs.fleet), runs.fleet.primaries
     reset = "ALTER DATABASE bank RESET default_transaction_read_only"
-    with pytest.raises(FinalStateError, match=rf"node {node.id}: somebody has let it accept writes"):
+    with pytest.raises(FinalStateError, match=rf"node {node.id}: it was made writable again before the commit"):
         taken(runs, "reset", at(CrashPoint.ARCHIVED, lambda: execute(node, reset)))
     after_a_failure(runs, "reset", was)
 

@@ -137,7 +137,7 @@ def assert_lacking_is_refused(runs: Runs, lacking: Node, has: set[str]) -> None:
     """A server that lacks what the source is built with takes what does not need it."""
     there = replace(runs.fleet, nodes=(lacking,))
     if "xml" in has:
-        said = r"node s1: its PostgreSQL is built without XML, which the snapshot has in own\.papers\.a, "
+        said = r"node s1: its PostgreSQL is built without XML support, but the snapshot has XML in own\.papers\.a, "
         with pytest.raises(TargetUnfitError, match=said) as refused:
             runs.restore(NAME, there)
         # `e` came after the full snapshot.

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.tables.column_types import read_contained
+from fleet.tables.column_types import read_special_columns
 from tests.integration.values_of_types import BUILT_IN, DECLARED, EXTENSIONS, OWN_TYPES
 
 # What a column may be of by itself: arrays come with their elements' type, composites with whoever made them.
@@ -86,7 +86,7 @@ def told_unloadable(connection: psycopg.Connection[Any], names: list[str]) -> se
         connection.execute(f"CREATE TABLE types.told ({columns})".encode())
         oid = connection.execute("SELECT 'types.told'::regclass::oid").fetchone()
         assert oid
-        return {name for one in read_contained(connection, oid).values() for _, name in one.unloadable}
+        return {name for one in read_special_columns(connection, oid).values() for _, name in one.unloadable}
 
 
 def takes_values(connection: psycopg.Connection[Any], name: str) -> bool:

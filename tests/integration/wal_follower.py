@@ -143,7 +143,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
         exported.connection.close()
     task = DrainTask(
         node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
-        operation="op", versions=tuple(Definition(0, group) for group in groups.values()), global_id_form="exact",
+        operation="op", definitions=tuple(Definition(0, group) for group in groups.values()), global_id_form="exact",
         base=exported.position, known=(), finish=Lsn(0), store=StoreLocation(store_url),
     )  # fmt: skip
     return Follower(task, groups, base)

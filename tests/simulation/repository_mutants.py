@@ -56,7 +56,7 @@ def outcome_decides() -> AbstractContextManager[object]:
 
     def broken(store: ObjectStore, operation: Operation, commit: Commit) -> None:
         if not is_open(store, operation.id):
-            raise publishing.operation_settled(operation.id)
+            raise publishing.operation_settled_error(operation.id)
         real(store, operation, commit)
 
     @contextmanager
@@ -87,7 +87,7 @@ def taken_is_an_answer() -> AbstractContextManager[object]:
 
     def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         if isinstance(error, ObjectExistsError):
-            raise publishing._name_taken(commit)
+            raise publishing._name_taken_error(commit)
         real(store, key, commit, error, at_once=at_once)
 
     return patch.object(publishing, "_check_stored", broken)

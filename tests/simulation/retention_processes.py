@@ -13,8 +13,8 @@ from snapshots.operations.open_operations import read_open_operations
 from snapshots.operations.operation import now_text, record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import read_chain
-from snapshots.records.lost_chains import Lost, mark_lost
-from snapshots.removal.deletion import Deleting, delete_locked, is_finished
+from snapshots.records.lost_chains import LostChain, mark_lost
+from snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
 from snapshots.removal.gc import find_garbage, remove_garbage
 from snapshots.removal.pruning import prune_locked
 from storage.errors import RefusedError, UnreachableError
@@ -39,7 +39,7 @@ def _settle(process: Process) -> None:
     try:
         for lease in open_leases(store):
             if not lease.is_running(process.world.clock()):
-                record_outcome(store, lease.operation, "failed", "its lease ran out")
+                record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == "create" for one in read_open_operations(store)):
             return
         with exclusive(process):
@@ -72,11 +72,11 @@ class ModelOnNodes:
 
 
 @contextmanager
-def deleting(process: Process) -> Iterator[Deleting]:
+def deleting(process: Process) -> Iterator[RemovalRun]:
     """Hold the fleet, everything settled, as snapshots.removal.deletion and snapshots.removal.pruning begin."""
     with exclusive(process) as lock:
         settle_operations(process.store, FLEET, process)
-        yield Deleting(FLEET, process.store, ModelOnNodes(process, lock), process, force=process.world.below(2) > 0)
+        yield RemovalRun(FLEET, process.store, ModelOnNodes(process, lock), process, force=process.world.below(2) > 0)
 
 
 def delete(process: Process, name: str) -> None:
@@ -121,5 +121,5 @@ def give_up(process: Process, name: str) -> None:
     with exclusive(process):
         settle_operations(store, FLEET, process)
         chain = read_chain(store, name)
-        mark_lost(store, Lost(name, chain.full.chain, chain.last.increment, "a", 9, 5, now_text()))
+        mark_lost(store, LostChain(name, chain.full.chain, chain.last.increment, "a", 9, 5, now_text()))
         process.drop_slots(slot_name(chain.full.chain))

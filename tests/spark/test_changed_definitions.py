@@ -16,7 +16,7 @@ from check.findings import Findings
 from check.report import Conflict, SnapshotReport
 from fleet.progress import Silent
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import fold
 from snapshots.fold.sources import read_at_cut, sources_of
 from snapshots.records.chain import Chain
@@ -43,7 +43,7 @@ def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, l
         for base in sources.bases:
             number = base.source.number
             for batch in (one for table in read_at_cut(store, base, BASE_SCHEMA) for one in table.to_batches()):
-                held = batch.filter(pa.array(rows_that_hold(batch, base, folded.changed.get(number, {}))))
+                held = batch.filter(pa.array(find_valid_rows(batch, base, folded.changed.get(number, {}))))
                 rows += [(number, one["group"], one["row"]) for one in held.to_pylist()]
     finally:
         folded.release()

@@ -17,7 +17,7 @@ from fleet.tables.groups import Group
 from restore.load import load_images
 from restore.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
 from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import NO_PLACE
@@ -171,7 +171,7 @@ def test_more_keys_than_the_driver_holds_give_the_same_rows(
     assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}
     (table,) = read_tables(open_store(f"file://{tmp_path}", {}), sources.bases[0].source, BASE_SCHEMA)
     (batch,) = table.to_batches()
-    holds = rows_that_hold(batch, sources.bases[0], folded.changed[0])
+    holds = find_valid_rows(batch, sources.bases[0], folded.changed[0])
     assert 0 < holds.sum() < 2 * BASE_KEYS - 60
     kept = batch.filter(pa.array(holds)).select(["group", "row"]).to_pylist()
     found = lines_of(folded) + [(row["group"], row["row"]) for row in kept]

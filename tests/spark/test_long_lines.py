@@ -14,7 +14,7 @@ from columns.bytes_column import from_list, xxhash64
 from fleet.lsn import Lsn
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold import changed_keys, lineage
-from snapshots.fold.base_rows import rows_that_hold
+from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.key_filter import KeyFilter
 from snapshots.fold.long_lines import LONG_LINE_BYTES
@@ -96,7 +96,7 @@ def stored(folder: Path) -> Sources:
 def long_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[dict[str, Any]]:
     assert folded.long_images is not None
     batches = folded.long_images.toArrow().to_batches()
-    read = long_image_reader(sources, location).images(batches)
+    read = long_image_reader(sources, location).read_images(batches)
     return [row for batch in read for row in batch.to_pylist()]
 
 
@@ -114,7 +114,7 @@ def test_long_lines_stay_where_they_are_and_are_read_there(
     sources, location = stored(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     assert folded.problems == []
-    for frame in folded.kept:
+    for frame in folded.cached:
         # What Spark holds: changes, last images, base rows and histories.
         assert all(len(row["row"]) <= LONG_LINE_BYTES for row in frame.collect() if "row" in frame.columns)
     assert folded.images is not None
@@ -126,7 +126,7 @@ def test_long_lines_stay_where_they_are_and_are_read_there(
     found = [(row["group"], row["row"]) for row in rows if row["group"] != PROBLEM]
     base = pa.table(list(zip(*((g, 0, key, row) for g, key, row in BASE), strict=True)), schema=BASE_SCHEMA)
     (batch,) = base.to_batches()
-    holds = rows_that_hold(batch, sources.bases[0], folded.changed[0])
+    holds = find_valid_rows(batch, sources.bases[0], folded.changed[0])
     kept = [(group, row) for (group, _, row), is_kept in zip(BASE, holds, strict=True) if is_kept]
     assert sorted(found + kept) == sorted(EXPECTED)
     assert {type(keys) for keys in folded.changed[0].values()} == {KeyFilter if more_than_the_driver_holds else KeySet}

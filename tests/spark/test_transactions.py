@@ -76,7 +76,7 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
     assert [conflict.global_id for conflict in report.conflicts] == torn
     for conflict in report.conflicts:
         assert (conflict.node, conflict.other_node) == NODES
-        assert conflict.detail == "it belongs to the state on s1 and not on s2"
+        assert conflict.detail == "the state on s1 includes it, the state on s2 does not"
 
 
 def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path
     report = compared(spark, tmp_path, [(left, 200, frozenset({Lsn(120)})), (right, 200, frozenset())])
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
-    assert report.conflicts[0].detail == "it belongs to the state on s2 and not on s1"
+    assert report.conflicts[0].detail == "the state on s2 includes it, the state on s1 does not"
 
 
 def test_an_object_that_was_damaged_since_it_was_read_is_no_transaction_less(

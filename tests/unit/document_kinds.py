@@ -16,7 +16,7 @@ from snapshots.operations.majority import claim_majority, read_baseline
 from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
 from snapshots.records.commit import Previous, Sequence
 from snapshots.records.commits import commit_key, find_place, read_chain, read_commit
-from snapshots.records.lost_chains import Lost, lost_key, mark_lost, read_lost
+from snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
 from snapshots.records.operation_records import Intent, LeaseRenewal, read_intent, write_operation_record
 from snapshots.records.store_identity import FLEET_KEY, ensure_identity, read_identity
 from snapshots.records.tombstones import (
@@ -43,7 +43,7 @@ FULL = replace(
 )  # fmt: skip
 RESTORE = replace(OPERATION, operation="20261120T000000Z-0000000009", kind="restore")
 LEASE = f"operations/{RESTORE.id}/lease-1.json"
-LOST = Lost("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
+LOST = LostChain("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
 def increment_of(store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ from snapshots.ddl.dump import SECTIONS
 from snapshots.operations.committing import put_commit
 from snapshots.records.commit import FullSnapshot, Previous, StoredObject
 from snapshots.records.commits import read_chain
-from snapshots.removal.deletion import Deleting
+from snapshots.removal.deletion import RemovalRun
 from storage.location import StoreLocation
 from storage.store import ObjectStore
 from tests.unit.made_commits import commit
@@ -88,6 +88,6 @@ def nodes_of(*chains: str) -> HeldNodes:
     return HeldNodes({(slot_name(chain), node) for chain in chains for node in ("a", "b")})
 
 
-def deleting(store: ObjectStore, nodes: HeldNodes, *, force: bool = False) -> Deleting:
+def deleting(store: ObjectStore, nodes: HeldNodes, *, force: bool = False) -> RemovalRun:
     """A deletion that holds the fleet."""
-    return Deleting(FLEET, store, nodes, Silent(), force)
+    return RemovalRun(FLEET, store, nodes, Silent(), force)

@@ -18,7 +18,7 @@ from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Pr
 from snapshots.records.commits import free_turn, read_chain
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix
-from snapshots.records.lost_chains import Lost, mark_lost
+from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
@@ -116,7 +116,8 @@ class MadeStore:
 
     def lose(self, chain: Chain) -> None:
         mark_lost(
-            self.store, Lost(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20T00:00:00Z")
+            self.store,
+            LostChain(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20T00:00:00Z"),
         )
 
     def tombstone(self, name: str) -> None:

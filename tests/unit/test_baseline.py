@@ -15,10 +15,10 @@ from fleet.nodes.baseline import (
     FleetTopologyError,
     FoundNode,
     NodeIdentity,
+    can_decode,
     check_baseline,
     check_presence,
     check_topology,
-    decodes,
 )
 from storage.location import StoreLocation
 
@@ -95,9 +95,9 @@ def test_a_standby_that_was_left_out_for_its_age_is_no_node_too_many() -> None:
 
 
 def test_a_standby_decodes_from_16_on() -> None:
-    assert not decodes(identity("a-b1", "a", server_version=150099))
-    assert decodes(identity("a-b1", "a", server_version=160000))
-    assert decodes(identity("a", server_version=150000))
+    assert not can_decode(identity("a-b1", "a", server_version=150099))
+    assert can_decode(identity("a-b1", "a", server_version=160000))
+    assert can_decode(identity("a", server_version=150000))
     check_topology((A, STANDBY), found_nodes(identity("a"), identity("a-b1", "a")))
 
 
@@ -107,9 +107,9 @@ def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
 
 
 @pytest.mark.parametrize(("other", "message", "hint"), [
-    ({"in_recovery": False}, "node a-b1 is no standby, and fleet.toml calls it a backup of a", NEW_CHAIN),
-    ({"system_identifier": "9"}, "node a-b1 is a standby of another primary than a", "fleet.toml"),
-    ({"database_oid": 6}, "node a-b1: its database shop is not that of a", "replayed"),
+    ({"in_recovery": False}, "node a-b1 is not a standby, but backup_of a in fleet.toml", NEW_CHAIN),
+    ({"system_identifier": "9"}, "node a-b1 is a standby of another primary, not of a", "fleet.toml"),
+    ({"database_oid": 6}, "node a-b1: its database shop is not the one of a", "caught up"),
     ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),
 ])  # fmt: skip
 def test_a_node_that_does_not_play_its_part_is_named(other: dict[str, Any], message: str, hint: str) -> None:

@@ -34,15 +34,13 @@ def test_a_deletion_tells_first_what_is_lost_what_is_freed_and_what_stays() -> N
     plan = plan_deletion(store, fleet, "old", force=False)
     size = sum(len(store.read(key)) for key in store.list("snapshots/old"))
     lines = plan_lines(plan)
-    assert lines[0].startswith(
-        f"old is deleted with all its restore points: {len(store.list('snapshots/old'))} objects"
-    )
+    assert lines[0].startswith(f"delete old with all its restore points: {len(store.list('snapshots/old'))} objects")
     assert lines[1:] == [
         "lost: full snapshot of 2020-01-01 10:00:00 UTC",
         "lost: increment 1 of 2020-01-02 10:00:00 UTC",
-        f"slot {SLOT} is dropped on a, b",
-        "kept: new",
-        "kept: the name old, which is never used again, and the records of operations",
+        f"drop slot {SLOT} on a, b",
+        "keep new",
+        "keep the records of operations, and the name old, which can't be used again",
     ]
     document = plan_document(plan)
     assert (document["schema"], document["state"], document["bytes"]) == ("cutline/delete/1", "planned", size)
@@ -59,13 +57,13 @@ def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
     assert code_of(deletion.removed) == 6
     assert document_of(deletion)["state"] == "unfinished"
     assert lines_of(deletion)[1:] == [
-        f"warning: could not be asked to drop its slot: {SLOT} on b",
-        "not all of it is gone; repeat: snapshot delete old",
+        f"warning: slot not dropped, the node is unreachable: {SLOT} on b",
+        "not everything was deleted; repeat: snapshot delete old",
     ]
     refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
     assert code_of(refused) == 3
     told = DeletionResult(deletion.mark, refused)
-    assert "warning: the store keeps snapshots/old/x: object lock" in lines_of(told)
+    assert "warning: the store refused to delete snapshots/old/x: object lock" in lines_of(told)
     assert document_of(told)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
@@ -77,7 +75,7 @@ def test_the_last_deletion_says_that_the_publications_go_and_what_the_next_snaps
     delete_locked(deleting(store, nodes), "old", lambda _plan: None)
     seen: list[str] = []
     deletion = delete_locked(deleting(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan)))
-    assert "it is the last snapshot: the publications are dropped too" in seen
+    assert "drop the publications: this is the last snapshot" in seen
     lines = lines_of(deletion)
     assert "publication dropped: a" in lines
     assert any("snapshot init" in line for line in lines)
@@ -92,7 +90,7 @@ def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
     rules = Retention(keep_full=1)
     plan = plan_prune(store, FLEET, rules, force=False)
     lines = prune_plan_lines(plan)
-    assert lines[0] == "newer: kept: keep_full 1: it is number 1"
+    assert lines[0] == "newer: kept: keep_full 1: it is number 1 from the newest"
     assert lines[1].startswith("new: kept: it is damaged")
     assert "part-0.parquet is gone from the store" in lines[1]
     assert lines[2:5] == [
@@ -106,4 +104,4 @@ def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
     assert document["rules"] == {"keep_full": 1, "keep_days": None, "keep_increments": None}
     assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
     assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
-    assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "there is nothing to prune"
+    assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "nothing to prune"

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import typer.main
+from rich.text import Text
 
-from cli.main import COMMANDS, hoist_shared_options
+from cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
 from cli.output.exit_codes import MEANINGS
 from storage.errors import UsageError
 
@@ -92,6 +94,19 @@ def test_help_lists_every_command_and_every_exit_code() -> None:
         assert entry.help in done.stdout
     for code, meaning in MEANINGS.items():
         assert f"{code:>3}  {meaning}\n" in done.stdout
+
+
+def test_no_help_text_loses_words_to_markup() -> None:
+    """A help text is shown as it is written: rich takes words in brackets for styles, and drops them."""
+    for name in COMMANDS:
+        with typer.main.get_command(app).make_context("snapshot", [name], resilient_parsing=True) as context:
+            command = cast("SnapshotGroup", context.command).commands[name]
+            with command.make_context(name, [], parent=context, resilient_parsing=True) as inner:
+                commands = [inner.command, *getattr(inner.command, "commands", {}).values()]
+        texts = [each.help for each in commands]
+        texts += [getattr(option, "help", None) for each in commands for option in each.params]
+        for text in filter(None, texts):
+            assert Text.from_markup(text).plain == text.replace("\\[", "["), f"{name}: {text}"
 
 
 def test_the_version_is_told_as_text_or_json() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cli.spark import class_archive
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
-from cli.spark.settings import cores_of, driver_memory_bytes, repeating, runs_on_this_machine, session_settings
+from cli.spark.settings import cores_of, driver_memory_bytes, runs_on_this_machine, session_settings, with_retries
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_master_says_where_tasks_run_and_how_many(master: str, here: bool, cor
     ],
 )
 def test_a_master_here_repeats_tasks_as_a_cluster_does(master: str, repeated: str) -> None:
-    assert repeating(master) == repeated
+    assert with_retries(master) == repeated
 
 
 def test_what_the_fleet_file_says_goes_over_the_choices_but_adds_to_the_options(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from restore.ddl import without_foreign_keys
+from restore.ddl import remove_foreign_keys
 
 # As pg_dump 18 writes a post-data section with --quote-all-identifiers.
 POST_DATA = r'''
@@ -24,7 +24,7 @@ ALTER TABLE "public"."measured"
 
 
 def test_foreign_keys_are_left_out_and_named() -> None:
-    script, names = without_foreign_keys(POST_DATA)
+    script, names = remove_foreign_keys(POST_DATA)
     assert names == [
         '"child_parent_fkey" of "public"."child"',
         '"FOREIGN KEY ""x""" of "Odd"."a ""b"""',
@@ -37,4 +37,4 @@ def test_foreign_keys_are_left_out_and_named() -> None:
 
 def test_a_script_without_foreign_keys_is_left_alone() -> None:
     script = 'ALTER TABLE ONLY "a"."b"\n    ADD CONSTRAINT "c" PRIMARY KEY ("d");\n'
-    assert without_foreign_keys(script) == (script, [])
+    assert remove_foreign_keys(script) == (script, [])

@@ -119,7 +119,7 @@ def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> 
     put_commit(store, commit(0))
     full = read_chain(store, "daily").full
     wrong = structs.replace(commit(1), previous=Previous(full.operation, "0" * 64))
-    with pytest.raises(ManifestError, match="snapshot daily is not the one"):
+    with pytest.raises(ManifestError, match="snapshot daily is not the commit"):
         put_commit(store, wrong)
     put_commit(store, structs.replace(commit(1), previous=Previous(full.operation, full.digest)))
     assert read_chain(store, "daily").last.previous == Previous(full.operation, full.digest)

@@ -13,7 +13,7 @@ from snapshots.listing.name_templates import used_names
 from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
 from snapshots.operations.operation import begin, new_operation, pending_operations, record_outcome
-from snapshots.operations.slot_guard import _kept_chain
+from snapshots.operations.slot_guard import _find_kept_chain
 from snapshots.records.commits import (
     SnapshotMissingError,
     check_not_pruned,
@@ -184,7 +184,8 @@ def test_the_slots_of_what_is_gone_are_known_for_what_they_are() -> None:
 
     def gone(name: str) -> str:
         slot = slot_name(f"op-{name}-0")
-        return _kept_chain(store, slot, RetainedAnswers((Retained("b", slot, 1, 100),), {}), f"op-{name}-0").gone
+        answers = RetainedAnswers((Retained("b", slot, 1, 100),), {})
+        return _find_kept_chain(store, slot, answers, f"op-{name}-0").removal_text
 
     assert (gone("old"), gone("new")) == ("", "")
     prune(store, nodes, keep_increments=1)

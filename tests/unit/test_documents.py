@@ -138,7 +138,7 @@ def test_a_newer_or_unknown_version_is_said_to_be_one(kind: str) -> None:
         assert "newer version" in refusal(kind, seal(document | {"schema": schema})).hint
     # Whose fixed form may be another, too.
     newer = json.dumps(document | {"schema": f"{name}/3"}).encode()
-    assert f"a newer version of Cutline may have written it: its schema is {name}/3" in refusal(kind, newer).hint
+    assert f"a newer version of Cutline may have written it: its format is {name}/3" in refusal(kind, newer).hint
 
 
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -224,7 +224,7 @@ def as_text(path: tuple[Any, ...]) -> str:
 @pytest.mark.parametrize(("kind", "change", "message"), [
     ("increment", {"increment": "1"}, "Expected `int`, got `str` - at `$.increment`"),
     ("increment", {"sequences": {"a": [7]}}, "Expected `object`, got `int` - at `$.sequences[...][0]`"),
-    ("full", {"base": {"a": 7, "b": "0/0"}}, "a int is no WAL position - at `$.base[...]`"),
+    ("full", {"base": {"a": 7, "b": "0/0"}}, "expected a WAL position, got int - at `$.base[...]`"),
     ("full", {"base": {"a": "7", "b": "0/0"}}, "'7' is not a WAL position - at `$.base[...]`"),
     ("full", {"counts": {"bytes": -1}}, "Expected `int` >= 0 - at `$.counts[...]`"),
     ("full", {"created_at": "2026-11-20"}, "- at `$.created_at`"),

@@ -7,7 +7,7 @@ import pytest
 from snapshots.create.make_cut import _AttemptFailedError, _raise_problems
 from storage.errors import SnapshotError, UnreachableError, report_of
 from tests.unit.made_changes import FULL, KEYED
-from wal.decoding.known_definitions import Described, SchemaMovedError
+from wal.decoding.known_definitions import SchemaMovedError, TableDescription
 from wal.drain.drain_task import DrainReport
 from wal.slots.slots import SlotLostError
 
@@ -17,7 +17,7 @@ LOST = SlotLostError(f"node b: slot s is at {5}", details={"node": "b"})
 
 def moved(node: str, *names: str) -> SchemaMovedError:
     return SchemaMovedError(
-        node=node, moved=[Described(number, name, None, 0) for number, name in enumerate(names, start=7)]
+        node=node, moved=[TableDescription(number, name, None, 0) for number, name in enumerate(names, start=7)]
     )
 
 

@@ -14,5 +14,5 @@ def test_a_time_is_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1 year", "1h30m", "1,5h", "1H"])
 def test_what_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time such as 24h"):
+    with pytest.raises(ValueError, match="is not a length of time such as 24h"):
         Duration.parse(text)

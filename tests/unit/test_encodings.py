@@ -76,5 +76,5 @@ def test_names_and_gids_are_text_by_the_servers_encoding_and_values_its_bytes() 
 
 
 def test_without_an_encoding_names_must_be_utf8() -> None:
-    with pytest.raises(DecodingError, match="a decoded name is no text"):
+    with pytest.raises(DecodingError, match="a name is not valid UTF-8"):
         Decoder("n1", (Definition(7, GROUP),), "exact").feed(from_list(messages()))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from fleet.lsn import Lsn
-from snapshots.create.late_writers import late_writers
+from snapshots.create.late_writers import find_late_writers
 from storage.memory import InMemoryStore
 from wal.segments.archive import SegmentRange
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -43,7 +43,7 @@ def found(changes: Sequence[Row], events: Sequence[Row], split: int = 0) -> list
         ).segment
         for number, part in enumerate(parts, start=1)
     ]  # fmt: skip
-    return late_writers(store, segments, Lsn(COPY), {COPIED})
+    return find_late_writers(store, segments, Lsn(COPY), {COPIED})
 
 
 CHANGE: Row = ("U", 100, 100, 7, COPIED)

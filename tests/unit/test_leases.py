@@ -12,7 +12,7 @@ from msgspec import structs
 
 import snapshots.operations.leases as module
 from fleet.progress import Noting, Silent
-from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases, time_of
+from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases, time_text
 from snapshots.operations.operation import begin, is_open, new_operation, pending_operations
 from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.documents import ManifestError, seal
@@ -31,7 +31,7 @@ def restoring(increment: int = 0) -> Intent:
 
 def begun(store: InMemoryStore, expires_at: datetime) -> Intent:
     """A restore whose process says nothing any more."""
-    operation = structs.replace(restoring(), expires_at=time_of(expires_at), by="cutline restore daily ops@db7:4711")
+    operation = structs.replace(restoring(), expires_at=time_text(expires_at), by="cutline restore daily ops@db7:4711")
     begin(store, operation)
     return operation
 
@@ -62,7 +62,7 @@ def test_a_refusal_tells_who_reads_since_when_and_until_when() -> None:
         check_not_in_use(store, "daily")
     assert error.value.details == {
         "snapshot": "daily", "operation": operation.id, "user": "ops", "host": "db7", "process": 4711,
-        "since": operation.began_at, "until": time_of(until),
+        "since": operation.began_at, "until": time_text(until),
     }  # fmt: skip
     assert "ops@db7 (process 4711)" in error.value.message
 
@@ -80,7 +80,7 @@ def test_the_newest_renewal_counts(renewals: int) -> None:
     store = memory()
     operation = begun(store, NOW)
     for number in range(1, renewals + 1):
-        renew(store, operation, number, time_of(NOW + timedelta(minutes=number)))
+        renew(store, operation, number, time_text(NOW + timedelta(minutes=number)))
     (lease,) = open_leases(store, "daily")
     assert lease.until == NOW + timedelta(minutes=renewals)
     assert lease.is_running(NOW + timedelta(minutes=renewals, seconds=-1))
@@ -135,7 +135,7 @@ def test_a_store_that_takes_no_writes_is_read_without_a_lease_and_that_is_said()
     with hold_lease(store, restoring(), shown):
         pass
     (note,) = shown.notes
-    assert note.startswith("nothing keeps snapshot daily from being deleted while it is read")
+    assert note.startswith("snapshot daily is not protected from deletion while it is read")
     assert "access denied" in note
 
 
@@ -154,7 +154,7 @@ def test_an_end_that_can_not_be_stored_does_not_undo_what_was_restored() -> None
     store = GoneAtTheEnd(own_url())
     with hold_lease(store, operation, shown):
         pass
-    assert shown.notes == [f"the end of operation {operation.id} could not be stored: store {store.url}: no route"]
+    assert shown.notes == [f"the outcome of operation {operation.id} could not be stored: store {store.url}: no route"]
     assert [one.id for one in pending_operations(store)] == [operation.id]
 
 

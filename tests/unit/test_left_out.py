@@ -9,8 +9,8 @@ from fleet.tables.left_out import (
     WARNED,
     LeftOut,
     LeftOutKind,
-    count_warnings,
-    with_large_objects,
+    mark_large_objects,
+    select_warnings,
 )
 
 UNLOGGED, EXCLUDED, LARGE = LeftOutKind.UNLOGGED_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.LARGE_OBJECTS
@@ -62,7 +62,7 @@ def test_a_warning_of_several_snapshots_is_said_once() -> None:
 
 def test_stored_large_objects_are_of_the_full_snapshot_and_no_longer_left_out() -> None:
     found = [LeftOut("a", LARGE, "pg_largeobject", "why", 3), LeftOut("a", UNLOGGED, "t.x", "why")]
-    kept, then = with_large_objects(found, {"a": (2, "0/1F")})
+    kept, then = mark_large_objects(found, {"a": (2, "0/1F")})
     assert (kept.name, then.kind, then.count) == ("t.x", LeftOutKind.LARGE_OBJECTS_OF_FULL, 2)
     assert then.why == "as they were at the full snapshot (0/1F): increments do not follow them"
-    assert count_warnings((kept, then)) == (then,)
+    assert select_warnings((kept, then)) == (then,)

@@ -105,7 +105,7 @@ def test_a_text_that_looks_like_a_mark_is_not_one() -> None:
 
 def test_unchanged_values_are_filled_from_the_other_row() -> None:
     _, (new, old) = columns_of([[(), b"old"], [b"new", b"older"], [None, b"oldest"], [(), ()]], 2)
-    filled = new.filled(old)
+    filled = new.fill_unchanged(old)
     assert bytes(filled.kinds) == b"ttnu"
     assert filled.starts[0] == old.starts[0]
     assert filled.lengths.tolist()[:2] == [3, 3]

@@ -19,8 +19,8 @@ from snapshots.fold.long_lines import (
     LONG_LINE_BYTES,
     NO_PLACE,
     LongLines,
-    names_of,
-    read_placed,
+    line_names,
+    read_with_places,
     stand_in_of,
     with_stand_ins,
 )
@@ -46,7 +46,9 @@ def stored(store: InMemoryStore, key: str, lines: list[bytes], per_row_group: in
 
 def read(store: InMemoryStore, objects: tuple[BaseSource, ...]) -> list[tuple[bytes, int]]:
     """Row and place of every row, as a fold reads them."""
-    tables = (table for number, one in enumerate(objects) for table in read_placed(store, one, number, BASE_SCHEMA))
+    tables = (
+        table for number, one in enumerate(objects) for table in read_with_places(store, one, number, BASE_SCHEMA)
+    )
     return [(row["row"], row["place"]) for table in tables for row in with_stand_ins(table).to_pylist()]
 
 
@@ -62,8 +64,8 @@ def test_a_long_line_is_found_again_where_it_was(kept: int, monkeypatch: pytest.
     # In turns between the objects, and back.
     for row, place in [*found[::2], *found[1::2], *found[::-1]]:
         if place != NO_PLACE:
-            assert reader.line(place, row).tobytes() in {LONG + b"1\n", LONG + b"2\n"}
-            assert stand_in_of(reader.line(place, row)) == row
+            assert reader.read(place, row).tobytes() in {LONG + b"1\n", LONG + b"2\n"}
+            assert stand_in_of(reader.read(place, row)) == row
 
 
 def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
@@ -71,18 +73,18 @@ def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES, 2))
     stand_in, place = next(one for one in read(store, objects) if one[1] != NO_PLACE)
     never = stand_in_of(np.frombuffer(b"what never was\n", np.uint8))
-    with pytest.raises(ObjectDamagedError, match=r"base/0 .* another one"):
-        LongLines(store, objects).line(place, never)
+    with pytest.raises(ObjectDamagedError, match=r"base/0 .* a row differs"):
+        LongLines(store, objects).read(place, never)
     elsewhere = InMemoryStore("memory://test")
     elsewhere.create("base/0", store.read("base/0")[:-1] + b"?")
     reader = LongLines(elsewhere, objects)
     with pytest.raises(ObjectDamagedError, match=r"base/0 .* not those that were committed"):
-        reader.line(place, stand_in)
-    assert reader.asked == objects[0].source
+        reader.read(place, stand_in)
+    assert reader.current_source == objects[0].source
 
 
 def test_equal_lines_have_one_name_and_others_have_others() -> None:
-    names = names_of(pa.array(LINES, pa.binary()))
+    names = line_names(pa.array(LINES, pa.binary()))
     values = [names.data[low:high].tobytes() for low, high in zip(names.offsets, names.offsets[1:], strict=False)]
     assert (values[0], values[2]) == (LINES[0], LINES[2])
     assert (values[1] == values[4], values[1] == values[3]) == (True, False)

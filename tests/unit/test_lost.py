@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from snapshots.records.documents import ManifestError, seal
-from snapshots.records.lost_chains import Lost, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
+from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
 from storage.memory import InMemoryStore
 
 STORES = count()
-LOST = Lost("daily", "op-1", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
+LOST = LostChain("daily", "op-1", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
 
 
 def memory() -> InMemoryStore:
@@ -55,5 +55,5 @@ def test_a_mark_that_was_changed_is_not_believed() -> None:
         assert is_lost(damaged, "daily", "op-1")
     newer = memory()
     newer.create(lost_key("daily", "op-1"), seal({"schema": "cutline/lost/2", "why": "another reason"}))
-    with pytest.raises(ManifestError, match="that this version understands"):
+    with pytest.raises(ManifestError, match="is not a valid document for this version"):
         read_lost(newer, "daily", "op-1")

@@ -27,7 +27,7 @@ from snapshots.operations.operation import (
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import commit_key, snapshot_names
 from snapshots.records.documents import seal
-from snapshots.records.lost_chains import Lost, is_lost, lost_key, mark_lost
+from snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
 from snapshots.records.operation_records import operation_key
 from snapshots.records.store_identity import FLEET_KEY, ensure_identity
 from storage.errors import SnapshotError
@@ -43,7 +43,7 @@ from wal.segments.segments import create_segment
 
 ROOT = Path(__file__).parent.parent.parent
 FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://"), (), "exact", GroupRules(), "local", {})
-OTHER = Lost("weekly", "op-9", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
+OTHER = LostChain("weekly", "op-9", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
 EMPTY = pa.Table.from_batches([], SEGMENT_SCHEMA)
 
 # What became of a put whose answer was lost: stored at once, never, or when all others have gone on.

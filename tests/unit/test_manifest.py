@@ -200,7 +200,7 @@ def test_no_byte_of_a_commit_can_change_unnoticed() -> None:
 def test_a_commit_that_lacks_something_is_refused_by_name(name: str) -> None:
     document = fields_of(commit(0))
     del document[name]
-    with pytest.raises(ManifestError, match=f"object the/key is not a document .*missing required field `{name}`"):
+    with pytest.raises(ManifestError, match=f"object the/key is not a valid document .*missing .* field `{name}`"):
         read_back(seal(document))
 
 

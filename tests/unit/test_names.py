@@ -33,12 +33,12 @@ NOON = datetime(2026, 11, 20, 14, 33, 7, tzinfo=UTC)
     ],
 )
 def test_a_template_makes_a_name(text: str, name: str) -> None:
-    assert read_template(text).rendered(NOON, 7) == name
+    assert read_template(text).render(NOON, 7) == name
 
 
 def test_times_are_utc() -> None:
     tokyo = datetime(2026, 11, 21, 1, 0, 5, tzinfo=timezone(timedelta(hours=9)))
-    assert read_template("{date}-{time}").rendered(tokyo, 0) == "2026-11-20-160005"
+    assert read_template("{date}-{time}").render(tokyo, 0) == "2026-11-20-160005"
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_times_are_utc() -> None:
         ("nightly-date}", "stray brace"),
         ("nightly-{{date}}", "stray brace"),
         ("nightly {date}", "makes 'nightly 20"),
-        ("-{date}", "can't be called"),
-        ("x" * 60 + "{date}", "can't be called"),
+        ("-{date}", "is not a valid snapshot name"),
+        ("x" * 60 + "{date}", "is not a valid snapshot name"),
     ],
 )
 def test_what_is_no_template_is_refused_by_name(text: str, said: str) -> None:
@@ -116,7 +116,7 @@ def test_the_newest_committed_name_of_a_template_is_found(fleet) -> None:  # typ
 def test_a_plain_name_is_itself_and_asks_no_store(fleet, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(module, "_store", None)
     assert new_name(fleet, "weekly") == newest_name(fleet, "weekly") == "weekly"
-    with pytest.raises(UsageError, match="can't be called 'a b'"):
+    with pytest.raises(UsageError, match="'a b' is not a valid snapshot name"):
         new_name(fleet, "a b")
 
 

@@ -204,8 +204,10 @@ def test_changes_read_as_they_would_one_by_one(data: st.DataObject, history: His
 def test_what_concerns_some_numbers_alone_says_the_same_of_them(history: History) -> None:
     some = list(history.definitions)[:2]
     present = history.present
-    assert [present.of(some).number_of(number) for number in some] == [present.number_of(number) for number in some]
-    assert present.of(some).number_of(STRANGER) is None
+    assert [present.restrict_to(some).number_of(number) for number in some] == [
+        present.number_of(number) for number in some
+    ]
+    assert present.restrict_to(some).number_of(STRANGER) is None
 
 
 def test_the_value_of_older_rows_is_that_of_the_definition_that_added_the_column() -> None:

@@ -88,11 +88,11 @@ def test_every_verdict_says_why() -> None:
         [held("a", 3, 2), held("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW
     )
     assert found[0].why == (
-        "keep_full 2: it is number 1",
-        "keep_days 1: its newest restore point is of 2026-11-20 00:00",
-        "increments by keep_increments 1: it is number 1",
+        "keep_full 2: it is number 1 from the newest",
+        "keep_days 1: its newest restore point was taken at 2026-11-20 00:00",
+        "its increments by keep_increments 1: it is number 1 from the newest",
     )
-    assert found[1].why == ("keep_full 2: it is number 2", "increments by no rule: keep_increments 1")
+    assert found[1].why == ("keep_full 2: it is number 2 from the newest", "without its increments: keep_increments 1")
 
 
 COUNTS = st.none() | st.integers(0, 6)

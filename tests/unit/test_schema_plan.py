@@ -124,7 +124,7 @@ def test_what_can_be_brought_to_a_new_definition_is_carried_on(new: Group, attri
 def test_what_can_not_be_told_for_sure_is_copied_anew(new: Group, attributes: int) -> None:
     found = plan(new, state(new, attributes))
     assert not is_carried(found)
-    assert [table.group for table in found.copied] == [replace(new, number=41, partitions=2)]
+    assert [table.group for table in found.to_copy] == [replace(new, number=41, partitions=2)]
     assert found.successions == {}
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.create.sequences import never_back
+from snapshots.create.sequences import latest_sequences
 from snapshots.records.commit import Sequence
 
 
@@ -26,9 +26,9 @@ def one(last_value: int, *, is_called: bool = True, increment: int = 1, cycles: 
     ],
 )
 def test_a_sequence_is_never_behind_where_it_stood(before: Sequence, after: Sequence, expected: Sequence) -> None:
-    assert never_back({"a": [before]}, {"a": [after]}) == {"a": (expected,)}
+    assert latest_sequences({"a": [before]}, {"a": [after]}) == {"a": (expected,)}
 
 
 def test_sequences_that_came_since_stay_and_those_that_went_do_not() -> None:
     gone, new = Sequence("s", "gone", 1, False, 1, False), Sequence("s", "new", 2, False, 1, False)  # noqa: FBT003  # as stored
-    assert never_back({"a": [gone], "b": []}, {"a": [new], "b": []}) == {"a": (new,), "b": ()}
+    assert latest_sequences({"a": [gone], "b": []}, {"a": [new], "b": []}) == {"a": (new,), "b": ()}

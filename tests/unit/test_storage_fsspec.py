@@ -106,7 +106,7 @@ def test_folders_are_made_where_they_have_to_be() -> None:
 def test_a_file_system_that_looks_first_and_then_writes_is_refused(
     made: Callable[[Path], ObjectStore], tmp_path: Path
 ) -> None:
-    with pytest.raises(StoreUnfitError, match="looks whether there is an object, and then writes") as raised:
+    with pytest.raises(StoreUnfitError, match="checks whether the object exists and then writes") as raised:
         probe_store(made(tmp_path))
     assert raised.value.exit_code == 3
     assert not list(tmp_path.rglob("*"))

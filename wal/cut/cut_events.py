@@ -1,8 +1,8 @@
-"""The transaction events of a whole fleet as flat columns: what resolving a cut works on.
+"""The transaction events of a whole fleet as flat columns, from which a cut is resolved.
 
-Nodes and global ids are numbers here, so that the rule itself needs no loop over nodes. The windows of all
-nodes are laid end to end on one line: a *place* is a position on it, and places of one node order as its WAL
-positions do.
+Nodes and global ids are numbers here, so that the rule needs no loop over nodes. The windows of all nodes are
+concatenated: a *place* is a position in this sequence, and the places of one node are in the order of its WAL
+positions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NO_GLOBAL_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class NodeWindow:
-    """One node's part of a cut to be resolved.
+    """One node's part of a cut that is to be resolved.
 
-    `previous` is its position at the cut before (the base position for the first), `start` and `finish` are
-    its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` what the cut
-    before left out.
+    `previous` is its position at the previous cut (for the first cut, its base position), `start` and `finish` are the
+    positions of its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
+    transactions that the previous cut left undecided.
     """
 
     previous: Lsn
@@ -42,7 +42,7 @@ class NodeWindow:
 
 @dataclass(frozen=True, slots=True)
 class EventRows:
-    """Some events as columns. `gid` is a number of `FleetEvents.names`, `place` is on the line of all windows."""
+    """Some events as columns. `gid` is an index of `FleetEvents.names`; `place` orders the events of all windows."""
 
     node: Ints
     gid: Ints
@@ -54,16 +54,17 @@ class EventRows:
         return len(self.node)
 
     def where(self, rows: Flags | Ints) -> EventRows:
-        """These rows of them."""
+        """Select rows."""
         return EventRows(self.node[rows], self.gid[rows], self.lsn[rows], self.end[rows], self.place[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
-    """The events of all windows that matter to a cut; `starts` by node number, `offset` takes a lsn to its place.
+    """The events of all windows that matter to a cut.
 
-    The one-phase commit of a global transaction (a COMMIT with a global id) is in `prepared` and in
-    `committed`. `undone` are the prepared ones that were rolled back on their node.
+    `starts` are the start markers by node number; `offset` plus an LSN is its place. The one-phase commit of a global
+    transaction (a COMMIT with a global id) is in both `prepared` and `committed`. `undone` flags the prepared
+    transactions that were rolled back on their node.
     """
 
     starts: Ints
@@ -76,34 +77,34 @@ class FleetEvents:
 
 
 def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
-    """The windows' events as columns; a segment may begin before the window does, and what is before it is left out."""
+    """Convert the windows' events to columns; drop events before a window, as segments may begin before it."""
     limits = np.array([(one.previous, one.start, one.finish) for one in windows.values()], np.int64).reshape(-1, 3)
     previous, starts, finishes = limits.T
     tables = [one.events for one in windows.values()]
     node = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     op, lsn, end = (to_numpy(_column(tables, name)) for name in ("op", "lsn", "end_lsn"))
     is_rollback = op == ROLLBACK_PREPARED
-    # A rollback is known by its own end; its lsn is the end of the PREPARE that it undid.
+    # Of a ROLLBACK PREPARED only its own end is known; its lsn is the end of the PREPARE that it undid.
     at = np.where(is_rollback, end - 1, lsn)
     within = (at >= previous[node]) & (at < finishes[node])
-    carried = [(number, e) for number, one in enumerate(windows.values()) for e in one.undecided]
+    carried = [(number, entry) for number, one in enumerate(windows.values()) for entry in one.undecided]
     gid, names = _number([entry.global_id for _, entry in carried], _column(tables, "global_id"))
     if carried:
-        columns = np.array([(number, e.lsn, e.end_lsn) for number, e in carried], np.int64)
+        columns = np.array([(number, entry.lsn, entry.end_lsn) for number, entry in carried], np.int64)
         node, lsn, end = (np.concatenate(pair) for pair in zip(columns.T, (node, lsn, end), strict=True))
         op = np.concatenate([np.full(len(carried), PREPARE, op.dtype), op])
         within = np.concatenate([np.ones(len(carried), np.bool_), within])
         is_rollback = op == ROLLBACK_PREPARED
     low = previous.copy()
     np.minimum.at(low, node, lsn)
-    # As long as all the WAL between two cuts of the fleet is less than 8 EB, places don't overflow.
+    # Places don't overflow as long as the fleet writes less than 8 EB of WAL between two cuts.
     offset = np.cumsum(finishes - low + 1) - finishes
     rows = EventRows(node, gid, lsn, end, lsn + offset[node])
     is_commit = op == COMMIT
     has_gid = gid != NO_GLOBAL_ID
     tagged = is_commit & has_gid
     prepared = rows.where(within & ((op == PREPARE) | tagged))
-    undone = _among(prepared.end + offset[prepared.node], rows.place[within & is_rollback])
+    undone = _are_among(prepared.end + offset[prepared.node], rows.place[within & is_rollback])
     committed = rows.where(within & ((op == COMMIT_PREPARED) | tagged))
     return FleetEvents(starts, offset, prepared, undone, committed, rows.where(within & is_commit & ~has_gid), names)
 
@@ -114,7 +115,7 @@ def _column(tables: list[pa.Table], name: str) -> Any:
 
 
 def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
-    """A number for every global id, NO_GLOBAL_ID where there is none, those carried over first."""
+    """Number the global ids, those carried over first; NO_GLOBAL_ID if there is none. Also return the names."""
     if carried:
         first = from_list([name.encode() for name in carried]).to_arrow().cast(pa.string())
         names = pa.concat_arrays([first, names])
@@ -122,10 +123,10 @@ def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[An
     return to_numpy(codes.indices.fill_null(NO_GLOBAL_ID)).astype(np.int64), codes.dictionary
 
 
-def _among(values: Ints, wanted: Ints) -> Flags:
-    if len(wanted) == 0:
+def _are_among(values: Ints, members: Ints) -> Flags:
+    if len(members) == 0:
         return np.zeros(len(values), np.bool_)
-    ordered = np.sort(wanted)
+    ordered = np.sort(members)
     place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    found: Flags = ordered[place] == values
-    return found
+    matches: Flags = ordered[place] == values
+    return matches

@@ -1,6 +1,6 @@
-"""A resolved cut as a value: the positions of the nodes, and the transactions that are left out.
+"""A resolved cut: the positions of the nodes, and the transactions before them that are not part of the state.
 
-Pure values, as commits have them; `wal.cut.resolve` finds them.
+Pure values, as commits store them; `wal.cut.resolve` computes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fleet.record import Count, Record
 
 
 class Undecided(Record, frozen=True):
-    """A transaction prepared before a cut that the cut leaves out because nobody has committed it yet."""
+    """A transaction that is prepared before a cut and not part of the state, because no node has committed it yet."""
 
     global_id: str
     lsn: Lsn
@@ -20,10 +20,11 @@ class Undecided(Record, frozen=True):
 
 
 class NodeCut(Record, frozen=True):
-    """One node's part of a resolved cut: the state is every change before `position` but those left out.
+    """One node's part of a resolved cut: the state is every change before `position`, with two exceptions.
 
-    `undecided` are left out and may come in at a later cut; `rolled_back` (positions of their PREPAREs) never
-    will. `local_transactions` counts the commits since the cut before that were not two-phase.
+    The transactions in `undecided` are not part of it, but may be part of a later cut's state. Those in `rolled_back`
+    (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
+    were not two-phase.
     """
 
     node: str
@@ -37,11 +38,11 @@ class NodeCut(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A resolved cut; `global_transactions` came into the state with it.
+    """A resolved cut; `global_transactions` counts the transactions that it adds to the state.
 
-    `in_flight` ones were prepared and not committed everywhere when it was made; `included_early` of those came
-    into the state with it, because somebody had committed them. One that an earlier cut took in is not counted again,
-    however long its last COMMIT PREPARED stays away.
+    `in_flight` counts those that were prepared but not committed everywhere at the cut. `included_early` counts those
+    of them that the cut adds to the state, because a node had committed them. A transaction that an earlier cut added
+    is not counted again, however late its last COMMIT PREPARED comes.
     """
 
     nodes: tuple[NodeCut, ...]

@@ -1,6 +1,6 @@
-"""Global ids: which two-phase gids of different nodes name one distributed transaction.
+"""Global ids: the common name of a distributed transaction, from the two-phase gids of its nodes.
 
-fleet.toml's `[cut] global_id` says how. A gid that the rule does not match is its own global id.
+`[cut] global_id` in fleet.toml is the rule. A gid that the rule does not match is its own global id.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ CITUS = r"^(?P<global>citus_\d+_\d+_\d+)_\d+$"
 
 
 def global_ids(gids: pa.Array[Any], form: str) -> pa.Array[Any]:
-    """The global id of every gid; `form` is exact, xa, citus or a regex with a group named global."""
+    """The global id of each gid; `form` is exact, xa, citus, or a regular expression with a group named global."""
     if form == "exact" or len(gids) == 0:
         return gids
-    known = {"xa": XA, "citus": CITUS}.get(form)
-    if known:
-        return pc.coalesce(pc.struct_field(pc.extract_regex(gids, known), "global"), gids)
-    # Arrow's regular expressions are RE2: no look-around, no unnamed groups. fleet.toml was accepted by
-    # Python's rules, so a rule of the operator's own is matched by those, once for every gid there is.
+    builtin = {"xa": XA, "citus": CITUS}.get(form)
+    if builtin:
+        return pc.coalesce(pc.struct_field(pc.extract_regex(gids, builtin), "global"), gids)
+    # Arrow's regular expressions are RE2: no look-around, no unnamed groups. The operator's rule was validated as a
+    # Python regular expression, so Python matches it, once per distinct gid.
     encoded = gids.dictionary_encode()
     pattern = re.compile(form)
-    names = pa.array([_names_global(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
+    names = pa.array([_global_id(pattern, gid) for gid in encoded.dictionary.to_pylist()], pa.string())
     return names.take(encoded.indices)
 
 
-def _names_global(pattern: re.Pattern[str], gid: str) -> str:
-    found = pattern.search(gid)
-    return (found and found["global"]) or gid
+def _global_id(pattern: re.Pattern[str], gid: str) -> str:
+    match = pattern.search(gid)
+    return (match and match["global"]) or gid

@@ -1,8 +1,8 @@
-"""Markers: the logical messages by which a cut begins and ends in every primary's WAL.
+"""Markers: the logical messages with which a cut begins and ends in every primary's WAL.
 
-A marker's position is where its record ends: what lies before it ended before it was written. Writing one
-locks nothing and waits for no transaction. One thread writes them all: every primary is sent its marker before
-any answer is awaited (PostgreSQL manual, "Asynchronous Command Processing").
+The position of a marker is the end of its record: every record before it was written before the marker. Writing a
+marker takes no lock and waits for no transaction. One thread writes them all: it sends a marker to every primary before
+it waits for answers (PostgreSQL manual, "Asynchronous Command Processing").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARKER_SECONDS_MAX = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a marker says: which cut of which chain it starts or finishes. `cut` is never used twice."""
+    """The content of a marker: which cut of which chain it starts or finishes. A `cut` id is never used twice."""
 
     chain: str
     cut: str
@@ -46,50 +46,50 @@ def marker_from_bytes(content: bytes) -> Marker:
     except (KeyError, TypeError) as error:
         raise ValueError("not a marker") from error
     if not all(isinstance(value, str) for value in fields):
-        raise ValueError("not a marker: its fields are no texts")
+        raise ValueError("not a marker: its fields are not strings")
     return Marker(*fields)
 
 
 def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> Lsn:
-    """Write `marker` durably into the WAL of the connection's primary; return the position of its end."""
+    """Write `marker` durably into the WAL of one primary; return the position of its end."""
     return write_markers({connection.info.host or "primary": connection}, marker).popitem()[1]
 
 
 def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
-    """Write `marker` durably on all primaries at once; return their positions once all are written.
+    """Write `marker` durably on all primaries at once; return their positions when all are written.
 
-    Raises psycopg.OperationalError naming a node whose session is lost or that has not answered within
-    MARKER_SECONDS_MAX, and the server's own error, naming the node, where it refuses. The sessions of the
-    nodes that answered stay usable; those of the others are closed.
+    Raises psycopg.OperationalError if a session is lost or a node does not answer within MARKER_SECONDS_MAX, or the
+    server's error if it refuses; both name the node. The sessions of nodes that answered stay usable; the others are
+    closed.
     """
     deadline = time.monotonic() + MARKER_SECONDS_MAX
-    sent = [_Sent(node, connection) for node, connection in connections.items()]
+    pending = [_PendingMarker(node, connection) for node, connection in connections.items()]
     with ExitStack() as locks, selectors.DefaultSelector() as selector:
-        for one in sent:
+        for one in pending:
             locks.enter_context(one.connection.lock)
         try:
-            for one in sent:
+            for one in pending:
                 one.send(selector, marker)
             while selector.get_map() and (seconds := deadline - time.monotonic()) > 0:
                 for key, ready in selector.select(seconds):
-                    key.data.go_on(selector, ready)
+                    key.data.advance(selector, ready)
         finally:
-            # Nobody else may use a session whose answer is still to come.
+            # A session whose answer is outstanding can't be used for anything else.
             late = [key.data for key in list(selector.get_map().values())]
             for one in late:
                 one.stop(selector)
                 one.connection.close()
     for one in late:
         one.problem = psycopg.OperationalError(f"node {one.node}: no answer within {MARKER_SECONDS_MAX:g} s")
-    for one in sent:
+    for one in pending:
         if one.problem:
             raise one.problem
-    return {one.node: one.position() for one in sent}
+    return {one.node: one.position() for one in pending}
 
 
 @dataclass(slots=True)
-class _Sent:
-    """A marker on its way to one primary. `problem`: why it is not known to be written."""
+class _PendingMarker:
+    """A marker that is being written on one primary. `problem`: why it may not have been written."""
 
     node: str
     connection: psycopg.Connection[Any]
@@ -107,24 +107,24 @@ class _Sent:
                     b"SELECT pg_logical_emit_message(false, $1::text, $2::text, true)", [prefix, text]
                 )
             else:
-                # Before 17 the message is not flushed by itself; a commit that has a transaction id flushes what
-                # is before it. Waiting for a synchronous standby is not wanted here. Statements that are sent
-                # together are one transaction, and one round trip.
+                # Before PostgreSQL 17 the function can't flush the message; the commit of a transaction that has an xid
+                # flushes all WAL before it. The commit must not wait for a synchronous standby. Statements that are
+                # sent together are one transaction, and one round trip.
                 escaping = pq.Escaping(session)
                 values = (escaping.escape_literal(prefix), escaping.escape_literal(text))
                 emit = b"SELECT pg_logical_emit_message(false, %s::text, %s::text), pg_current_xact_id()" % tuple(
                     map(bytes, values)
                 )
                 session.send_query(b"SET LOCAL synchronous_commit = local; " + emit)
-            is_left = session.flush()
-            # A lost session has no socket any more, but has to leave the selector.
+            is_unsent = session.flush()
+            # Keep the socket: a lost session no longer has one, but must be unregistered.
             self.socket = session.socket
-            selector.register(self.socket, selectors.EVENT_READ | (is_left and selectors.EVENT_WRITE), self)
+            selector.register(self.socket, selectors.EVENT_READ | (is_unsent and selectors.EVENT_WRITE), self)
         except psycopg.Error as error:
-            self._lost(error)
+            self._note_loss(error)
 
-    def go_on(self, selector: selectors.BaseSelector, ready: int) -> None:
-        """Send and receive what can be, without waiting; leave the selector after the last result."""
+    def advance(self, selector: selectors.BaseSelector, ready: int) -> None:
+        """Send and receive without waiting; unregister after the last result."""
         session = self.connection.pgconn
         try:
             if ready & selectors.EVENT_READ:
@@ -138,18 +138,18 @@ class _Sent:
                     return
                 self._take(result)
         except psycopg.Error as error:
-            self._lost(error)
+            self._note_loss(error)
             self.stop(selector)
             self.connection.close()
 
     def stop(self, selector: selectors.BaseSelector) -> None:
-        """Leave the selector."""
+        """Unregister from the selector."""
         selector.unregister(self.socket)
 
     def position(self) -> Lsn:
-        """Where the marker ends, once it is written."""
-        found = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
-        return Lsn.parse((found.get_value(0, 0) or b"").decode())
+        """Where the marker ends. Only valid after it was written."""
+        row = next(result for result in self.results if result.status == pq.ExecStatus.TUPLES_OK)
+        return Lsn.parse((row.get_value(0, 0) or b"").decode())
 
     def _take(self, result: pq.abc.PGresult) -> None:
         self.results.append(result)
@@ -157,6 +157,6 @@ class _Sent:
             refused = error_from_result(result)
             self.problem = type(refused)(f"node {self.node}: {refused}")
 
-    def _lost(self, error: psycopg.Error) -> None:
+    def _note_loss(self, error: psycopg.Error) -> None:
         if self.problem is None:
             self.problem = psycopg.OperationalError(f"node {self.node}: {error}")

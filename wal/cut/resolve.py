@@ -1,9 +1,9 @@
-"""The consistent cut: which transactions of which node belong to a state of the whole fleet.
+"""Resolve a consistent cut: which transactions of each node belong to the state of the whole fleet.
 
-Pure functions over positions: nothing here opens a connection, so the rule can be tested on millions of
-interleavings. A cut position c of a node is the end of a record: a transaction is before the cut exactly when
-its record begins before c. Every event is looked at a bounded number of times, however often positions are
-raised. Source: docs/consistency.md; Ignite IEP-89, "Consistent cut".
+Pure functions over positions: code here opens no connection, so the rule can be tested on millions of interleavings. A
+node's cut position c is the end of a record: a transaction is before the cut if and only if its record begins before c.
+Each event is visited a bounded number of times, however often positions are raised. Source: docs/consistency.md; Ignite
+IEP-89, "Consistent cut".
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 
 
 class GlobalIdReusedError(RefusedError):
-    """A global id names two transactions, one of which was under way when the cut began."""
+    """A global id names two transactions, one of which was in progress when the cut began."""
 
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What is prepared (and not undone) and committed, ordered by global id, then node, then position.
+    """All prepares that were not rolled back, and all commits, ordered by global id, then node, then position.
 
-    `row` is the row of `prepared`, or of `committed` where `is_commit`. `first` is where the rows of a global id
-    begin: those of number g are first[g] to first[g + 1].
+    `row` is the row in `prepared`, or in `committed` if `is_commit`. The rows of global id g are first[g] to
+    first[g + 1].
     """
 
     row: Ints
@@ -46,7 +46,7 @@ class _History:
 def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
     """Find the least positions, from the start markers on, at which no global transaction is torn.
 
-    Raises GlobalIdReusedError where a global id does not tell which transaction is meant.
+    Raises GlobalIdReusedError if a global id is ambiguous.
     """
     if not windows:
         return Cut((), 0, 0, 0)
@@ -58,14 +58,14 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
 
 
 def _history(events: FleetEvents) -> _History:
-    # What was rolled back is no part of the transaction: its gid was used again to retry it.
+    # A prepare that was rolled back does not count: the gid may have been used again for a retry.
     live = np.flatnonzero(~events.undone)
     prepared, committed = events.prepared.where(live), events.committed
     row = np.concatenate([live, np.arange(len(committed))])
     is_commit = np.arange(len(row)) >= len(live)
     gid = np.concatenate([prepared.gid, committed.gid])
     place = np.concatenate([prepared.place, committed.place])
-    # A one-phase commit is both at one place: first prepared, then committed, as the rows stand here.
+    # A one-phase commit has both rows at the same place. The stable sort keeps the prepare before the commit.
     order = np.lexsort((place, gid))
     first = np.zeros(len(events.names) + 1, np.int64)
     np.cumsum(np.bincount(gid, minlength=len(events.names)), out=first[1:])
@@ -74,34 +74,33 @@ def _history(events: FleetEvents) -> _History:
 
 
 def _check_unique(events: FleetEvents, history: _History) -> None:
-    """Refuse a gid that is prepared anew after a commit, unless all its uses were over before the cut.
+    """Refuse a gid that is prepared again after a commit, unless all its uses ended before the cut.
 
-    Branches of one transaction (XA, Citus) share a global id too, but all of them are prepared before the
-    first is committed.
+    Branches of one transaction (XA, Citus) also share a global id, but all of them are prepared before the first is
+    committed.
     """
     gid, node, is_commit = history.gid, history.node, history.is_commit
-    anew = is_commit[:-1] & ~is_commit[1:] & (gid[:-1] == gid[1:]) & (node[:-1] == node[1:])
-    if not anew.any():
+    is_reused = is_commit[:-1] & ~is_commit[1:] & (gid[:-1] == gid[1:]) & (node[:-1] == node[1:])
+    if not is_reused.any():
         return
     starts = (events.starts + events.offset)[node]
-    # The last row of a gid on a node, and every row after its start.
+    # A gid is in progress if its last row on a node is a prepare, or if it has a row after the start marker.
     is_last = np.concatenate([(gid[:-1] != gid[1:]) | (node[:-1] != node[1:]), [True]])
-    under_way = (is_last & ~is_commit) | (history.place >= starts)
-    unclear = np.intersect1d(gid[:-1][anew], gid[under_way])
-    if len(unclear):
-        name = events.names[int(unclear[0])].as_py()
+    in_progress = (is_last & ~is_commit) | (history.place >= starts)
+    ambiguous = np.intersect1d(gid[:-1][is_reused], gid[in_progress])
+    if len(ambiguous):
+        name = events.names[int(ambiguous[0])].as_py()
         raise GlobalIdReusedError(
-            f"global id {name!r} names several transactions since the last cut, and one was under way",
-            hint="give every distributed transaction a gid of its own, or tell them apart by [cut] global_id",
-            details={"global_id": name, "count": len(unclear)},
+            f"global id {name!r} names several transactions since the last cut, and one of them is in progress",
+            hint="give each distributed transaction a unique gid, or tell them apart by [cut] global_id in fleet.toml",
+            details={"global_id": name, "count": len(ambiguous)},
         )
 
 
 def _raise_positions(events: FleetEvents, history: _History) -> tuple[Ints, Flags]:
-    """The least fixed point: every node's position, and which global ids are committed before one.
+    """Compute the least fixed point: each node's position, and which global ids are committed before any of them.
 
-    A round looks only at the commits that the round before it reached, and at what is prepared of their
-    global ids.
+    A round visits only the commits that the previous round reached, and the prepares of their global ids.
     """
     prepared, offset = events.prepared, events.offset
     order = np.argsort(events.committed.place, kind="stable")
@@ -129,7 +128,7 @@ def _raise_positions(events: FleetEvents, history: _History) -> tuple[Ints, Flag
 
 
 def _ranges(begin: Ints, end: Ints) -> Ints:
-    """The numbers of all ranges, one after the other."""
+    """Concatenate the numbers of all ranges."""
     lengths = end - begin
     ends = np.cumsum(lengths)
     numbers: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(end - ends, lengths)
@@ -137,15 +136,15 @@ def _ranges(begin: Ints, end: Ints) -> Ints:
 
 
 def _distinct(values: Ints, mark: Ints) -> Ints:
-    """Every value once, in linear time; `mark` has a place for each value there may be."""
+    """Each value once, in linear time; `mark` is a scratch array with an element for each possible value."""
     count = np.arange(len(values))
     mark[values] = count
-    kept: Ints = values[mark[values] == count]
-    return kept
+    distinct: Ints = values[mark[values] == count]
+    return distinct
 
 
 def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
-    """Which global ids are prepared before a node's position and not committed before it."""
+    """Which global ids are prepared before some node's position, but not committed before it."""
     gid, node = history.gid, history.node
     is_open = np.zeros(len(events.names), np.bool_)
     if len(gid) == 0:
@@ -159,7 +158,7 @@ def _open(events: FleetEvents, history: _History, position: Ints) -> Flags:
 
 
 def _by_node(events: FleetEvents, rows: Ints, size: int) -> list[int]:
-    """Where the rows of each node begin among `rows`, which are in the order of nodes."""
+    """The index in `rows`, which are ordered by node, at which the rows of each node begin."""
     begins: list[int] = np.searchsorted(events.prepared.node[rows], np.arange(size + 1)).tolist()
     return begins
 

@@ -1,7 +1,7 @@
-"""Decoding: pgoutput's messages turned into changes and events, by whole columns.
+"""Decoding: turn pgoutput's messages into changes and events, by whole columns.
 
-Every message is checked to have the form of its kind before a field is used. The rows that come out are the bytes that
-COPY writes for the same rows.
+Every message is checked against the format of its kind before any of its fields is used. Decoded rows are the same
+bytes that COPY writes for the same rows.
 
 Imports `columns`, `fleet`, `fleet.nodes`, `fleet.tables`, `wal.cut` and `wal.segments`.
 """

@@ -1,6 +1,6 @@
-"""The row changes of one table in a batch of messages: keys, lines and what happened to them.
+"""The row changes of one table in a batch of messages: ops, keys and lines, by whole columns.
 
-Columns in, columns out. A change of a key is two changes: the old key's row is gone, the new one's is there.
+An UPDATE of the key becomes two changes: a DELETE of the old key, and the row under the new key.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from wal.decoding.pgoutput import Messages, read_tuples, refuse
 from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, UPSERT
 
 NEW_TUPLE, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
-# What a change of a row that was there names it by; a key, but where the identity is the whole row.
+# The tuple by which an UPDATE or DELETE identifies the old row, by replica identity; OLD_KEY for all others.
 OLD_TUPLES = {"full": OLD_ROW}
-# Rows are taken in blocks of about so many values: each costs some 100 bytes of places and lengths for a moment.
+# Rows are read in blocks of about this many values: each temporarily costs about 100 bytes of places and lengths.
 VALUES_PER_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeColumns:
-    """Changes of one op; `numbers` are their messages, `second` is 1 for the second change of a message."""
+    """Changes of one op. `numbers` are the numbers of their messages; `second` is 1 for a message's second change."""
 
     numbers: Ints
     second: Ints
@@ -37,12 +37,12 @@ class ChangeColumns:
     rows: BytesColumn
 
     def partitions(self, group: Group) -> npt.NDArray[np.int32]:
-        """The partition of every change: by its key, or by its line where the group has no key."""
+        """The partition of every change: by its key, or by its line if the group has no key."""
         return partition_of(self.rows if group.is_multiset else self.keys, group.partitions)
 
 
 def changes_of_relation(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
-    """Every change that these messages make to `group`'s rows. Raises DecodingError."""
+    """Yield every change that these messages make to rows of `group`. Raises DecodingError."""
     rows = max(VALUES_PER_BLOCK // max(len(group.columns), 1), 1)
     for first in range(0, len(numbers), rows):
         yield from _changes_of(messages, numbers[first : first + rows], group)
@@ -57,12 +57,12 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
         refuse(
             numbers,
             kinds != pgoutput.INSERTED,
-            f"a decoded change of {group.name} is no insert, and it has no identity",
+            f"a change of {group.name} is not an INSERT, but the table has no replica identity",
         )
     if group.is_multiset:
         is_new &= kinds == pgoutput.INSERTED
-    is_right = (is_new & (kinds != pgoutput.DELETED)) | (is_old & (kinds != pgoutput.INSERTED))
-    refuse(numbers, ~is_right, f"a decoded change of {group.name} has not the rows that its identity asks for")
+    is_valid = (is_new & (kinds != pgoutput.DELETED)) | (is_old & (kinds != pgoutput.INSERTED))
+    refuse(numbers, ~is_valid, f"a change of {group.name} lacks the row or key that its replica identity requires")
     if (some := numbers[is_new]).size:
         columns, _ = read_tuples(messages, some, messages.starts[some] + 6, width, is_last=True)
         yield from _inserted_rows(messages, some, columns, group, 0)
@@ -76,27 +76,29 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
 def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
     width = len(group.columns)
     old, place = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
-    refuse(numbers, messages.u8(place) != NEW_TUPLE, f"a decoded update of {group.name} has no new row")
+    refuse(numbers, messages.u8(place) != NEW_TUPLE, f"an UPDATE of {group.name} has no new row")
     new, _ = read_tuples(messages, numbers, place + 1, width, is_last=True)
     if group.is_multiset:
         yield _deleted_rows(messages, numbers, old, group)
-        yield from _inserted_rows(messages, numbers, [n.filled(o) for n, o in zip(new, old, strict=True)], group, 1)
+        yield from _inserted_rows(
+            messages, numbers, [n.fill_unchanged(o) for n, o in zip(new, old, strict=True)], group, 1
+        )
         return
     keys = {column.position for column in group.columns[: group.key_width]}
-    new = [n.filled(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
-    _check_there(numbers, _key_columns(new, group), group)
-    gone = _deleted_rows(messages, numbers, old, group)
-    now = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
-    # A key is sent too where it is only TOASTed; what did not change is no removal.
-    moved = np.flatnonzero(~gone.keys.equals(gather(now.data, now.offsets[:-1], now.lengths - 1)))
+    new = [n.fill_unchanged(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
+    _check_no_unchanged(numbers, _key_columns(new, group), group)
+    deleted = _deleted_rows(messages, numbers, old, group)
+    new_keys = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))
+    # The old key is also sent if it is merely TOASTed. Only a changed key is a DELETE.
+    moved = np.flatnonzero(~deleted.keys.equals(gather(new_keys.data, new_keys.offsets[:-1], new_keys.lengths - 1)))
     if len(moved):
         is_partial = np.any([column.kinds[moved] == ord("u") for column in new], axis=0)
         yield ChangeColumns(
             numbers[moved],
             np.zeros(len(moved), np.int64),
             DELETE,
-            _take(gone.keys, moved),
-            _take(now, moved, keep=is_partial),
+            _take(deleted.keys, moved),
+            _take(new_keys, moved, keep=is_partial),
         )
     yield from _inserted_rows(messages, numbers, new, group, 1)
 
@@ -104,9 +106,9 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
 def _inserted_rows(
     messages: Messages, numbers: Ints, columns: list[Values], group: Group, second: int
 ) -> Iterator[ChangeColumns]:
-    """New rows: complete ones, and apart from them those with unchanged values."""
+    """New rows: first the complete ones, then those with unchanged values."""
     width = len(columns)
-    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
+    _check_no_unchanged(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     is_partial = np.zeros(len(numbers), np.bool_)
     for column in columns:
         is_partial |= column.kinds == ord("u")
@@ -122,9 +124,9 @@ def _inserted_rows(
 
 def _deleted_rows(messages: Messages, numbers: Ints, columns: list[Values], group: Group) -> ChangeColumns:
     count = len(numbers)
-    nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
-    keys, rows = nothing, nothing
-    _check_there(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
+    empty = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+    keys, rows = empty, empty
+    _check_no_unchanged(numbers, columns if group.is_multiset else _key_columns(columns, group), group)
     if group.is_multiset:
         stored = [columns[column.position] for column in group.columns]
         rows = lines_of(messages.source, messages.data_bytes, stored, count)
@@ -133,12 +135,10 @@ def _deleted_rows(messages: Messages, numbers: Ints, columns: list[Values], grou
     return ChangeColumns(numbers, np.zeros(count, np.int64), DELETE, keys, rows)
 
 
-def _check_there(numbers: Ints, columns: list[Values], group: Group) -> None:
-    """What tells rows apart is never left out as unchanged."""
+def _check_no_unchanged(numbers: Ints, columns: list[Values], group: Group) -> None:
+    """Raise DecodingError if a value that identifies a row was left out as unchanged."""
     for column in columns:
-        refuse(
-            numbers, column.kinds == ord("u"), f"a decoded row of {group.name} lacks a value that tells it from others"
-        )
+        refuse(numbers, column.kinds == ord("u"), f"a row of {group.name} lacks a value that identifies it")
 
 
 def _key_columns(columns: list[Values], group: Group) -> list[Values]:

@@ -1,4 +1,4 @@
-"""Transaction events and markers out of a batch of messages, as SEGMENT_SCHEMA rows."""
+"""Extract transaction events and markers from a batch of messages, as SEGMENT_SCHEMA rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wal.segments.segment_schema import (
 
 
 def events_of(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
-    """The events of a batch in the order of their ends; `form` is the rule for global ids."""
+    """The events of a batch, ordered by their end positions; `form` is the rule for global ids."""
     parts = [
         _commits(messages, transactions),
         _prepares(messages, transactions, form),
@@ -51,7 +51,7 @@ def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.T
     numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
     at = messages.starts[numbers]
     names = global_ids(messages.names(numbers, 30), form)
-    # The position that its changes have, which is where the PREPARE record begins.
+    # The position of its changes: where the PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
     return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
 
@@ -62,15 +62,15 @@ def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:
     is_commit = kind == pgoutput.COMMIT_OF_PREPARED
     names = global_ids(messages.names(numbers, 30 if is_commit else 38), form)
     end = messages.u64(at + 10)
-    # A rollback's message names no beginnings; where its PREPARE ended tells which transaction it undid.
+    # The message of a rollback identifies the transaction by the end of its PREPARE, not by its beginning.
     lsn = messages.u64(at + 2)
     return _event_table(op, lsn, end, messages.u32(at + (26 if is_commit else 34)), names)
 
 
 def _markers(messages: Messages) -> list[pa.Table]:
     tables: list[pa.Table] = []
-    # Messages of ours are two per cut.
-    for number, start in zip(*messages.prefixed(MARKER_PREFIX), strict=True):
+    # There are two markers per cut.
+    for number, start in zip(*messages.find_prefix(MARKER_PREFIX), strict=True):
         end = messages.u64(messages.starts[[number]] + 2)
         content = from_list([messages.source[start : messages.ends[number]].tobytes()]).to_arrow()
         tables.append(_event_table(MARKER, end, end, np.zeros(1, np.int64), pa.nulls(1, pa.string()), content))
@@ -79,13 +79,13 @@ def _markers(messages: Messages) -> list[pa.Table]:
 
 def _event_table(op: int, lsn: Ints, end_lsn: Ints, xid: Ints, names: Any, rows: Any = None) -> pa.Table:
     count = len(lsn)
-    nothing = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
+    empty = BytesColumn(np.empty(0, np.uint8), np.zeros(count + 1, np.int64)).to_arrow()
     return pa.table(
         [
             to_arrow(lsn), to_arrow(end_lsn), to_arrow(np.zeros(count, np.int64)), to_arrow(xid), names,
             to_arrow(np.full(count, op, np.int8)), to_arrow(np.full(count, NO_GROUP, np.int32)),
             to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
-            nothing, nothing if rows is None else rows,
+            empty, empty if rows is None else rows,
         ],
         schema=SEGMENT_SCHEMA,
     )  # fmt: skip

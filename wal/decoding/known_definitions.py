@@ -1,8 +1,8 @@
-"""Which definition of its table a decoded change was made under.
+"""Find the definition of its table under which a decoded change was made.
 
-A relation message describes a table as it was when the changes after it were made. It is matched by oid, and by all
-that it says: name, columns with their types, key, identity. A description that matches no definition is dropped only
-where nothing needs it: of a table that is gone, and of one that is copied anew, before the copy. Anywhere else it is a
+A relation message describes a table as it was when the changes after it were made. It is matched by oid and by all its
+content: name, columns with their types, key, identity. If it matches no definition, the changes are dropped only where
+nothing needs them: of a dropped table, and of a table that is copied again, before its copy. All other changes raise
 SchemaMovedError.
 """
 
@@ -17,31 +17,32 @@ from fleet.tables.groups import Group, SchemaChangedError, table_name
 from wal.decoding.pgoutput import Relation
 from wal.segments.definitions import Definition
 
-# Past every position.
+# Beyond every position.
 EVERYWHERE = 1 << 63
 
 
 class SchemaMovedError(SchemaChangedError):
-    """A table was changed under a definition that nobody foresaw. `details`: node, group, oid, and all met at once.
+    """A table was changed under an unknown definition. `details` has node, group and oid of the first such table.
 
-    The driver plans again with the tables in `details["moved"]` copied anew: each has node, group and oid.
+    `details["moved"]` has node, group and oid of all such tables. The driver plans again and copies them again.
     """
 
-    def __init__(self, *, node: str, moved: Iterable[Described]) -> None:
-        found = [{"node": node, "group": one.name, "oid": one.oid} for one in moved]
+    def __init__(self, *, node: str, moved: Iterable[TableDescription]) -> None:
+        tables = [{"node": node, "group": one.name, "oid": one.oid} for one in moved]
         super().__init__(
-            f"node {node}: table {found[0]['group']} was changed under a definition that neither the commit before nor"
-            " the catalog has",
+            f"node {node}: table {tables[0]['group']} was changed under a definition that is neither in the last commit"
+            " nor in the catalogs",
             hint=NEW_CHAIN,
-            details={**found[0], "moved": found},
+            details={**tables[0], "moved": tables},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A table that was described: rows belong to `group`, or are dropped if they are before `dropped_before`.
+class TableDescription:
+    """What a relation message means for the rows after it.
 
-    Rows that are neither are a SchemaMovedError.
+    They belong to `group`. If that is None, rows before `dropped_before` are dropped, and others raise
+    SchemaMovedError.
     """
 
     oid: int
@@ -52,7 +53,7 @@ class Described:
 
 @dataclass(slots=True)
 class KnownDefinitions:
-    """The definitions of one node's tables; those of one table in the order in which they were made."""
+    """The definitions of a node's tables; those of one table in the order in which they began."""
 
     known: tuple[Definition, ...]
     _of_oid: Mapping[int, tuple[Definition, ...]] = field(init=False)
@@ -61,31 +62,31 @@ class KnownDefinitions:
     def __post_init__(self) -> None:
         of_oid: dict[int, tuple[Definition, ...]] = {}
         of_name: dict[str, tuple[Definition, ...]] = {}
-        for version in self.known:
-            if version.oid:
-                of_oid[version.oid] = (*of_oid.get(version.oid, ()), version)
+        for definition in self.known:
+            if definition.oid:
+                of_oid[definition.oid] = (*of_oid.get(definition.oid, ()), definition)
             else:
-                of_name[version.group.name] = (*of_name.get(version.group.name, ()), version)
+                of_name[definition.group.name] = (*of_name.get(definition.group.name, ()), definition)
         self._of_oid, self._of_name = of_oid, of_name
 
-    def described(self, relation: Relation) -> Described:
-        """What to make of the rows that follow this relation message."""
+    def describe(self, relation: Relation) -> TableDescription:
+        """Decide what to do with the rows that follow this relation message."""
         name = table_name(relation.schema, relation.table)
-        versions = self._of_oid.get(relation.oid) or self._of_name.get(name, ())
+        definitions = self._of_oid.get(relation.oid) or self._of_name.get(name, ())
         signature = signature_of(relation)
-        for version in reversed(versions):
-            if version.group.signature == signature:
-                return Described(relation.oid, name, version.group, 0)
-        if not versions or any(version.is_gone for version in versions):
-            return Described(relation.oid, name, None, EVERYWHERE)
-        copied_from = max(version.copied_from or 0 for version in versions)
-        return Described(relation.oid, versions[-1].group.name, None, copied_from)
+        for definition in reversed(definitions):
+            if definition.group.signature == signature:
+                return TableDescription(relation.oid, name, definition.group, 0)
+        if not definitions or any(definition.is_gone for definition in definitions):
+            return TableDescription(relation.oid, name, None, EVERYWHERE)
+        copied_from = max(definition.copied_from or 0 for definition in definitions)
+        return TableDescription(relation.oid, definitions[-1].group.name, None, copied_from)
 
 
 def signature_of(relation: Relation) -> tuple[Any, ...]:
-    """What this relation message says, as Group.signature has it."""
+    """The content of a relation message, in the form of Group.signature."""
     columns = tuple((column.name, column.type_oid, column.type_modifier) for column in relation.columns)
     is_full = relation.replica_identity == "f"
-    # Every column is said to be of the key where the whole row is.
+    # With REPLICA IDENTITY FULL, every column is flagged as part of the key.
     keys = frozenset(column.name for column in relation.columns if column.is_key and not is_full)
     return relation.schema, relation.table, columns, keys, is_full

@@ -1,7 +1,7 @@
-"""That every message of a batch has the form of its kind, before any field of it is used.
+"""Check that every message of a batch has the format of its kind, before any of its fields is used.
 
-Rows are the exception: what follows a row's table is read and checked where it is wanted. By whole columns, but for
-kinds of which there are few: descriptions of tables and types, TRUNCATEs.
+Row messages are the exception: their tuples are checked when they are read. Checks work on whole columns, except for
+rare kinds: relation and type messages, TRUNCATEs.
 Source: PostgreSQL manual, "Logical Replication Message Formats"; flags that it calls unused are zero.
 """
 
@@ -13,7 +13,7 @@ from columns.bytes_column import Ints, gather
 from wal.decoding import pgoutput
 from wal.decoding.pgoutput import DecodingError, Fields, Messages, name_texts, refuse
 
-# The lengths of the kinds that have one, and those before the name at the end of others.
+# The lengths of kinds with a fixed length, and of the fixed part of kinds that end with a name.
 LENGTHS = {pgoutput.BEGIN: 21, pgoutput.COMMIT_LOCAL: 26}
 LENGTHS_UNNAMED = {
     pgoutput.BEGIN_PREPARE: 29,
@@ -22,10 +22,10 @@ LENGTHS_UNNAMED = {
     pgoutput.ROLLBACK_OF_PREPARED: 38,
     pgoutput.ORIGIN: 9,
 }
-# Kind, oid, a letter and a number of columns.
+# Kind, oid, tuple letter and number of columns.
 ROW_BYTES_MIN = 8
 MESSAGE_BYTES_MIN = 15
-# Where positions in the WAL are, and where flags that must be zero.
+# The offsets of WAL positions; below, the kinds with flags that must be zero.
 POSITIONS = {
     pgoutput.BEGIN: (1,),
     pgoutput.COMMIT_LOCAL: (2, 10),
@@ -41,27 +41,27 @@ UNUSED_FLAGS = (
     pgoutput.COMMIT_OF_PREPARED,
     pgoutput.ROLLBACK_OF_PREPARED,
 )
-# A prefix up to here is looked for in all messages at once.
+# Prefixes up to this length are searched in all messages at once, longer ones one by one.
 PREFIX_BYTES_BY_COLUMN = 32
 
 
 def check_forms(messages: Messages) -> None:
-    """Raise DecodingError unless every message is as long as its fields, and they are what they can be."""
+    """Raise DecodingError unless every message has the length and field values that its kind allows."""
     lengths = messages.ends - messages.starts
     of_kind = {int(kind): np.flatnonzero(messages.kinds == kind) for kind in np.unique(messages.kinds)}
     for kind, numbers in of_kind.items():
         letter = chr(kind)
         if kind in LENGTHS:
-            refuse(numbers, lengths[numbers] != LENGTHS[kind], f"a decoded message {letter!r} has another length")
+            refuse(numbers, lengths[numbers] != LENGTHS[kind], f"a message {letter!r} has an invalid length")
         elif kind in LENGTHS_UNNAMED:
             _check_name(messages, numbers, LENGTHS_UNNAMED[kind])
         elif kind in (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED):
-            refuse(numbers, lengths[numbers] < ROW_BYTES_MIN, "a decoded row ends too early")
+            refuse(numbers, lengths[numbers] < ROW_BYTES_MIN, "a row message is too short")
         elif kind == pgoutput.MESSAGE:
             _check_messages(messages, numbers)
         if kind in UNUSED_FLAGS:
             flags = messages.u8(messages.starts[numbers] + 1)
-            refuse(numbers, flags != 0, f"a decoded message {letter!r} has flags")
+            refuse(numbers, flags != 0, f"a message {letter!r} has unknown flags")
         _check_positions(messages, kind, numbers)
     for number in of_kind.get(pgoutput.TYPE, ()):
         fields = Fields(messages.bytes_at(int(number)), int(number))
@@ -75,27 +75,27 @@ def check_forms(messages: Messages) -> None:
 
 
 def truncated_tables(messages: Messages, number: int) -> list[int]:
-    """The oids of the tables that this TRUNCATE names."""
+    """Read the oids of the tables in this TRUNCATE message."""
     fields = Fields(messages.bytes_at(number), number)
     count, options = fields.number(4), fields.number(1)
     if options > 3:
-        raise DecodingError(f"a decoded TRUNCATE has options {options}", number=number)
+        raise DecodingError(f"a TRUNCATE message has unknown options {options}", number=number)
     if 4 * count != len(fields.message) - fields.place:
-        raise DecodingError("a decoded TRUNCATE names another number of tables than it says", number=number)
+        raise DecodingError("a TRUNCATE message has a wrong number of tables", number=number)
     return [fields.number(4) for _ in range(count)]
 
 
 def _check_positions(messages: Messages, kind: int, numbers: Ints) -> None:
     places = [messages.u64(messages.starts[numbers] + skip) for skip in POSITIONS.get(kind, ())]
     for place in places:
-        refuse(numbers, place < 0, "a decoded message has a position past the end of all WAL")
+        refuse(numbers, place < 0, "a message has an invalid WAL position")
     if len(places) == 2:
-        refuse(numbers, places[0] > places[1], "a decoded transaction ends before it begins")
+        refuse(numbers, places[0] > places[1], "a transaction ends before it begins")
 
 
 def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
-    """That what follows after `skip` bytes is one zero-terminated name."""
-    what = "a decoded message ends within a name, or not where a name does"
+    """Check that one zero-terminated name follows after `skip` bytes, and nothing else."""
+    what = "a message does not end with a complete name"
     starts, ends = messages.starts[numbers] + skip, messages.ends[numbers]
     refuse(numbers, starts >= ends, what)
     refuse(numbers, messages.u8(ends - 1) != 0, what)
@@ -106,22 +106,22 @@ def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
 
 
 def _check_messages(messages: Messages, numbers: Ints) -> None:
-    """Logical messages: flags, position, prefix, and as much content as they say."""
+    """Check the flags, prefix and content length of logical messages."""
     starts, ends = messages.starts[numbers], messages.ends[numbers]
-    refuse(numbers, ends - starts < MESSAGE_BYTES_MIN, "a decoded logical message ends too early")
-    refuse(numbers, messages.u8(starts + 1) > 1, "a decoded logical message has flags")
+    refuse(numbers, ends - starts < MESSAGE_BYTES_MIN, "a logical message is too short")
+    refuse(numbers, messages.u8(starts + 1) > 1, "a logical message has unknown flags")
     zeros = np.full(len(numbers), -1, np.int64)
-    left = np.arange(len(numbers))
+    rows = np.arange(len(numbers))
     for place in range(10, 10 + PREFIX_BYTES_BY_COLUMN):
-        left = left[starts[left] + place < ends[left]]
-        is_zero = messages.u8(starts[left] + place) == 0
-        zeros[left[is_zero]] = place
-        left = left[~is_zero]
-        if len(left) == 0:
+        rows = rows[starts[rows] + place < ends[rows]]
+        is_zero = messages.u8(starts[rows] + place) == 0
+        zeros[rows[is_zero]] = place
+        rows = rows[~is_zero]
+        if len(rows) == 0:
             break
-    for row in left:
+    for row in rows:
         zeros[row] = messages.bytes_at(int(numbers[row])).find(b"\0", 10)
     contents = starts + zeros + 5
-    refuse(numbers, (zeros < 0) | (contents > ends), "a decoded logical message ends within its prefix")
-    said = messages.u32(contents - 4)
-    refuse(numbers, contents + said != ends, "a decoded logical message has another length than it says")
+    refuse(numbers, (zeros < 0) | (contents > ends), "a logical message ends within its prefix")
+    lengths = messages.u32(contents - 4)
+    refuse(numbers, contents + lengths != ends, "a logical message has a wrong content length")

@@ -1,13 +1,13 @@
-"""pgoutput's messages as columns: where each field lies, read for all messages of one kind at once.
+"""pgoutput's messages as columns: read a field of all messages of one kind at once.
 
 Source: PostgreSQL manual, "Logical Replication Message Formats", protocol version 3. Numbers are big-endian.
-Nothing here knows of groups or positions in the archive. No field is taken from outside its own message:
-`wal.decoding.message_forms` sees to that for all messages, `read_tuples` for those whose rows are wanted.
+Code here knows nothing of groups or of the archive. No field is read beyond the end of its message:
+`wal.decoding.message_forms` ensures that for all messages, `read_tuples` for tuples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,9 @@ KNOWN = (
 
 
 class DecodingError(SnapshotError):
-    """The server's decoded WAL is not what the protocol says; nothing was stored of it.
+    """A decoded message of the server violates the protocol; nothing of it was stored.
 
-    `number` is the message's in its batch, from 0, while nobody has said where that is.
+    `number` is the index of the message in its batch. The decoder turns it into the message's place among all read.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A batch of messages: `source` is their data with the line constants behind it; `convert` makes it text."""
+    """A batch of messages. `source` is their data followed by the line constants; `convert` decodes names."""
 
     source: Bytes
     data_bytes: int
@@ -79,25 +79,25 @@ class Messages:
 
     @property
     def column(self) -> BytesColumn:
-        """The messages one by one."""
+        """The messages as a column."""
         return BytesColumn(self.source, np.append(self.starts, self.data_bytes))
 
     def u8(self, at: Ints) -> Bytes:
-        """The bytes at these places."""
+        """The bytes at these offsets."""
         return self.source[at]
 
     def u32(self, at: Ints) -> Ints:
-        """The 32-bit numbers that begin at these places."""
+        """The 32-bit numbers at these offsets."""
         view = np.ndarray((len(self.source) - 3,), np.dtype(">u4"), self.source, strides=(1,))
         return view[at].astype(np.int64)
 
     def u64(self, at: Ints) -> Ints:
-        """The 64-bit numbers that begin at these places."""
+        """The 64-bit numbers at these offsets."""
         view = np.ndarray((len(self.source) - 7,), np.dtype(">u8"), self.source, strides=(1,))
         return view[at].astype(np.int64)
 
     def names(self, numbers: Ints, skip: int) -> pa.Array[Any]:
-        """The names at the ends of these messages, after `skip` bytes and without their zeros, as Arrow strings."""
+        """The names that follow `skip` bytes at the ends of these messages, without their zeros, as Arrow strings."""
         starts = self.starts[numbers] + skip
         binary = gather(self.source, starts, self.ends[numbers] - 1 - starts).to_arrow()
         if self.convert is not None:
@@ -106,26 +106,26 @@ class Messages:
             return binary.cast(pa.string())
         except pa.ArrowInvalid:
             wrong = next(place for place, name in enumerate(binary.to_pylist()) if not is_text(name))
-            raise DecodingError("a decoded name is no text", number=int(numbers[wrong])) from None
+            raise DecodingError("a name is not valid UTF-8", number=int(numbers[wrong])) from None
 
-    def prefixed(self, prefix: bytes) -> tuple[Ints, Ints]:
-        """The numbers of the logical messages with that prefix, and where their contents begin."""
-        # Others' messages may be many, so their prefix is compared by column.
-        wanted = np.frombuffer(prefix + b"\0", np.uint8)
+    def find_prefix(self, prefix: bytes) -> tuple[Ints, Ints]:
+        """Find the logical messages with this prefix; return their numbers and the offsets of their contents."""
+        # Other programs may write many messages, so prefixes are compared by column.
+        expected = np.frombuffer(prefix + b"\0", np.uint8)
         numbers = np.flatnonzero(self.kinds == MESSAGE)
-        numbers = numbers[self.ends[numbers] - self.starts[numbers] >= 14 + len(wanted)]
-        for place, byte in enumerate(wanted):
-            # What is left after a byte or two are those looked for, as a rule.
+        numbers = numbers[self.ends[numbers] - self.starts[numbers] >= 14 + len(expected)]
+        for place, byte in enumerate(expected):
+            # After a byte or two, usually only the messages with the prefix remain.
             numbers = numbers[self.u8(self.starts[numbers] + 10 + place) == byte]
-        return numbers, self.starts[numbers] + 14 + len(wanted)
+        return numbers, self.starts[numbers] + 14 + len(expected)
 
     def bytes_at(self, number: int) -> bytes:
-        """The whole message of that number."""
+        """The bytes of one message."""
         return self.source[self.starts[number] : self.ends[number]].tobytes()
 
 
 def is_text(name: bytes) -> bool:
-    """Whether the bytes are a text, in UTF-8."""
+    """Whether the bytes are valid UTF-8."""
     try:
         name.decode()
     except UnicodeDecodeError:
@@ -134,122 +134,123 @@ def is_text(name: bytes) -> bool:
 
 
 def convert_texts(names: pa.Array[Any], convert: Texts) -> pa.Array[Any]:
-    """The texts of these bytes; each that differs is asked for once."""
+    """Decode these bytes; `convert` gets each distinct value once."""
     encoded = names.dictionary_encode()
     return pa.array(convert(encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)
 
 
 def messages_of(column: BytesColumn, convert: Texts | None = None) -> Messages:
-    """View a batch of messages; raise DecodingError on a kind that protocol 3 without streaming lacks."""
+    """View a batch of messages; raise DecodingError for a kind that protocol 3 without streaming does not have."""
     low, high = int(column.offsets[0]), int(column.offsets[-1])
     source = with_constants(column.data[low:high])
     starts, ends = column.offsets[:-1] - low, column.offsets[1:] - low
     messages = Messages(source, high - low, starts, ends, source[starts], convert)
     if len(empty := np.flatnonzero(starts >= ends)):
-        raise DecodingError("a decoded message is empty", number=int(empty[0]))
+        raise DecodingError("the message is empty", number=int(empty[0]))
     if len(unknown := np.flatnonzero(~np.isin(messages.kinds, KNOWN))):
         raise DecodingError(
-            f"a decoded message begins with {chr(messages.kinds[unknown[0]])!r}, unknown to protocol 3",
+            f"its kind {chr(messages.kinds[unknown[0]])!r} is unknown in protocol 3",
             number=int(unknown[0]),
-            hint="is the server newer than this version of Cutline?",
+            hint="this version of Cutline may be too old for the server",
         )
     return messages
 
 
 def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_last: bool) -> tuple[list[Values], Ints]:
-    """Read the tuples of these messages that begin at these places, all of `width` columns; also return their ends.
+    """Read the tuples of these messages at the offsets `at`, all of `width` columns; also return their ends.
 
-    A tuple that `is_last` ends where its message does, another one before. Raises DecodingError where that is not so,
-    where a tuple has another number of columns, or binary values.
+    A tuple that `is_last` must end where its message ends, any other tuple before that. Raises DecodingError if it does
+    not, or if a tuple has another number of columns or binary values.
     """
     ends = messages.ends[numbers]
-    refuse(numbers, at + 2 > ends, "a decoded row ends within its number of columns")
+    refuse(numbers, at + 2 > ends, "a row ends within its number of columns")
     counts = (messages.u8(at).astype(np.int64) << 8) | messages.u8(at + 1)
     if (wrong := counts != width).any():
-        refuse(numbers, wrong, f"a decoded row has {int(counts[wrong][0])} columns instead of {width}")
+        refuse(numbers, wrong, f"a row has {int(counts[wrong][0])} columns instead of {width}")
     place = at + 2
     columns: list[Values] = []
     for _ in range(width):
-        # Of a row that does not end in time anything may be read here: no place is ever moved back.
+        # A row that runs past its message may yield garbage here. It is refused below, as offsets only grow.
         read = np.minimum(place, messages.data_bytes)
         kinds = messages.u8(read)
         is_text = kinds == ord("t")
         is_known = is_text | (kinds == ord("n")) | (kinds == ord("u"))
-        refuse(numbers, ~is_known, "a decoded value is neither text, null nor unchanged")
+        refuse(numbers, ~is_known, "a value is neither text, null nor unchanged")
         lengths = np.where(is_text, messages.u32(read + 1), 0)
         columns.append(Values(kinds, place + 5, lengths))
         place = place + 1 + np.where(is_text, 4 + lengths, 0)
     if is_last:
-        refuse(numbers, place != ends, "a decoded row does not end where its message does")
+        refuse(numbers, place != ends, "a row does not end where its message ends")
     else:
-        refuse(numbers, place >= ends, "a decoded row does not end within its message")
+        refuse(numbers, place >= ends, "a row does not end within its message")
     return columns, place
 
 
 def refuse(numbers: Ints, is_wrong: Flags, what: str) -> None:
-    """Raise DecodingError of the first of these messages that is wrong, if one is."""
+    """Raise DecodingError for the first of these messages for which `is_wrong` is true, if any."""
     if is_wrong.any():
         raise DecodingError(what, number=int(numbers[is_wrong][0]))
 
 
 def read_relation(message: bytes, number: int = 0, convert: Texts | None = None) -> Relation:
-    """Read a relation message, the batch's of that number; raise DecodingError unless it is one and nothing more.
+    """Read a relation message; `number` is its index in the batch, for errors.
 
-    `convert` makes its names text where they are not UTF-8.
+    `convert` decodes its names if they are not UTF-8. Raises DecodingError unless the message is complete and valid.
     """
     fields = Fields(message, number)
     oid, names, replica_identity = fields.number(4), [fields.name(), fields.name()], fields.number(1)
-    facts: list[tuple[int, int, bool]] = []
+    columns: list[RelationColumn] = []
     for _ in range(fields.number(2)):
         flags = fields.number(1)
         names.append(fields.name())
         type_oid, modifier = fields.number(4), fields.number(4)
         if flags > 1:
-            raise DecodingError(f"a decoded table has a column with flags {flags}", number=number)
-        facts.append((type_oid, (modifier ^ 1 << 31) - (1 << 31), bool(flags)))
+            raise DecodingError(f"a relation message has a column with unknown flags {flags}", number=number)
+        # The name follows below: all names are decoded at once.
+        columns.append(RelationColumn("", type_oid, (modifier ^ 1 << 31) - (1 << 31), bool(flags)))
     fields.end()
     if replica_identity not in b"dnfi":
-        raise DecodingError(f"a decoded table has replica identity {chr(replica_identity)!r}", number=number)
-    schema, table, *named = name_texts(names, number) if convert is None else convert(names)
-    columns = tuple(RelationColumn(name, *found) for name, found in zip(named, facts, strict=True))
-    # The system schema pg_catalog is sent as an empty name.
-    return Relation(oid, schema or "pg_catalog", table, chr(replica_identity), columns)
+        raise DecodingError(f"a relation message has unknown replica identity {chr(replica_identity)!r}", number=number)
+    schema, table, *column_names = name_texts(names, number) if convert is None else convert(names)
+    named = tuple(replace(column, name=name) for column, name in zip(columns, column_names, strict=True))
+    # PostgreSQL sends pg_catalog as an empty schema name.
+    return Relation(oid, schema or "pg_catalog", table, chr(replica_identity), named)
 
 
 def name_texts(names: list[bytes], number: int) -> list[str]:
-    """The names in the batch's message of that number as text; raise DecodingError where one is not UTF-8."""
+    """Decode the names of message `number`; raise DecodingError if one is not valid UTF-8."""
     if not all(map(is_text, names)):
-        raise DecodingError("a decoded name is no text", number=number)
+        raise DecodingError("a name is not valid UTF-8", number=number)
     return [name.decode() for name in names]
 
 
 @dataclass(slots=True)
 class Fields:
-    """The fields of the batch's message `of`, one after the other; DecodingError where one is not whole."""
+    """Reads the fields of message `of` of the batch in order; raises DecodingError if one is incomplete."""
 
     message: bytes
     of: int
     place: int = 1
 
     def number(self, size: int) -> int:
-        """The next field, an unsigned number of that many bytes."""
+        """The next field, an unsigned number of `size` bytes."""
         return int.from_bytes(self.content(size), "big")
 
     def name(self) -> bytes:
-        """The next field, a text in the server's encoding that ends with a zero."""
+        """The next field, a zero-terminated string in the server's encoding."""
         end = self.message.find(b"\0", self.place)
         content = self.content(end - self.place if end >= 0 else len(self.message))
         self.place += 1
         return content
 
     def content(self, size: int) -> bytes:
-        """The next field, so many bytes."""
+        """The next field, `size` bytes."""
         if size > len(self.message) - self.place:
-            raise DecodingError(f"a decoded message {chr(self.message[0])!r} ends too early", number=self.of)
+            raise DecodingError(f"a message {chr(self.message[0])!r} is too short", number=self.of)
         self.place += size
         return self.message[self.place - size : self.place]
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Check that no bytes follow."""
         if self.place != len(self.message):
-            raise DecodingError(f"a decoded message {chr(self.message[0])!r} does not end in time", number=self.of)
+            raise DecodingError(f"a message {chr(self.message[0])!r} is too long", number=self.of)

@@ -1,10 +1,10 @@
-"""To which transaction every message of a batch belongs, and which one the batch leaves open.
+"""Assign every message of a batch to its transaction, and find the transaction that the batch leaves open.
 
 A slot yields a transaction's messages in one piece, between its BEGIN and its COMMIT or PREPARE.
 
-A transaction that is committed in one phase may be tagged with a global id: by a transactional logical message
-with the prefix `snapshot.gid` whose content is a gid. The last tag counts. What PostgreSQL would not take as a gid
-is no tag, and a prepared transaction has its own gid and no other.
+A transaction that commits in one phase can be tagged with a global id, by a transactional logical message with the
+prefix `snapshot.gid` whose content is a gid. The last tag counts. A content that PostgreSQL would not accept as a gid
+is ignored, and so is a tag of a prepared transaction, which has its own gid.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from wal.decoding import pgoutput
 from wal.decoding.pgoutput import Messages, convert_texts, is_text
 
 TAG_PREFIX = b"snapshot.gid"
-# PostgreSQL's own bound for gids (GIDSIZE, its terminating zero left out).
+# PostgreSQL's limit for gids (GIDSIZE without the terminating zero).
 GID_BYTES_MAX = 199
 ROW_KINDS = (pgoutput.INSERTED, pgoutput.UPDATED, pgoutput.DELETED, pgoutput.TRUNCATED)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransactionHead:
-    """The transaction that the messages so far have begun and not ended; `sent` counts its rows so far.
+    """The transaction that has begun but not ended in the messages so far; `sent` counts its rows so far.
 
-    `global_id` is that of a prepared transaction, `tag` what one that will be committed in one phase is tagged with.
-    `head` is its beginning as it was sent, without its kind.
+    A prepared transaction has a `global_id`; one that commits in one phase may have a `tag`. `head` is the BEGIN
+    message without its kind.
     """
 
     lsn: Lsn
@@ -47,9 +47,10 @@ class OpenTransactionHead:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """To which transaction every message of a batch belongs; number 0 is the one left open before.
+    """The transactions of a batch, and the number of the transaction of each message.
 
-    `global_id` and `tag` are as in Open, by number.
+    Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.
+    `global_id` and `tag` are as in OpenTransactionHead, by number.
     """
 
     of_message: Ints
@@ -62,7 +63,7 @@ class Transactions:
 
     @classmethod
     def of(cls, messages: Messages, before: OpenTransactionHead | None, form: str) -> Transactions:
-        """The transactions of a batch that follows one which left `before` open."""
+        """Find the transactions of a batch; `before` is the one that the previous batch left open."""
         kinds = messages.kinds
         begins = np.flatnonzero((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
         is_prepared = kinds[begins] == pgoutput.BEGIN_PREPARE
@@ -80,7 +81,7 @@ class Transactions:
             lsn[0], xid[0] = before.lsn, before.xid
             index[0] = -1 if before.global_id is None else 0
         of_message = np.cumsum((kinds == pgoutput.BEGIN) | (kinds == pgoutput.BEGIN_PREPARE))
-        # Only rows are counted: descriptions of tables are sent anew whenever the WAL is read again.
+        # Only rows are counted: relation messages are sent again each time the WAL is read.
         is_row = np.isin(kinds, ROW_KINDS)
         rows = np.cumsum(is_row)
         first = np.concatenate([[-(before.sent if before else 0)], rows[begins]])
@@ -102,8 +103,8 @@ def _tags(
     messages: Messages, of_message: Ints, is_prepared: Flags, before: OpenTransactionHead | None, form: str
 ) -> pa.Array[Any]:
     """The last tag of every transaction that was not prepared."""
-    numbers, starts = messages.prefixed(TAG_PREFIX)
-    # One that is not transactional comes whenever it is decoded, and belongs to no transaction.
+    numbers, starts = messages.find_prefix(TAG_PREFIX)
+    # A message that is not transactional belongs to no transaction.
     is_tag = messages.u8(messages.starts[numbers] + 1) == 1
     is_tag &= (messages.ends[numbers] > starts) & (messages.ends[numbers] - starts <= GID_BYTES_MAX)
     is_tag &= ~is_prepared[of_message[numbers]]
@@ -112,21 +113,21 @@ def _tags(
     index = np.full(len(is_prepared), -1, np.int64)
     if before and before.tag is not None:
         index[0] = 0
-    # Of several values for one number numpy keeps the last.
+    # If an index occurs several times, numpy keeps the last value.
     index[of_message[numbers[are_texts]]] = np.arange(len(texts)) + 1
     known = pa.concat_arrays([_one_text(before.tag if before else None), global_ids(texts, form)])
     return known.take(to_arrow(index, absent=index < 0))
 
 
 def _texts(contents: BytesColumn, convert: Texts | None) -> tuple[pa.Array[Any], Flags]:
-    """Those of the contents that are texts, and which these are."""
+    """Decode the contents that are valid text; also return which ones are."""
     binary = contents.to_arrow()
     if convert is not None:
         return convert_texts(binary, convert), np.ones(len(contents), np.bool_)
     try:
         return binary.cast(pa.string()), np.ones(len(contents), np.bool_)
     except pa.ArrowInvalid:
-        # Somebody writes bytes as tags: only then one by one.
+        # Only if a tag is not valid UTF-8, check them one by one.
         are_texts = np.array([is_text(content) for content in binary.to_pylist()], np.bool_)
         return binary.filter(to_mask(are_texts)).cast(pa.string()), are_texts
 
@@ -138,7 +139,7 @@ def _one_text(text: str | None) -> pa.Array[Any]:
 
 
 def _is_left_open(kinds: Any, of_message: Ints, *, was_open: bool) -> bool:
-    """Whether the last message belongs to a transaction whose end has not come."""
+    """Whether the last message belongs to a transaction that has not ended."""
     last = int(of_message[-1])
     ends = np.flatnonzero((kinds == pgoutput.COMMIT_LOCAL) | (kinds == pgoutput.PREPARED))
     ended = len(ends) > 0 and int(of_message[ends[-1]]) == last

@@ -1,6 +1,6 @@
-"""Drain: bring a node's archive up to a position by reading its slot; runs in an executor.
+"""Drain: bring a node's archive up to a position by reading its slot. Runs in an executor.
 
-A slot is advanced only past what the archive holds. A drain that dies is repeated by anybody: positions tell what is
+A slot is never advanced past the end of the archive. Any later drain can resume one that died: positions tell what is
 already archived.
 
 Imports every other part of `wal`, and what they import.

@@ -1,10 +1,10 @@
-"""Draining a node's slot into its archive: what a task of the drain job does, in an executor.
+"""Drain a node's slot into its archive: a task of the drain job, run in an executor.
 
-In this order, always: peek a chunk, decode it, create the segment, advance the slot. Whoever dies in between
-leaves WAL that is decoded again, or a segment that the next drain finds and goes on from; nothing is lost and
-nothing is archived twice. A task that Spark repeats may meet the first attempt still at work: what that stores
-counts, and the second goes on from there. A transaction too large for one segment is stored in several, and the slot is
-advanced when its last is there.
+The order is always: peek a chunk, decode it, create the segment, advance the slot. A drain that dies in between leaves
+WAL that is decoded again, or a segment after which the next drain continues. So nothing is lost, and nothing is
+archived twice. If Spark repeats a task while its first attempt still runs, the segments of the first count, and the
+second continues after them. A transaction that is too large for one segment is stored in several; the slot is advanced
+after the last one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wal.decoding.pgoutput import DecodingError
 from wal.drain.drain_task import DrainReport, DrainTask
 from wal.drain.peek import SlotInUseError, peek, slot_in_use
 from wal.drain.replay import await_replay
-from wal.drain.rolled_back import RolledBack, undecodable_ahead
+from wal.drain.rolled_back import RolledBack, find_undecodable
 from wal.segments.archive import (
     ArchivedSegment,
     OpenTransaction,
@@ -46,19 +46,19 @@ from wal.slots.slots import SlotLostError, advance_slot, check_slot, slot_state
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
 CHUNK_BYTES = 256 << 20
-# Of rows in memory: what a worker holds while it makes a segment is several times that.
+# Size of rows in memory. Creating a segment takes several times as much.
 SEGMENT_BYTES_MAX = 64 << 20
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
 
 
 class DrainBusyError(BusyError):
-    """Another process writes the archive."""
+    """Another process is writing to the archive."""
 
 
 @dataclass(slots=True)
 class _Archive:
-    """The end of one node's archive, as it grows."""
+    """One node's archive, which this drain extends."""
 
     task: DrainTask
     store: ObjectStore
@@ -84,40 +84,40 @@ class _Archive:
     def open(self) -> OpenTransaction | None:
         return self.last.open if self.last else None
 
-    def find(self) -> None:
-        """Take over what others have stored after the segments that are known here."""
-        # By key: a listing may be of a moment ago, and a slot that is ahead of what it shows would be taken for a loss.
+    def read_new_segments(self) -> None:
+        """Read the segments that other processes have stored after the known ones."""
+        # Read by key: a listing may lag behind, and a slot ahead of the archive would be taken for lost WAL.
         for one in list_unlisted(self.store, self.prefix, len(self.task.known) + len(self.segments)):
-            if one.segment.number > self.task.planned and one.definitions != self.task.definitions:
-                raise read_archived_range(self.task)
+            if one.segment.number > self.task.planned and one.definitions != self.task.unlisted_definitions:
+                raise archive_busy_error(self.task)
             self.segments.append(one)
             self.grown_at = time.monotonic()
-        archived = [*self.task.known, *(one.segment for one in self.segments)]
-        check_contiguous(self.task.node.id, self.task.base, archived)
+        segments = [*self.task.known, *(one.segment for one in self.segments)]
+        check_contiguous(self.task.node.id, self.task.base, segments)
 
     def add(self, through: Lsn, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
         """Create the next segment."""
         number = len(self.task.known) + len(self.segments) + 1
-        held = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
+        wal_range = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
         try:
-            made = create_segment(self.store, self.prefix, number, held, tables, self.task.definitions)
-            self.segments.append(made)
+            segment = create_segment(self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions)
+            self.segments.append(segment)
         except ObjectExistsError as error:
-            raise read_archived_range(self.task) from error
+            raise archive_busy_error(self.task) from error
         self.grown_at = time.monotonic()
 
 
-def read_archived_range(task: DrainTask) -> DrainBusyError:
-    """The error for an archive that grows by another process's hand."""
+def archive_busy_error(task: DrainTask) -> DrainBusyError:
+    """The error for an archive to which another process is writing."""
     return DrainBusyError(
-        f"node {task.node.id}: another process archives this chain's WAL",
-        hint="wait until it is done, then repeat",
+        f"node {task.node.id}: another process is archiving WAL of snapshot {task.snapshot}",
+        hint="wait until it has ended, then repeat the command",
         details={"node": task.node.id},
     )
 
 
 def drain(task: DrainTask) -> DrainReport:
-    """Bring the node's archive up to `task.finish`; never raises a SnapshotError, but reports it."""
+    """Bring the node's archive up to `task.finish`; return a SnapshotError in the report instead of raising it."""
     began = time.monotonic()
     archive: _Archive | None = None
     while True:
@@ -126,8 +126,8 @@ def drain(task: DrainTask) -> DrainReport:
             _drain(task, archive)
             return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, time.monotonic() - began)
         except (SlotInUseError, DrainBusyError) as error:
-            # A command or a task that was killed reads the slot, and may store what it has read, until its process
-            # has noticed. Both would store the same: whoever is second goes on from there.
+            # A killed command or task may read the slot, and even store segments, until its process notices. Both
+            # would store the same, so wait and continue after its last segment.
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(SLOT_IN_USE_POLL_SECONDS)
@@ -139,9 +139,9 @@ def drain(task: DrainTask) -> DrainReport:
 
 def _drain(task: DrainTask, archive: _Archive) -> None:
     with connect(task.node) as connection:
-        # In this order: a slot that is ahead of the archive as it is found later has lost something.
+        # Read the slot before the archive: a slot ahead of the archive as read later means lost WAL, not a race.
         state = slot_state(connection, task.slot)
-        archive.find()
+        archive.read_new_segments()
         state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
             await_replay(connection, task.node, task.finish)
@@ -158,18 +158,18 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
             chunk.read(task, messages)
         except (UnreachableError, DecodingError) as error:
             lsn = Lsn.parse(str(error.details["lsn"])) if isinstance(error, DecodingError) else ORIGIN
-            gone = undecodable_ahead(task.node, task.slot, task.publications, task.finish, lsn)
-            if gone is None:
+            rolled_back = find_undecodable(task.node, task.slot, task.publications, task.finish, lsn)
+            if rolled_back is None:
                 raise
-            if gone.before > archive.through:
-                _fill(connection, replace(task, finish=gone.before), archive)
-            chunk.pass_over(task, gone)
+            if rolled_back.before > archive.through:
+                _fill(connection, replace(task, finish=rolled_back.before), archive)
+            chunk.skip(task, rolled_back)
         _advance(connection, task, archive.through)
         messages = chunk.next_messages
 
 
 def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: Lsn) -> None:
-    # PostgreSQL refuses where somebody else has moved the slot on, or dropped it.
+    # PostgreSQL refuses if another process has advanced the slot further, or dropped it.
     try:
         with suppress(psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
             advance_slot(connection, task.slot, through)
@@ -177,20 +177,20 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, through: Lsn)
         raise slot_in_use(task.node, task.slot) from error
     state = slot_state(connection, task.slot)
     if state is not None and state.confirmed > through:
-        # Sound only if the archive has grown by another hand as well, which the next look at both tells.
-        raise read_archived_range(task)
+        # Another process has advanced the slot. The retry checks that it has extended the archive as well.
+        raise archive_busy_error(task)
     if state is None or state.confirmed != through:
-        place = str(state.confirmed) if state else "nowhere"
+        place = f"is at {state.confirmed}" if state else "was dropped"
         raise SlotLostError(
-            f"node {task.node.id}: slot {task.slot} is at {place}, advanced to {through}",
-            hint=f"somebody else moves it; {NEW_CHAIN}",
+            f"node {task.node.id}: slot {task.slot} {place} after being advanced to {through}",
+            hint=f"another process has moved or dropped the slot: {NEW_CHAIN}",
             details={"node": task.node.id, "slot": task.slot},
         )
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """One peek at the slot, and the segments made of it."""
+    """One peek at the slot, and the segments created from it."""
 
     archive: _Archive
     convert: Texts | None
@@ -201,11 +201,11 @@ class _Chunk:
     next_messages: int = FIRST_CHUNK_MESSAGES
 
     def read(self, task: DrainTask, messages_max: int) -> None:
-        """Store what the slot has up to `task.finish`, or to the end of the transaction that fills it."""
-        decoder = Decoder(task.node.id, task.versions, task.global_id_form, convert=self.convert)
+        """Store the slot's content up to `task.finish`, or to the end of the transaction that fills the chunk."""
+        decoder = Decoder(task.node.id, task.definitions, task.global_id_form, convert=self.convert)
         self.through, self.resumed = self.archive.through, self.archive.open
         for batch in peek(task.node, task.slot, task.publications, task.finish, messages_max):
-            # A row may be of 100 MB: nothing is kept longer than it is needed.
+            # A row may have 100 MB: release everything as early as possible.
             messages = decoder.view(from_arrow(batch))
             del batch
             decoded = decoder.decode(messages)
@@ -216,9 +216,9 @@ class _Chunk:
                 opened = decoder.open
                 self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None)
         if decoder.open:
-            raise _ended_within(task, decoder.open.lsn)
+            raise _incomplete_error(task, decoder.open.lsn)
         if decoder.read < messages_max:
-            # The slot had no more: everything up to the finish has been seen, even if that was nothing.
+            # The slot has no more messages: everything up to the finish marker has been read, even if it was nothing.
             self.through = task.finish
         if self.tables or self.through > self.archive.through:
             self._store(None)
@@ -226,11 +226,11 @@ class _Chunk:
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
 
     def _hold(self, decoded: Decoded, task: DrainTask) -> None:
-        """Keep what was decoded for the next segment."""
+        """Keep decoded rows for the next segment."""
         if decoded.through > task.finish:
             raise DecodingError(
-                f"node {task.node.id}: what its slot gave ends at {decoded.through}, after"
-                f" {task.finish}, up to where it was asked",
+                f"node {task.node.id}: slot {task.slot} returned WAL up to {decoded.through}, but was read only up to"
+                f" {task.finish}",
                 details={"node": task.node.id, "lsn": str(decoded.through)},
             )
         changes = _after(decoded.changes, self.resumed)
@@ -239,10 +239,10 @@ class _Chunk:
         self.tables.append((changes, decoded.events))
         self.held_bytes += changes.nbytes + decoded.events.nbytes
 
-    def pass_over(self, task: DrainTask, gone: RolledBack) -> None:
-        """Store the PREPARE of a transaction that can't be decoded, and none of its changes."""
-        decoder = Decoder(task.node.id, task.versions, task.global_id_form, convert=self.convert)
-        decoded = decoder.feed(from_list(list(gone.messages)))
+    def skip(self, task: DrainTask, rolled_back: RolledBack) -> None:
+        """Store only the PREPARE of a transaction that can't be decoded, without its changes."""
+        decoder = Decoder(task.node.id, task.definitions, task.global_id_form, convert=self.convert)
+        decoded = decoder.feed(from_list(list(rolled_back.messages)))
         self.through = decoded.through
         self.tables = [(decoded.changes, decoded.events)]
         self._store(None)
@@ -254,20 +254,20 @@ class _Chunk:
         self.archive.add(self.through, opened, (changes, events))
         self.tables, self.held_bytes = [], 0
         del changes, events
-        # What Arrow keeps of encoding a segment is as much again as the segment.
+        # After encoding, Arrow still holds as much memory as the segment takes.
         pa.default_memory_pool().release_unused()
 
 
-def _ended_within(task: DrainTask, lsn: Lsn) -> DecodingError:
+def _incomplete_error(task: DrainTask, lsn: Lsn) -> DecodingError:
     return DecodingError(
-        f"node {task.node.id}: what its slot gave ends within the transaction at {lsn}",
-        hint="repeat the command: it reads the same WAL again; if it ends here again, report this",
+        f"node {task.node.id}: the messages of slot {task.slot} end within the transaction at {lsn}",
+        hint="repeat the command: it reads the same WAL again; if this error persists, report it",
         details={"node": task.node.id, "lsn": str(lsn)},
     )
 
 
 def _after(changes: pa.Table, resumed: OpenTransaction | None) -> pa.Table:
-    """The changes that the archive does not hold yet of the transaction it ends in."""
+    """Drop the changes that the archive already holds of the transaction in which it ends."""
     if resumed is None or len(changes) == 0:
         return changes
     is_held = (to_numpy(changes["lsn"]) == resumed.lsn) & (to_numpy(changes["seq"]) <= resumed.seq)

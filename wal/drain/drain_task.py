@@ -1,4 +1,4 @@
-"""What a drain is asked for, and what came of it: plain values, which the driver plans with and executors are sent."""
+"""The task and the report of a drain: plain values that the driver and its executors exchange."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from wal.segments.definitions import Definition
 class DrainTask:
     """What an executor needs to bring one node's archive up to `finish`.
 
-    `known` are the segments that commits list; later ones are found in the store. `base` is where the
-    archive begins. `versions` are the tables' definitions, of one table the old before the new; `begun` are the
-    numbers of those that no commit lists yet. `planned` is the number of the last segment that was there when the
-    task was planned: later ones must have been written under the same definitions.
+    `base` is where the archive begins. `known` are the segments that commits list; later ones are found in the store.
+    `definitions` are those of the tables, for each table in the order in which they began; `unlisted_numbers` are the
+    numbers of those that no commit lists yet. `planned` is the number of the last segment that existed when the task
+    was planned: later ones must have been written under the same definitions.
     """
 
     node: Node
@@ -28,24 +28,27 @@ class DrainTask:
     snapshot: str
     chain: str
     operation: str
-    versions: tuple[Definition, ...]
+    definitions: tuple[Definition, ...]
     global_id_form: str
     base: Lsn
     known: tuple[Segment, ...]
     finish: Lsn
     store: StoreLocation
-    begun: frozenset[int] = frozenset()
+    unlisted_numbers: frozenset[int] = frozenset()
     planned: int = 0
 
     @property
-    def definitions(self) -> tuple[Definition, ...]:
-        """The versions that no commit lists yet."""
-        return tuple(version for version in self.versions if version.group.number in self.begun)
+    def unlisted_definitions(self) -> tuple[Definition, ...]:
+        """The definitions that no commit lists yet."""
+        return tuple(one for one in self.definitions if one.group.number in self.unlisted_numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """What came of a DrainTask: the segments after the known ones, or the error that ended it."""
+    """The result of a DrainTask: the segments after the known ones, or the error that ended it.
+
+    `ignored` counts the changes of tables in no group.
+    """
 
     node: str
     segments: tuple[ArchivedSegment, ...] = ()
@@ -55,5 +58,5 @@ class DrainReport:
 
 
 def next_task(task: DrainTask, finish: Lsn, known: tuple[Segment, ...]) -> DrainTask:
-    """The same task for a later cut, once `known` are archived."""
+    """The same task for a later cut, after the segments `known` were archived."""
     return replace(task, finish=finish, known=known)

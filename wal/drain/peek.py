@@ -1,4 +1,4 @@
-"""Reading a slot without moving it: a chunk of its decoded messages, as Arrow from end to end."""
+"""Peek: read a chunk of a slot's decoded messages without advancing the slot, as Arrow arrays throughout."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from fleet.nodes.encodings import RAW
 from storage.errors import BusyError, SnapshotError, UnreachableError
 
 OBJECT_IN_USE = "55006"
-# For every version: those before 17 don't know it, and a session that sets it while it begins would be refused.
+# Works on every version: before 17 there is no such setting, and a connection that sets it would be refused.
 UNBOUNDED = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
 
 
 class SlotInUseError(BusyError):
-    """Another process reads the slot."""
+    """Another process is reading the slot."""
 
 
 def peek(
     node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int
 ) -> Iterator[pa.Array[Any]]:
-    """Yield the slot's messages (pgoutput, protocol 3) up to position `finish` in binary arrays of bounded size.
+    """Yield the slot's messages (pgoutput, protocol 3) up to position `finish`, in binary arrays of bounded size.
 
-    Values and names are in the server's encoding.
-    Ends earlier at the end of the transaction in which `messages_max` is reached. Raises SlotInUseError, and
-    UnreachableError where the server ends the reading.
+    Values and names are in the server's encoding. Ends earlier, at the end of the transaction in which `messages_max`
+    is reached. Raises SlotInUseError, and UnreachableError if the server ends the read.
     """
     names = ",".join(f'"{name}"' for name in publications)
     query = (
@@ -39,7 +38,7 @@ def peek(
         f" 'proto_version', '3', 'publication_names', '{names}', 'messages', 'true')"
     )
     try:
-        # Not by the driver's dbapi module: that imports pandas.
+        # Don't use the driver's dbapi module: it imports pandas.
         with (
             adbc_driver_postgresql.connect(conninfo(node.dsn, client_encoding=RAW)) as database,
             adbc.AdbcConnection(database) as connection,
@@ -50,10 +49,10 @@ def peek(
             unbounded.execute_update()
             statement.set_sql_query(query)
             stream, _ = statement.execute_query()
-            # Holding on to none of them: one may be of 100 MB.
+            # Hold no reference to a batch: one may have 100 MB.
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        # What the server says while rows are under way comes by the stream, as Arrow's own errors.
+        # Errors of the server during the transfer come through the stream, as Arrow errors.
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
 
 
@@ -62,21 +61,21 @@ def _messages_of(batch: Any) -> pa.Array[Any]:
 
 
 def slot_in_use(node: Node, slot: str) -> SlotInUseError:
-    """The error for a slot that another process reads."""
+    """The error for a slot that another process is reading."""
     return SlotInUseError(
-        f"node {node.id}: another process reads slot {slot}",
-        hint="wait until it is done; pg_replication_slots.active_pid names its session",
+        f"node {node.id}: another process is reading slot {slot}",
+        hint="wait until it has ended; pg_replication_slots.active_pid is the process id of its session",
         details={"node": node.id, "slot": slot},
     )
 
 
 def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> SnapshotError:
-    # By its code where there is one: the server may speak another language.
+    # Prefer the SQLSTATE: the server's messages may be in another language.
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
-        f"node {node.id}: reading slot {slot} ended: {lines[0] if lines else 'without a reason'}",
-        hint="see the server's log; repeating the command goes on where the archive ends",
+        f"node {node.id}: the server ended the read of slot {slot}: {lines[0] if lines else 'no reason given'}",
+        hint="see the server's log, then repeat the command: it continues where the archive ends",
         details={"node": node.id, "slot": slot},
     )

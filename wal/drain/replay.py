@@ -1,4 +1,4 @@
-"""Waiting for a standby: its slot gives what it has replayed, and no more."""
+"""Wait for a standby: its slot yields only WAL that the standby has replayed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ REPLAY_SECONDS_MAX = 600.0
 
 
 class ReplayLagError(UnreachableError):
-    """A standby has not replayed up to the cut in time."""
+    """A standby did not replay WAL up to the cut in time."""
 
 
 def await_replay(connection: psycopg.Connection[Any], node: Node, finish: Lsn) -> None:
-    """Return once the standby has replayed up to `finish`; raise ReplayLagError if it does not in time."""
+    """Wait until the standby has replayed up to `finish`; raise ReplayLagError after REPLAY_SECONDS_MAX."""
     deadline = time.monotonic() + REPLAY_SECONDS_MAX
     while True:
         (text,) = connection.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone() or ("0/0",)
@@ -28,8 +28,9 @@ def await_replay(connection: psycopg.Connection[Any], node: Node, finish: Lsn) -
             return
         if time.monotonic() > deadline:
             raise ReplayLagError(
-                f"node {node.id}: replayed only {text} of {finish} after {REPLAY_SECONDS_MAX:.0f} s",
-                hint="see why the standby lags, or leave standbys out: --only-primary",
+                f"node {node.id}: the standby has replayed WAL only up to {text} of {finish}"
+                f" after {REPLAY_SECONDS_MAX:.0f} s",
+                hint="find out why the standby lags, or leave out standbys: --only-primary",
                 details={"node": node.id},
             )
         time.sleep(REPLAY_POLL_SECONDS)

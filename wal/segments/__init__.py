@@ -1,6 +1,6 @@
-"""Segments: decoded WAL as Parquet objects, and the archive that they make up.
+"""Segments: decoded WAL as Parquet objects, and the archive that they form.
 
-A *segment* holds row changes and transaction events of one node over a range of WAL positions. A node's *archive* is
+A *segment* holds the row changes and transaction events of one node in a range of WAL positions. A node's *archive* is
 its segments in order, numbered without a hole.
 
 Imports `columns`, `fleet`, `fleet.tables` and `storage`.

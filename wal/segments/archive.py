@@ -1,7 +1,7 @@
-"""The archive of one node in one chain: its segments, numbered without a hole, as commits describe them.
+"""The archive of one node in one chain: its segments, numbered without a hole, as commits list them.
 
-Pure values: nothing here reads an object. Segment n + 1 begins where segment n ends: that is checked whenever
-an archive is read, never assumed.
+Pure values: code here reads no object. Segment n + 1 begins where segment n ends. This is checked whenever an archive
+is read, never assumed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from wal.segments.definitions import Definition
 
 
 class ArchiveError(SnapshotError):
-    """The archive of a node is not what its commits and its own metadata say."""
+    """The archive of a node does not match its commits or its own metadata."""
 
     exit_code = 3
 
 
 class OpenTransaction(Record, frozen=True):
-    """Where in a transaction too large for one segment the segment ends: after its change `seq`."""
+    """Where a segment ends within a transaction that is too large for one segment: after the change `seq`."""
 
     lsn: Lsn
     seq: Integer
 
 
 class SegmentRange(Record, frozen=True):
-    """Which WAL of `node` a segment holds: what ends after `after` and up to `through`.
+    """The WAL of `node` that a segment holds: all records that end after `after`, up to `through`.
 
-    With `open`, also the beginning of the transaction that comes next.
+    With `open`, the segment also holds the beginning of the next transaction.
     """
 
     node: str
@@ -43,10 +43,10 @@ class SegmentRange(Record, frozen=True):
 
 
 class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored segment, as commits list it. Counts are of what it holds, whatever a cut makes of it.
+    """One stored segment, as commits list it. The counts are of its whole content, regardless of any cut.
 
-    `node` to `open` are its range. The object's end from `events_at` on is all that reading the events takes, and has
-    a digest of its own; older commits have neither.
+    `node` to `open` are its range. The events can be read from the end of the object alone, from `events_at` on;
+    `events_digest` is the digest of that part. Older commits have neither.
     """
 
     key: str
@@ -68,10 +68,10 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegment:
-    """A segment as it was archived, with what commits do not list.
+    """A segment with those of its metadata that commits do not list.
 
-    `definitions` are those that no commit listed when it was written. `first_changes` are the positions of the first
-    changes under them, by group number.
+    `definitions` are those that no commit listed when the segment was written. `first_changes` are the positions of the
+    first changes under them, by group number.
     """
 
     segment: Segment
@@ -85,24 +85,24 @@ def archive_prefix(snapshot: str, node: str, chain: str) -> str:
 
 
 def segment_key(prefix: str, number: int) -> str:
-    """The key of the archive's segment `number`, from 1."""
+    """The key of segment `number` of the archive; numbers start at 1."""
     return f"{prefix}/{number:020d}.parquet"
 
 
 def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN) -> None:
-    """Raise ArchiveError unless the segments are numbered from 1 without a hole, from `base` on, and reach `finish`."""
+    """Raise ArchiveError unless the segments are numbered from 1 without a hole and reach from `base` to `finish`."""
     through = base
     for expected, segment in enumerate(segments, start=1):
         if segment.number != expected or segment.after != through or segment.node != node:
             raise ArchiveError(
-                f"node {node}: the archive has a hole at {through}, before {segment.key}",
+                f"node {node}: the archive has a hole at {through}, before segment {segment.key}",
                 hint=NEW_CHAIN,
                 details={"node": node, "object": segment.key},
             )
         through = segment.through
     if through < finish:
         raise ArchiveError(
-            f"node {node}: the archive ends at {through}, before the cut does, at {finish}",
+            f"node {node}: the archive ends at {through}, before the end of the cut at {finish}",
             hint=NEW_CHAIN,
             details={"node": node},
         )

@@ -1,4 +1,4 @@
-"""A definition of a table, as segments name it that were written under definitions no commit lists yet."""
+"""The definition of a table, as decoding needs it and as segments store it while no commit lists it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fleet.tables.groups import Group
 
 
 class Definition(Record, frozen=True):
-    """A definition of the table `oid`; by its name alone where `oid` is 0.
+    """A definition of the table with this `oid`; if `oid` is 0, the table is identified by its name.
 
-    `copied_from` is where the node's base copy under this definition begins to count, None where there is none of
-    its own. `is_gone`: the table no longer exists.
+    `copied_from` is the position of the node's base copy under this definition, None if it has no separate base copy.
+    `is_gone`: the table no longer exists.
     """
 
     oid: Count

@@ -1,9 +1,9 @@
-"""What a segment's columns mean. The same for every table, so the jobs know nothing of tables.
+"""The columns of a segment. They are the same for every table, so that jobs need to know nothing of tables.
 
-A segment holds row changes and transaction events, in row groups of their own. A change's `lsn` is the
-position where its transaction's commit record (for a prepared one: its PREPARE record) begins, an event's the
-position of its own record; `end_lsn` is where that record ends. A marker is known by its end alone, a
-ROLLBACK PREPARED by its own end and, as `lsn`, the end of the PREPARE that it undid.
+A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
+the commit record of its transaction begins (of a prepared one: its PREPARE record); the `lsn` of an event is the
+position of its own record. `end_lsn` is where that record ends. Of a marker only the end is known. A ROLLBACK PREPARED
+has its own end, and as `lsn` the end of the PREPARE that it undid.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
 COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for letter in "CPKRM")
 
 # op, an ASCII code:
-#   I  a row of a group without a key came to be; `row` is its line
-#   U  a row is now `row`, complete
-#   u  a row is now `row`, where \u stands for a value that is the same as before
-#   D  the row with this `key` (of a group without a key: with the line `row`) is gone. Where the update that
-#      took it away left values unchanged, `row` is the key under which the row lives on, as a line: with a
-#      newline, since a key may be empty
-#   T  every row of the group is gone
+#   I  insert of a row of a group without a key; `row` is its line
+#   U  insert or update; `row` is the complete new line
+#   u  update; `row` is the new line, in which \u marks values that are unchanged
+#   D  delete of the row with this `key` (in a group without a key: with the line `row`). If an update changed the key
+#      and left values unchanged, `row` is the new key as a line: with a newline, because a key may be empty
+#   T  truncate of the group
 #   C  COMMIT   P  PREPARE   K  COMMIT PREPARED   R  ROLLBACK PREPARED   M  a marker; `row` is its content
 #
-# global_id: of a two-phase transaction, on its changes and events. On a COMMIT: with what the transaction was
-# tagged (wal.decoding.transactions), as a part of a distributed transaction that its node committed in one phase.
+# global_id: that of a two-phase transaction, on its changes and events. On a COMMIT: the transaction's tag
+# (wal.decoding.transactions), which names the distributed transaction of which its node committed a part in one phase.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),

@@ -1,14 +1,14 @@
-"""Segments as Parquet objects: written once, under the number after the last, and read.
+"""Segments as Parquet objects: writing and reading them.
 
-A segment is created once, under the number after the last; its own metadata says which operation wrote it and
-from where to where in the node's WAL it reaches. Segment n + 1 begins where segment n ends: that is checked
-whenever an archive is read, never assumed.
+A segment is created once, under the number after the last. Its metadata says which operation wrote it and which range
+of the node's WAL it holds. Segment n + 1 begins where segment n ends. This is checked whenever an archive is read,
+never assumed.
 
-Its metadata also says which definitions of tables it was written under that no commit lists yet: who finds it at the
-end of an archive, left by an attempt that failed, can tell what its numbers stand for.
+The metadata also has the definitions of tables under which it was written and which no commit lists yet. If a failed
+attempt leaves the segment at the end of an archive, the next attempt learns from them what its group numbers mean.
 
-A segment that a commit lists is read as the commit describes it. One that no commit lists yet proves itself by a seal:
-the digest of the whole file, with zeros in the seal's own place.
+A segment that a commit lists is verified against the commit. One that no commit lists yet is verified by its seal: the
+digest of the whole file, with zeros in the place of the seal.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from wal.segments.segment_schema import SEGMENT_SCHEMA
 METADATA_KEY = b"cutline"
 FORMAT = "cutline/segment/3"
 NO_SEAL = "0" * 64
-# Whoever reads changes holds a row group of them at a time.
+# A reader of changes holds one row group at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
-# A segment up to this size is read by one request even where only its events are wanted.
+# A segment up to this size is read in one request even if only its events are needed.
 READ_WHOLE_BYTES_MAX = 4 << 20
 
 
 class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
-    """A segment's own metadata (docs/storage.md). `seal` is the digest of the file with zeros in its place."""
+    """The metadata in a segment (docs/storage.md). `seal` is the digest of the file with zeros in its place."""
 
     key: str
     node: str
@@ -69,11 +69,11 @@ def create_segment(
     store: ObjectStore,
     prefix: str,
     number: int,
-    held: SegmentRange,
+    wal_range: SegmentRange,
     tables: tuple[pa.Table, pa.Table],
     definitions: tuple[Definition, ...] = (),
 ) -> ArchivedSegment:
-    """Create segment `number` of these changes and events; raise ObjectExistsError if there is one.
+    """Create segment `number` from `tables` (changes, events); raise ObjectExistsError if it exists.
 
     `definitions` are those that no commit lists yet.
     """
@@ -81,11 +81,11 @@ def create_segment(
     key = segment_key(prefix, number)
     metadata = SegmentMetadata(
         key=key,
-        node=held.node,
-        operation=held.operation,
-        after=held.after,
-        through=held.through,
-        open=held.open,
+        node=wal_range.node,
+        operation=wal_range.operation,
+        after=wal_range.after,
+        through=wal_range.through,
+        open=wal_range.open,
         definitions=definitions,
         first_changes=_first_changes(changes, definitions),
         changes=len(changes),
@@ -99,11 +99,11 @@ def create_segment(
 
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
-    """The Parquet file of a segment: row groups of changes, then row groups of events; sealed."""
-    # Unlike Arrow's own sink this one gives its bytes away without copying them.
+    """Build the Parquet file of a segment: row groups of changes, then row groups of events; with its seal."""
+    # Unlike Arrow's own sink, BytesIO returns its bytes without copying them.
     sink = BytesIO()
     with pq.ParquetWriter(sink, SEGMENT_SCHEMA, **parquet_options(SEGMENT_SCHEMA)) as writer:
-        # The schema's own metadata would be left out with the Arrow schema.
+        # Metadata of the Arrow schema would be lost, because store_schema is off.
         writer.add_key_value_metadata({METADATA_KEY: json.dumps(fields_of(metadata)).encode()})
         for table in (changes, events):
             if len(table):
@@ -117,28 +117,28 @@ def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table
 
 
 def _seal_place(body: memoryview, seal: str) -> int:
-    """Where in the file its seal is; raise ValueError if it is nowhere. Rows may hold such a text, and come before."""
+    """Find the offset of the seal in the footer, as rows may hold the same text; raise ValueError if it has none."""
     footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """How every object of ours is encoded: rising numbers as differences, repeated ones as runs, zstd."""
-    rising = {"lsn", "end_lsn", "seq", "xid"}
+    """The encoding of all our Parquet objects: zstd; increasing numbers as differences, repeated values as runs."""
+    increasing = {"lsn", "end_lsn", "seq", "xid"}
     repeated = {"group", "partition", "op", "global_id"}
     names = set(schema.names)
     return {
         "compression": "zstd",
         "compression_level": 1,
         "use_dictionary": sorted(names & repeated),
-        "column_encoding": dict.fromkeys(sorted(names & rising), "DELTA_BINARY_PACKED"),
+        "column_encoding": dict.fromkeys(sorted(names & increasing), "DELTA_BINARY_PACKED"),
         "write_statistics": False,
         "store_schema": False,
     }
 
 
 def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
-    """Read a stored segment that no commit describes yet; raise ArchiveError unless it is whole and belongs there.
+    """Read a stored segment that no commit lists yet; raise ArchiveError unless it is intact and belongs there.
 
     Raises ObjectMissingError.
     """
@@ -151,17 +151,17 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         if len(body) != store.size(key):
             raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(body)} bytes") from error
         raise ArchiveError(
-            f"object {key} is not a segment of this version, or not as it was written",
-            hint="a newer version of Cutline may have written it; else put it back from a copy of the store, or"
+            f"object {key} is damaged, or is not a segment of this version",
+            hint="if a newer version of Cutline wrote it, use that; else put it back from a copy of the store, or"
             f" {NEW_CHAIN}",
             details={"object": key},
         ) from error
 
 
 def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
-    """The segments at the end of an archive, after the last that a commit lists, with what they begin.
+    """Yield the segments after `after_number`, the last that a commit lists.
 
-    Each is looked for by its key, so that a listing of a moment ago hides none. Raises ArchiveError.
+    They are read by key, because a listing may lag behind. Raises ArchiveError.
     """
     number = after_number + 1
     while True:
@@ -176,17 +176,17 @@ def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterato
 def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
     view = memoryview(body)
     place = _seal_place(view, metadata.seal)
-    found = hashlib.sha256(view[:place])
-    found.update(NO_SEAL.encode())
-    found.update(view[place + len(NO_SEAL) :])
-    if found.hexdigest() != metadata.seal or metadata.key != key:
-        raise ValueError(metadata.seal)
+    computed = hashlib.sha256(view[:place])
+    computed.update(NO_SEAL.encode())
+    computed.update(view[place + len(NO_SEAL) :])
+    if computed.hexdigest() != metadata.seal or metadata.key != key:
+        raise ValueError(f"its seal {metadata.seal} does not match")
 
 
 def _read_archived(metadata: SegmentMetadata, number: int, body: bytes) -> ArchivedSegment:
     file = pq.read_metadata(pa.BufferReader(body))
     groups = _event_row_groups(file, metadata.changes)
-    # The footer alone, which is followed by its length and four bytes, where there are no events.
+    # Without events only the footer is needed. Its length and 4 bytes of magic follow it.
     events_at = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
     for column in range(file.num_columns if groups else 0):
         chunk = file.row_group(groups[0]).column(column)
@@ -213,9 +213,9 @@ def _read_archived(metadata: SegmentMetadata, number: int, body: bytes) -> Archi
 
 
 def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """Read a segment's events alone, all bytes that are used proven; raise ObjectDamagedError.
+    """Read only a segment's events; verify all bytes that are used. Raise ObjectDamagedError.
 
-    Of a large segment only the end is read.
+    Of a large segment, only the end is read.
     """
     key, node, whole = segment.key, segment.node, (segment.size, segment.digest)
     source: Any
@@ -237,7 +237,7 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
 
 
 def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
-    """The groups that transactions changed whose commit (prepared: PREPARE) lies at or after the position.
+    """The groups changed by transactions whose commit (if prepared: PREPARE) is at or after the position `after`.
 
     Raises ObjectDamagedError.
     """
@@ -246,14 +246,14 @@ def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set
 
 
 def read_places(store: ObjectStore, segment: Segment) -> tuple[Ints, Ints]:
-    """Position and group of every change in the segment; raise ObjectDamagedError."""
+    """Read position and group of every change in the segment; raise ObjectDamagedError."""
     source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
     try:
         with pq.ParquetFile(source) as file:
-            found = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
+            changes = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(segment, error) from error
-    return to_numpy(found["lsn"]), to_numpy(found["group"])
+    return to_numpy(changes["lsn"]), to_numpy(changes["group"])
 
 
 def _unreadable(segment: Segment, error: Exception) -> ObjectDamagedError:
@@ -271,10 +271,10 @@ def _event_row_groups(metadata: Any, changes: int) -> list[int]:
 
 
 def _first_changes(changes: pa.Table, definitions: Iterable[Definition]) -> dict[int, Lsn]:
-    """Where the first change under each of the definitions is, by group number, if there is one."""
+    """The position of the first change under each of the definitions, by group number; without those unused."""
     groups, lsns = to_numpy(changes["group"]), to_numpy(changes["lsn"])
-    found = ((version.group.number, lsns[groups == version.group.number]) for version in definitions)
-    return {number: Lsn(places.min()) for number, places in found if len(places)}
+    positions = ((one.group.number, lsns[groups == one.group.number]) for one in definitions)
+    return {number: Lsn(found.min()) for number, found in positions if len(found)}
 
 
 def _count(changes: pa.Table, op: str) -> int:

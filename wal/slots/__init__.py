@@ -1,4 +1,4 @@
-"""Slots: the replication slots of a chain, what they wait for, and how much WAL they retain.
+"""Slots: the replication slots of a chain, the transactions for which creating them waits, and the WAL they retain.
 
 Imports `fleet`, `fleet.nodes` and `storage`.
 """

@@ -1,4 +1,4 @@
-"""How much WAL nodes keep for Cutline's slots: asked of nodes that may be down, in a bounded time."""
+"""How much WAL nodes retain for Cutline's slots: a query with a time limit, as nodes may be down."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.nodes.connections import connect, unreachable_error
 from storage.errors import SnapshotError
 
 ASKING_SECONDS_MAX = 2.0
-# A slot that the server itself has invalidated has no restart_lsn, and keeps nothing.
+# A slot that the server has invalidated has no restart_lsn, and retains nothing.
 RETAINED_QUERY = r"""
 SELECT slot_name,
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
@@ -28,7 +28,7 @@ SELECT slot_name,
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What a node keeps for one slot, and the most that it may keep for a chain."""
+    """How much WAL a node retains for one slot, and its limit."""
 
     node: str
     slot: str
@@ -37,29 +37,29 @@ class Retained:
 
     @property
     def is_past_half(self) -> bool:
-        """Whether it is time to warn."""
+        """Whether the node retains more than half of its limit: time to warn."""
         return 2 * self.size_bytes > self.limit_bytes
 
     @property
     def is_past_limit(self) -> bool:
-        """Whether the node keeps more than it may."""
+        """Whether the node retains more than its limit."""
         return self.size_bytes > self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedAnswers:
-    """What the nodes keep; `not_asked` are the nodes that did not answer, and why."""
+    """The WAL that nodes retain; `not_asked` says, by node, why others gave no answer."""
 
     retained: tuple[Retained, ...]
     not_asked: Mapping[str, str]
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
-        """What the nodes keep for one chain."""
+        """What the nodes retain for one slot."""
         return tuple(one for one in self.retained if one.slot == slot)
 
 
 def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retained]:
-    """What the node keeps for every slot of Cutline's in its database; raise NodeUnreachableError."""
+    """Read what the node retains for each of Cutline's slots in its database; raise NodeUnreachableError."""
     try:
         rows = connection.execute(RETAINED_QUERY).fetchall()
     except psycopg.OperationalError as error:
@@ -69,11 +69,11 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
 
 @dataclass(slots=True)
 class RetainedQuery:
-    """All `nodes` being asked at once, in the background, from the moment that this is made."""
+    """Asks all `nodes` at once, in background threads that start with this object."""
 
     nodes: tuple[Node, ...]
     seconds_max: float = ASKING_SECONDS_MAX
-    _found: dict[str, list[Retained]] = field(default_factory=dict)
+    _retained: dict[str, list[Retained]] = field(default_factory=dict)
     _problems: dict[str, str] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
     _deadline: float = 0.0
@@ -81,7 +81,7 @@ class RetainedQuery:
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.seconds_max
         for node in self.nodes:
-            # A daemon: a node that accepts the connection and says nothing must not hold up the command's end.
+            # A daemon: a node that accepts the connection but never answers must not keep the command from ending.
             thread = threading.Thread(target=self._ask, args=(node,), name=f"retained WAL of {node.id}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -89,24 +89,24 @@ class RetainedQuery:
     def _ask(self, node: Node) -> None:
         try:
             with connect(node, connect_timeout=str(int(self.seconds_max) or 1)) as connection:
-                self._found[node.id] = read_retained(node, connection)
+                self._retained[node.id] = read_retained(node, connection)
         except SnapshotError as error:
             self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
         except psycopg.Error as error:
             self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
 
     def answers(self) -> RetainedAnswers:
-        """Wait for the answers that come in time."""
+        """Wait for the answers until the time limit."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
-        found, problems = dict(self._found), dict(self._problems)
+        retained, problems = dict(self._retained), dict(self._problems)
         late = f"no answer within {self.seconds_max:.0f} s"
         return RetainedAnswers(
-            tuple(one for node in self.nodes for one in found.get(node.id, ())),
-            {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in found},
+            tuple(one for node in self.nodes for one in retained.get(node.id, ())),
+            {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in retained},
         )
 
 
 def query_retained(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> RetainedAnswers:
-    """Ask the nodes and wait for those that answer in time."""
+    """Ask the nodes how much WAL they retain, and wait for the answers until the time limit."""
     return RetainedQuery(tuple(nodes), seconds_max).answers()

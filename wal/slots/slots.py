@@ -1,7 +1,7 @@
-"""Logical replication slots: a node's promise to keep the WAL that the archive does not hold yet.
+"""Logical replication slots: with them, nodes retain the WAL that the archive does not hold yet.
 
-A slot is advanced only past what the archive holds (docs/architecture.md, invariant 4). A slot's name is made from the
-chain's operation id, so no two chains ever share one.
+A slot is never advanced past the end of the archive (docs/architecture.md, invariant 4). Its name is derived from the
+chain's operation id, so no two chains share one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from storage.errors import RefusedError, SnapshotError
 from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error
 
 PLUGIN = "pgoutput"
-# How often a slot that is being made is looked after.
+# How often to check a slot that is being created.
 WATCH_SECONDS = 0.5
-# What making a slot takes where it waits for nothing is never cut off.
+# Creating a slot is never cancelled before this: it takes that long even if it waits for nothing.
 SLOT_SECONDS_MIN = 2.0
 CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
@@ -49,12 +49,12 @@ COPY_SUFFIX = "_copy"
 
 
 class SlotLostError(RefusedError):
-    """A chain's slot is gone, unusable, or ahead of the archive: the WAL between is lost to the chain."""
+    """A chain's slot is missing, unusable, or ahead of the archive, so that WAL is lost for the chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot as its node has it; positions in the node's WAL. `invalid` is the server's reason, empty if it is not."""
+    """The state of a slot on its node. `invalid` is the server's reason, empty if the slot is valid."""
 
     confirmed: Lsn
     restart: Lsn
@@ -66,7 +66,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSlot:
-    """A new slot. While `connection` is open, its snapshot shows what was committed before `position`."""
+    """A new slot. While `connection` is open, `snapshot` shows everything that was committed before `position`."""
 
     position: Lsn
     snapshot: str
@@ -74,17 +74,17 @@ class ExportedSlot:
 
 
 def slot_name(chain: str) -> str:
-    """The slot of a chain, on every node: `cutline_` and the operation id in the letters a slot may have."""
+    """The name of a chain's slot, the same on every node: `cutline_` and the operation id in valid characters."""
     return "cutline_" + re.sub(r"[^a-z0-9]", "_", chain.lower())
 
 
 def copy_slot_name(operation: str) -> str:
-    """The slot of an operation that copies tables anew, on every node concerned, while it does."""
+    """The name of the slot that an operation has while it copies tables again, the same on every node."""
     return slot_name(operation) + COPY_SUFFIX
 
 
 def chain_of_slot(name: str) -> str:
-    """The operation that a slot is of: `slot_name` and `copy_slot_name` the other way round."""
+    """The operation that created a slot: the inverse of `slot_name` and `copy_slot_name`."""
     name = name.removesuffix(COPY_SUFFIX)
     return name.removeprefix("cutline_").upper()[:16] + "-" + name[-10:]
 
@@ -99,9 +99,10 @@ def create_exported_slot(
 ) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
 
-    PostgreSQL waits for the transactions that run on its server, prepared ones too. `progress` is told which, while it
-    waits; after `seconds_max` (but at least SLOT_SECONDS_MIN), or once `abandoned` is set, a SlotWaitError names them,
-    and nothing is left of the slot. For a standby, `primary` is asked to log what runs, as long as that takes.
+    PostgreSQL waits for all transactions that run on the server, including prepared ones. They are reported to
+    `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
+    names them, and leaves no slot. For a standby, `primary` is made to log its running transactions meanwhile. Also
+    raises SlotLostError if no slot is free, and NodeUnreachableError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -111,7 +112,7 @@ def create_exported_slot(
             query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
             row = connection.execute(sql.SQL(query)).fetchone()
         if row is None:
-            raise RuntimeError("CREATE_REPLICATION_SLOT answered nothing")
+            raise RuntimeError("CREATE_REPLICATION_SLOT returned no row")
         # Any further command on this session would end the exported snapshot.
         return ExportedSlot(Lsn.parse(row[1]), row[2], connection)
     except psycopg.errors.QueryCanceled:
@@ -121,7 +122,7 @@ def create_exported_slot(
         connection.close()
         raise SlotLostError(
             f"node {node.id}: all replication slots are in use",
-            hint="raise max_replication_slots, or drop slots that nobody reads",
+            hint="raise max_replication_slots, or drop slots that are no longer used",
             details={"node": node.id},
         ) from error
     except psycopg.OperationalError as error:
@@ -133,9 +134,10 @@ def create_exported_slot(
 
 
 class _SlotWait:
-    """Beside the session that makes a slot: says what it waits for, and cancels it when it has waited long enough.
+    """Watches the session that creates a slot: reports what it waits for, and cancels it after the time limit.
 
-    While a slot is made on a standby, its primary logs its running transactions again and again.
+    While a slot is created on a standby, makes the primary log its running transactions repeatedly: the standby needs
+    such records.
     """
 
     def __init__(
@@ -171,36 +173,36 @@ class _SlotWait:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            asking: psycopg.Connection[Any] | None = None
+            primary: psycopg.Connection[Any] | None = None
             while not self._done.wait(WATCH_SECONDS):
                 if self.notes.waited_seconds > self._seconds_max or self._abandoned.is_set() or self._problem:
-                    # Again and again: a cancel that comes before its command is lost.
+                    # Repeatedly: a cancel request that arrives before the command is lost.
                     with suppress(psycopg.Error):
                         self._connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
                     continue
                 try:
-                    asking = asking or stack.enter_context(closing(connect(self._primary)))
-                    self._look(asking)
+                    primary = primary or stack.enter_context(closing(connect(self._primary)))
+                    self._look(primary)
                 except (psycopg.OperationalError, SnapshotError):
-                    # A primary that is away says nothing; the slot's own session tells whether it goes on.
-                    asking = None
+                    # The primary is unreachable: reconnect. Errors of the slot's own session are raised there.
+                    primary = None
                 except psycopg.Error as error:
                     self._problem = error
 
-    def _look(self, asking: psycopg.Connection[Any]) -> None:
+    def _look(self, primary: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
-            asking.execute("SELECT pg_log_standby_snapshot()")
-        found = open_transactions(self._primary.id, asking)
-        self.awaited = [one for one in found if one.xid in self._round]
+            primary.execute("SELECT pg_log_standby_snapshot()")
+        transactions = open_transactions(self._primary.id, primary)
+        self.awaited = [one for one in transactions if one.xid in self._round]
         if not self.awaited:
-            # PostgreSQL waits in several rounds, each for what runs when it begins (snapbuild.c).
-            self.awaited = found
-            self._round = {one.xid for one in found}
-        self.notes.tell(self.awaited)
+            # PostgreSQL waits in several rounds, each for the transactions that run when it begins (snapbuild.c).
+            self.awaited = transactions
+            self._round = {one.xid for one in transactions}
+        self.notes.report(self.awaited)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
-    """The slot as its node has it, None if there is none."""
+    """Read the state of the slot, None if there is none."""
     row = connection.execute(STATE_QUERY, (name,)).fetchone()
     if row is None:
         return None
@@ -208,18 +210,18 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
 
 
 def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> SlotState:
-    """Return the state; raise SlotLostError unless the slot can go on where the archive ends."""
+    """Return the state; raise SlotLostError unless the slot can continue where the archive ends."""
     problem = ""
     if state is None:
-        problem = f"slot {name} is gone"
+        problem = f"slot {name} does not exist"
     elif state.wal_status == "lost" or state.invalid:
         reason = state.invalid or "wal_removed"
-        problem = f"slot {name} was invalidated by the server, and WAL that it kept is lost ({reason})"
+        problem = f"slot {name} was invalidated by the server ({reason}), so WAL that it retained is lost"
     elif not state.two_phase:
         problem = f"slot {name} does not decode prepared transactions"
     elif state.confirmed > archived:
         place = str(state.confirmed)
-        problem = f"slot {name} is at {place}, but the archive ends at {archived}: somebody advanced it"
+        problem = f"slot {name} is at {place}, but the archive ends at {archived}: another process advanced the slot"
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",
@@ -230,15 +232,15 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
 
 
 def advance_slot(connection: psycopg.Connection[Any], name: str, through: Lsn) -> None:
-    """Let the node forget what ends at or before `through`."""
+    """Advance the slot, so that the node can remove WAL up to `through`."""
     connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(through)))
 
 
 def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
-    """Drop the slot if there is one; True if it is gone now. False where the node can't be asked.
+    """Drop the slot if it exists. Return False if the node can't be reached or the slot stays in use.
 
-    A session that still makes or reads it is ended: nobody wants what it waits for, and a slot that is being made on a
-    standby whose primary is idle, for a command that was killed, can be waited for without end.
+    Terminates a session that still creates or reads the slot, because its result is no longer needed. Creating a slot
+    on a standby whose primary is idle may otherwise never end, after its command was killed.
     """
     deadline = time.monotonic() + seconds_max
     while True:
@@ -251,7 +253,7 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
                 connection.execute(DROP_QUERY, (name,))
                 return True
         except psycopg.errors.ObjectInUse:
-            # The session that was ended takes a moment.
+            # The terminated session takes a moment to end.
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)
@@ -260,7 +262,7 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
 
 
 def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
-    """Drop a chain's slot on all nodes at once; return the nodes on which it may be left."""
-    asked = list(nodes)
-    dropped = in_parallel(lambda node: drop_slot(node, name), asked)
-    return [node.id for node, is_gone in zip(asked, dropped, strict=True) if not is_gone]
+    """Drop a chain's slot on all nodes in parallel; return the nodes on which it may be left."""
+    targets = list(nodes)
+    dropped = in_parallel(lambda node: drop_slot(node, name), targets)
+    return [node.id for node, is_dropped in zip(targets, dropped, strict=True) if not is_dropped]

@@ -1,7 +1,7 @@
-"""What a slot or a first cut waits for: transactions that are older than it, and how a person is told of them.
+"""The transactions for which creating a slot, or a chain's first cut, waits; and how they are reported.
 
-Only transactions that have changed something (that have a transaction id) are waited for. PostgreSQL waits for those
-of all databases of the server when it makes a slot (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
+Only transactions with a transaction id, which have changed something, are waited for. When PostgreSQL creates a slot,
+it waits for those of all databases of the server (PostgreSQL manual, "Logical Decoding Concepts"; snapbuild.c).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -17,12 +17,12 @@ from fleet.nodes.encodings import readable
 from fleet.progress import Progress
 from storage.errors import RefusedError
 
-# The first note comes after this, so that an ordinary moment's wait says nothing.
+# The first note comes after this time, so that a short wait is not reported.
 NOTE_SECONDS = 2.0
-# As long as nothing changes, it is repeated this seldom.
+# While nothing changes, the note is repeated at this interval.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-# A gid may be another database's, in that one's encoding, and so may a role's name.
+# Gids and role names may come from another database, in the encoding of that one.
 PREPARED = f"""
 SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
        '', {readable("owner::text")}, 'prepared', database::text, transaction::text
@@ -39,7 +39,15 @@ PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DES
 
 
 class SlotWaitError(RefusedError):
-    """A slot could not be made in time, because transactions older than it did not end."""
+    """A slot could not be created in time, because older transactions did not end."""
+
+
+class AwaitedKey(NamedTuple):
+    """What identifies a transaction among all that are waited for."""
+
+    node: str
+    kind: str
+    xid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +65,12 @@ class Awaited:
     xid: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells it from every other one."""
-        return self.node, self.kind, self.xid
+    def key(self) -> AwaitedKey:
+        """The key that identifies the transaction."""
+        return AwaitedKey(self.node, self.kind, self.xid)
 
     def text(self) -> str:
-        """The transaction, for a message."""
+        """Describe the transaction, for messages."""
         where = f"{self.age_seconds:.0f} s old, of {self.user or 'an unknown user'} in database {self.database}"
         if self.kind == "prepared":
             return f"node {self.node}: prepared transaction {_literal(self.name)}, {where}"
@@ -70,76 +78,72 @@ class Awaited:
         return f"node {self.node}: process {self.name} ({self.state}{application}), {where}"
 
     def remedy(self) -> str:
-        """The statement that ends it."""
+        """The statement that ends the transaction, and where to run it."""
         if self.kind == "prepared":
             return f"on node {self.node} in database {self.database}: ROLLBACK PREPARED {_literal(self.name)};"
         return f"on node {self.node}: SELECT pg_terminate_backend({self.name});"
 
     def details(self) -> dict[str, object]:
-        """The same, field by field."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("name", "xid")}
-        return {**found, "gid" if self.kind == "prepared" else "pid": _number_waits(self)}
+        """The fields of the transaction, for error details."""
+        fields = {name: value for name, value in asdict(self).items() if name not in ("name", "xid")}
+        return fields | ({"gid": self.name} if self.kind == "prepared" else {"pid": int(self.name)})
 
 
 def open_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
-    """The transactions on the server, of all its databases, that have changed something, oldest first."""
+    """Read the transactions of all databases of the server that have a transaction id, oldest first."""
     return [Awaited(node, *row) for row in connection.execute(OPEN_QUERY).fetchall()]
 
 
 def prepared_transactions(node: str, connection: psycopg.Connection[Any]) -> list[Awaited]:
-    """The transactions that are prepared in the connection's database, oldest first."""
+    """Read the prepared transactions of the connection's database, oldest first."""
     return [Awaited(node, *row) for row in connection.execute(PREPARED_QUERY).fetchall()]
 
 
 @dataclass(slots=True)
 class WaitNotes:
-    """Says what is waited for: once it takes long, again whenever that changes, and now and then while it does not."""
+    """Reports a wait: first after NOTE_SECONDS, again on every change, and every REPEAT_SECONDS."""
 
     what: str
     progress: Progress
     began: float = field(default_factory=time.monotonic)
-    _told: frozenset[tuple[str, str, str]] | None = None
-    _told_at: float = 0.0
+    _reported: frozenset[AwaitedKey] | None = None
+    _reported_at: float = 0.0
 
     @property
     def waited_seconds(self) -> float:
-        """How long the wait has taken so far."""
+        """How long the wait has lasted so far."""
         return time.monotonic() - self.began
 
-    def tell(self, awaited: Iterable[Awaited]) -> None:
-        """Note what is waited for now, if it is time to."""
-        found = list(awaited)
-        keys = frozenset(one.key for one in found)
+    def report(self, awaited: Iterable[Awaited]) -> None:
+        """Report the transactions that are waited for now, if a note is due."""
+        transactions = list(awaited)
+        keys = frozenset(one.key for one in transactions)
         now = time.monotonic()
-        if now - self.began < NOTE_SECONDS or not found:
+        if now - self.began < NOTE_SECONDS or not transactions:
             return
-        if keys == self._told and now - self._told_at < REPEAT_SECONDS:
+        if keys == self._reported and now - self._reported_at < REPEAT_SECONDS:
             return
-        self._told, self._told_at = keys, now
-        self.progress.note(f"{self.what} waits for {describe_waits(found)}")
+        self._reported, self._reported_at = keys, now
+        self.progress.note(f"{self.what} waits for {describe_waits(transactions)}")
 
 
 def describe_waits(awaited: list[Awaited]) -> str:
-    """The first few of them, for a message."""
+    """Describe the first NAMED_MAX transactions, for messages."""
     more = [f"and {len(awaited) - NAMED_MAX} more"] if len(awaited) > NAMED_MAX else []
     return "; ".join([*(one.text() for one in awaited[:NAMED_MAX]), *more]) or "nothing that its primary shows"
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
-    """The error for a wait that is given up, with what ends each transaction as its hint."""
+    """The error for a wait that is given up; its hint has the statements that end the transactions."""
     remedies = [one.remedy() for one in awaited[:NAMED_MAX]]
     return SlotWaitError(
-        f"{what}: given up after {seconds:.0f} s of waiting for {describe_waits(awaited)}",
-        hint="\n".join(["wait until they end, or give them more time: --wait SECONDS; or end them:", *remedies])
+        f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",
+        hint="\n".join(["wait until these transactions end, or wait longer: --wait SECONDS; or end them:", *remedies])
         if remedies
-        else "see the server's log; or give it more time: --wait SECONDS",
+        else "see the server's log, or wait longer: --wait SECONDS",
         details={**({"node": node} if node else {}), "transactions": [one.details() for one in awaited]},
     )
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _number_waits(awaited: Awaited) -> object:
-    return awaited.name if awaited.kind == "prepared" else int(awaited.name)

@@ -1,0 +1,205 @@
+"""The commands that README.md and docs/ show: found in the pages, parsed by the real command line, and played.
+
+Pages show commands in code blocks, indented or fenced, and in inline code. In a block with `$ ` prompts the lines below
+a command are its whole output on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from cli.main import COMMANDS, app, hoist_shared_options, run
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = "snapshot"
+PROMPT = "$ "
+# In a page's output: any number of lines.
+ELISION = "…"
+FENCE = re.compile(r"^(`{3,})(\w*).*\n((?:.*\n)*?)^\1\n", re.MULTILINE)
+INDENTED = re.compile(r"(?:^\n|\A)((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
+INLINE = re.compile(r"`([^`\n]+)`")
+# What pages write where a number stands.
+NUMBERS = {"N": "1", "D": "30", "K": "2"}
+WAIT_SECONDS_MAX = 120
+
+# What differs from run to run: the words and the columns are left.
+MASKS = (
+    (re.compile(r"(?i)\d{8}t\d{6}z[_-][0-9a-f]+"), "ID"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?"), "MOMENT"),
+    (re.compile(r"/\S*/\S*"), "PATH"),
+    (re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)[0-9a-f]{8,}(?![A-Za-z0-9])"), "ID"),
+    (re.compile(r"\((?:just now|\d+ (?:min|h|d) ago)\)"), "(AGE)"),
+    (re.compile(r"\d[\d,]*(?:\.\d+)? (?:B|bytes|KiB|MiB|GiB)(?![A-Za-z])"), "SIZE"),
+    (re.compile(r"\d+ (?:min \d+ s|h \d+ min)|\d+\.\d+ m?s(?![A-Za-z])"), "TIME"),
+    (re.compile(r"(?<![A-Za-z])\d[\d,.:-]*"), "0"),
+    (re.compile(r" +"), " "),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCommand:
+    """A command line of a page, without its comment. `output` is None where the page does not show it."""
+
+    page: str
+    line: str
+    output: tuple[str, ...] | None = None
+    in_sentence: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The words after `snapshot`, as the shell would split them."""
+        return shlex.split(self.line)[1:]
+
+
+def pages() -> list[Path]:
+    """README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks_of(text: str) -> list[list[str]]:
+    """The code blocks of a page in their order, line by line, without indentation."""
+    found: list[tuple[int, str]] = [(match.start(), match[3]) for match in FENCE.finditer(text)]
+    # Of the same length, so that positions stay those of the page.
+    rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "x", match[0]), text)
+    found += [(match.start(), match[1]) for match in INDENTED.finditer(rest)]
+    return [re.sub(r"(?m)^ {4}", "", body).strip("\n").split("\n") for _, body in sorted(found)]
+
+
+def commands_of(page: Path) -> list[ShownCommand]:
+    """The shell commands of a page's blocks: those after a prompt with their output, and bare `snapshot` lines."""
+    found: list[ShownCommand] = []
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        has_prompts = any(line.startswith(PROMPT) for line in block)
+        for line in block:
+            if line.startswith(PROMPT):
+                found.append(ShownCommand(page.name, line.removeprefix(PROMPT), ()))
+            elif has_prompts:
+                last = found[-1]
+                found[-1] = ShownCommand(last.page, last.line, (*(last.output or ()), line))
+            elif line.startswith(f"{PROGRAM} "):
+                lines = re.split(r"\s*(?:&&|;)\s*", re.sub(r"\s+#.*", "", line))
+                found += [ShownCommand(page.name, one) for one in lines]
+    return found
+
+
+def mentions_of(page: Path) -> list[ShownCommand]:
+    """The commands in a page's sentences: `snapshot gc`, and without the program's name `create NAME --terminal`."""
+    found: list[ShownCommand] = []
+    for match in INLINE.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        text = match[1].removeprefix(f"{PROGRAM} ")
+        name, *rest = text.split()
+        is_command = name in COMMANDS and any(word.startswith("--") or word.isupper() for word in rest)
+        if is_command or (name in COMMANDS and text != match[1]):
+            found.append(ShownCommand(page.name, f"{PROGRAM} {text}", in_sentence=True))
+    return found
+
+
+def parse(command: ShownCommand) -> None:
+    """Parse a command line as the real one does; raise its usage error. In a sentence arguments may be missing.
+
+    So may the value of the last option: `restore --to`.
+    """
+    words = [NUMBERS.get(word, word) for word in hoist_shared_options(command.words)]
+    try:
+        with typer.main.get_command(app).make_context(PROGRAM, words) as context:
+            _parse_command(context, words[words.index(context.invoked_subcommand or words[0]) :])
+    except Exception as error:
+        if not (command.in_sentence and type(error).__name__ in {"MissingParameter", "BadOptionUsage"}):
+            raise
+
+
+def _parse_command(parent: Any, words: list[str]) -> None:
+    name, *rest = [word for word in words if word != "&"]
+    with parent.command.commands[name].make_context(name, rest, parent=parent) as context:
+        if rest and rest[0] in getattr(context.command, "commands", {}):
+            _parse_command(context, rest)
+
+
+def shape_of(line: str) -> str:
+    """A line of output without what differs from run to run."""
+    for mask, name in MASKS:
+        line = mask.sub(name, line)
+    return line.strip()
+
+
+def difference(expected: tuple[str, ...], output: str) -> str:
+    """Where the shape of an output differs from the page's, "" where it does not."""
+    shown, lines = [shape_of(line) for line in expected], [shape_of(line) for line in output.rstrip("\n").split("\n")]
+    while shown and not shown[-1]:
+        shown.pop()
+    if ELISION in shown:
+        place = shown.index(ELISION)
+        after = len(lines) - (len(shown) - place - 1)
+        shown[place : place + 1] = lines[place:after]
+    return (
+        ""
+        if shown == (lines if output else [])
+        else f"the page shows\n{chr(10).join(expected)}\nand this came\n{output}"
+    )
+
+
+@dataclass(slots=True)
+class Shell:
+    """Plays command lines in this process, one after the other; with `&` in a process of its own until `wait`.
+
+    `changes` are made to every line first, by regular expression. `played` are the lines as shown with their output.
+    """
+
+    changes: Mapping[str, str] = field(default_factory=dict)
+    played: dict[ShownCommand, str] = field(default_factory=dict)
+    _background: subprocess.Popen[str] | None = None
+
+    def play(self, command: ShownCommand) -> None:
+        """Run one line and keep its output; raise AssertionError unless it exits with 0."""
+        line = command.line
+        for pattern, text in self.changes.items():
+            line = re.sub(pattern, text, line)
+        self.played[command] = self._run(line)
+
+    def close(self) -> None:
+        """End what still runs in the background."""
+        if self._background:
+            self._background.terminate()
+            self._background.communicate(timeout=WAIT_SECONDS_MAX)
+
+    def _run(self, line: str) -> str:
+        program, *words = shlex.split(line)
+        if program == "export":
+            name, _, value = words[0].partition("=")
+            os.environ[name] = value
+            return ""
+        if program == "wait" and self._background:
+            output, problems = self._background.communicate(timeout=WAIT_SECONDS_MAX)
+            assert self._background.returncode == 0, problems
+            self._background = None
+            return output
+        assert program == PROGRAM, f"{line}: only {PROGRAM}, export and wait can be played"
+        if words[-1] == "&":
+            self._background = subprocess.Popen(
+                [sys.executable, "-c", "from cli.main import main; main()", *words[:-1]],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            return ""
+        with _captured() as streams:
+            code = run(words)
+        assert code == 0, f"{line}: exit {code}\n{streams[0].getvalue()}{streams[1].getvalue()}"
+        return streams[0].getvalue()
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield out, err

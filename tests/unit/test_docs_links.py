@@ -1,0 +1,42 @@
+"""The pages lead somewhere: every link, with its heading, and every path of the tree that they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+# `snapshots/fold/fold.py`, `wal/segments/`; not what a store holds: its folder `snapshots` has names in <>.
+PATHS = re.compile(
+    rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w/.-]*\w/|(?:{'|'.join(FOLDERS)})/[\w/.-]+\.(?:py|md|json))"
+)
+OF_A_STORE = re.compile(r"^(?:snapshots/.*\.json|snapshots/nightly|docs/format/$)")
+PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The headings of a page as GitHub makes fragments of them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@PAGE
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@PAGE
+def test_every_path_is_there(page: Path) -> None:
+    for path in PATHS.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists() or OF_A_STORE.match(path), path

@@ -36,6 +36,7 @@ from tests.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.stored_documents import documents_known
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
@@ -231,3 +232,4 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         assert "snapshot init" in errors[0].hint
         runs.init()
         assert publications(fleet) == before | own
+        assert documents_known(fleet.store.open())["Mark"] == 3

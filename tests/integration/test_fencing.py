@@ -16,11 +16,11 @@ import pytest
 
 from snapshots.operations.crash_points import Point
 from snapshots.records.commits import read_chain
-from tests.contest import Contest, Entrant, Run, commits_in, failed_that_committed, held, stop_at, stops
-from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import World, eventually
-from tests.fault_writers import journalled
-from tests.faults import Place
+from tests.faults.contest import Contest, Entrant, Run, commits_in, failed_that_committed, held, stop_at, stops
+from tests.faults.injection import Place
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
+from tests.faults.world import World, eventually
+from tests.faults.writers import journalled
 from tests.s3_proxy import S3Proxy
 from tests.snapshot_runs import chains_dropped, described
 from tests.soak import SEED, SOAK_SECONDS

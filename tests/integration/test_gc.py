@@ -28,6 +28,7 @@ from snapshots.removal.gc import GcReport, collect_garbage
 from storage.errors import BusyError, IndeterminateError
 from tests.s3_server import S3Server
 from tests.snapshot_runs import Runs, described, run_command, runs_on, slots_of, sorted_copies, transfers_taken_back
+from tests.stored_documents import documents_known
 from tests.unit.made_garbage import MadeStore, collected, needed_by
 from tests.watching import Reached, Watching
 from wal.slots.slots import slot_name
@@ -77,6 +78,7 @@ def gc(runs: Runs) -> GcReport:
 def check_whole(runs: Runs, *names: str) -> None:
     """The snapshots are valid, and the newest state of the first is what the shards hold now."""
     assert [(one.name, one.result) for one in runs.check().snapshots] == [(name, "valid") for name in sorted(names)]
+    assert documents_known(runs.fleet.store.open())["Void"] > 0
     nodes = tuple(with_database(node, RESTORED) for node in runs.fleet.primaries)
     target = replace(runs.fleet, nodes=nodes)
     try:

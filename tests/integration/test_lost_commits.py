@@ -17,11 +17,11 @@ import pytest
 import storage.storing as storing
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError
-from tests.contest import Entrant, commits_in, end_sessions, failed_that_committed, running, stop_at
-from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import World, eventually
-from tests.fault_writers import journalled
-from tests.faults import UNAVAILABLE, Place
+from tests.faults.contest import Entrant, commits_in, end_sessions, failed_that_committed, running, stop_at
+from tests.faults.injection import UNAVAILABLE, Place
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
+from tests.faults.world import World, eventually
+from tests.faults.writers import journalled
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.snapshot_runs import chains_dropped, described, run_command
 from tests.watching import Watching

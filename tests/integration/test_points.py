@@ -12,11 +12,14 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from fleet.config import load_fleet
+from fleet.config import Retention, load_fleet
+from fleet.nodes.connections import with_database
+from fleet.progress import Silent
 from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
+from snapshots.operations import leases
 from snapshots.operations.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
@@ -28,10 +31,15 @@ from snapshots.operations.crash_points import (
     of_void_attempt,
 )
 from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.records.kinds import KINDS
+from snapshots.removal.deletion import delete_snapshot
+from snapshots.removal.pruning import prune_store
 from storage.errors import IndeterminateError
-from tests.effects import LOGGING, Effects
+from tests.faults.effects import LOGGING, Effects
 from tests.snapshot_runs import Ready, Runs, described
+from tests.stored_documents import documents_known
 from tests.watching import Reached, Watching
+from wal.segments.segments import SegmentMetadata
 from wal.slots.slots import create_exported_slot
 
 if TYPE_CHECKING:
@@ -134,7 +142,7 @@ def written(dsns: list[str]) -> Iterator[None]:
 
 
 def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_declared(
-    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = fleet_factory(2, 1, settings=LOGGING)
     fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
@@ -179,6 +187,7 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
     assert [one.point for one in void.watching.reached_points] == expected(points, len(fleet.nodes))
     assert void.undeclared(VOID_EFFECTS) == []
     what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
+    every_document_is_known(Runs(fleet, Ready(spark)), monkeypatch)
 
 
 def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Effects) -> None:
@@ -197,6 +206,20 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     assert found[Point.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
     late = {point: frozenset(found[point]) for point in (Point.SETTLED, Point.GIVEN_UP)}
     assert stretches.undeclared({**FULL_EFFECTS, **late}) == []
+
+
+def every_document_is_known(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that has happened here, a restore, a prune and a deletion: documents of all types, and none of another."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
+    runs.restore("next", replace(runs.fleet, nodes=tuple(with_database(one, "back") for one in runs.fleet.primaries)))
+    found = documents_known(runs.fleet.store.open())
+    pruned = prune_store(
+        runs.fleet, Retention(keep_full=3, keep_increments=1), Silent(), lambda _plan: None, force=True
+    )
+    assert [step.mark.snapshot for step in pruned.plan.steps] == ["chain"]
+    delete_snapshot(runs.fleet, "met", Silent(), lambda _plan: None, force=True)
+    found |= documents_known(runs.fleet.store.open())
+    assert found.keys() == {SegmentMetadata.__name__, *(one.__name__ for kind in KINDS for one in kind.types)}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from snapshots.records.lost_chains import ChainLostError, lost_key
 from tests.integration.guarded_fleet import FILLER_BYTES, Guarded, Notes
 from tests.integration.refusing import NoSpark, execute
 from tests.snapshot_runs import Ready, command_line, described, run_command, sorted_copies
+from tests.stored_documents import documents_known
 from wal.slots.slots import create_exported_slot, slot_name
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ def assert_the_hint_helps(guarded: Guarded) -> None:
     guarded.runs.full("fourth")
     assert guarded.runs.increment("fourth").increment == 1
     assert guarded.listed() == {"first": "lost", "second": "lost", "fourth": "complete"}
+    assert documents_known(guarded.fleet.store.open())["Lost"] == 2
 
 
 @pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])

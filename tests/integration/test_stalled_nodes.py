@@ -29,7 +29,7 @@ from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError, UnreachableError
-from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxy
+from tests.faults.pg_proxy import Mode, PgProxy, led_through, pg_proxy
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of, sorted_copies
 
 if TYPE_CHECKING:

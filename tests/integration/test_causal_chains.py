@@ -26,10 +26,10 @@ from embedded.bank_client import open_session
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.nodes.connections import with_database
 from snapshots.records.commit import Commit
-from tests.integration.causal_chain import HALF, Calendar, ChainClient
-from tests.integration.causal_journal import Occurred, Taken, Transaction, disagreements, occurred
-from tests.integration.causal_state import ChainState, create_chains, faults_of, read_state
-from tests.integration.causal_workload import CausalWorkload
+from tests.causal.chain import HALF, Calendar, ChainClient
+from tests.causal.journal import Occurred, Taken, Transaction, disagreements, occurred
+from tests.causal.state import ChainState, create_chains, faults_of, read_state
+from tests.causal.workload import CausalWorkload
 from tests.snapshot_runs import Ready, Runs, described
 from tests.soak import SEED, SOAK_SECONDS
 from wal.cut.cut_values import Cut

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from msgspec import structs
 
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Retention, load_fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
@@ -45,9 +46,7 @@ from wal.slots.slots import create_exported_slot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
     from fleet.config import Fleet
-    from tests.integration.conftest import FleetFactory
 
 NOTHING: frozenset[str] = frozenset()
 # What may be done before a point, and after the one before it. The DDL is stored beside the rows.
@@ -141,10 +140,19 @@ def written(dsns: list[str]) -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    """Servers that write down every statement."""
+    directory = tmp_path_factory.mktemp("points") / "fleet"
+    try:
+        yield start_fleet(directory, shards=2, backups=1, settings=LOGGING)
+    finally:
+        stop_fleet(directory, delete=True)
+
+
 def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_declared(
-    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers = fleet_factory(2, 1, settings=LOGGING)
     fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     Runs(fleet, Ready(spark)).init()
     with written(servers.dsns()):
@@ -235,14 +243,13 @@ def every_document_is_known(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_statement_that_changes_something_is_not_taken_for_a_reading_one(
-    shared_fleet: EmbeddedFleet, statement: str, kind: str | None
+    servers: EmbeddedFleet, statement: str, kind: str | None
 ) -> None:
-    effects = Effects(load_fleet(shared_fleet.fleet_toml), shared_fleet)
+    effects = Effects(load_fleet(servers.fleet_toml), servers)
     assert effects.kinds_of(statement) == ([kind] if kind else [])
 
 
-def test_an_effect_without_a_point_is_found(fleet_factory: FleetFactory) -> None:
-    servers = fleet_factory(1, 0, settings=LOGGING)
+def test_an_effect_without_a_point_is_found(servers: EmbeddedFleet) -> None:
     fleet = load_fleet(servers.fleet_toml)
     stretches = Stretches(Effects(fleet, servers))
     store = fleet.store.open()

@@ -24,6 +24,7 @@ from restore.restore import restore_fleet
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
+from tests.cli_runs import run_here
 from tests.integration.damage.stored_chain import (
     NAME,
     ONLY_PRIMARIES,
@@ -238,10 +239,17 @@ def test_an_empty_store_is_inconclusive(stored: Stored) -> None:
 
 
 def test_the_command_exits_1_and_names_the_damaged_object(stored: Stored) -> None:
-    """One object alone, as a script sees it."""
+    """One object alone, with Spark; and a commit, as a script sees it."""
     key = stored.kinds()["base"]
     flip_byte(stored.store / key)
+    code, document = run_here(stored.fleet, "check", NAME, spark=stored.spark.running)
+    assert (code, objects_of(document)) == (1, [key])
+    key = stored.kinds()["increment's commit"]
+    flip_byte(stored.store / key, 0.9)
     code, document = run_command(stored.fleet, "check", NAME)
-    assert code == 1
+    assert (code, objects_of(document)) == (1, [key])
+
+
+def objects_of(document: Document) -> list[str]:
     (found,) = document["snapshots"]
-    assert [one["object"] for one in found["conflicts"]] == [key]
+    return [one["object"] for one in found["conflicts"]]

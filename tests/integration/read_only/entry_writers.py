@@ -14,7 +14,7 @@ import psycopg
 
 from embedded.bank import read_invariants
 from fleet.nodes.connections import with_database
-from tests.integration.frozen_nodes import execute
+from tests.integration.read_only.frozen_nodes import execute
 from tests.snapshot_runs import Runs, sorted_copies
 
 if TYPE_CHECKING:

@@ -97,13 +97,19 @@ def commit_file(number: int) -> str:
 
 
 def next_goes_on(world: World, number: int) -> list[str]:
-    """The next create is increment `number`; what it said."""
+    """The next create is increment `number`, and leaves nothing on the nodes; what it said."""
+    notes = next_commits(world, number)
+    eventually(world.left_behind)
+    return notes
+
+
+def next_commits(world: World, number: int) -> list[str]:
+    """The same while another one is under way, whose sessions are left."""
     world.writers.write()
     commit, notes = world.next(CHAIN)
     assert commit.increment == number
     assert world.left_open() == []
     assert failed_that_committed(world.store) == []
-    eventually(world.left_behind)
     assert all(len(found) == 1 for found in commits_in(world.store).values())
     return notes
 
@@ -244,13 +250,14 @@ def test_who_sleeps_while_its_commit_is_under_way_loses_to_the_void(world: World
         try:
             eventually(lambda: not proxy.holding)
             end_sessions(world)
-            assert f"ended without committing increment {number}" in next_goes_on(world, number)[0]
+            assert f"ended without committing increment {number}" in next_commits(world, number)[0]
         finally:
             goes.set()
         found, _ = sleeping.result()
     assert isinstance(found, SnapshotError)
     assert (found.exit_code, found.slug) == (7, "operation-settled")
     assert world.newest(CHAIN) == number
+    eventually(world.left_behind)
 
 
 def test_nothing_was_lost_and_nothing_stored_twice(world: World) -> None:

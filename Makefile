@@ -37,14 +37,15 @@ else
 	  wait $$beside || ended=$$?; echo '$(BESIDE):'; cat "$$told"; exit $$ended
 endif
 
-# The simulations and the chains each for a share of the time; every fault at every step, and the long drain, once.
+# The simulations and the chains each for a share of the time; all that the short form draws from, and the long drain, once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/simulation
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 2 )) $(SOAK) tests/integration/test_causal_chains.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 12 )) $(SOAK) tests/integration/test_decoding.py
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 3 )) $(SOAK) tests/integration/test_fencing.py
 	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py \
-	  tests/integration/test_large_rows.py tests/integration/test_exact_rows.py
+	  tests/integration/test_large_rows.py tests/integration/test_exact_rows.py tests/integration/test_stalled_nodes.py \
+	  tests/integration/test_global_ids.py
 
 # What fails is made small and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. The decoder by itself
 # has a share of the time.

@@ -159,7 +159,9 @@ def test_a_second_workload_and_another_fleet_are_refused(shared_fleet: EmbeddedF
         assert first.wait(0.05)
 
 
-def test_a_killed_shard_ends_the_workload_and_the_next_one_settles(fleet_factory: FleetFactory) -> None:
+def test_a_killed_shard_ends_the_workload_and_a_deleted_one_can_be_left_behind(
+    fleet_factory: FleetFactory,
+) -> None:
     fleet = fleet_factory(shards=2)
     dsns = fleet.dsns()
     workload = BankWorkload(dsns, clients=8, cross_shard_ratio=1.0)
@@ -174,10 +176,10 @@ def test_a_killed_shard_ends_the_workload_and_the_next_one_settles(fleet_factory
     run_for(0.2, dsns)
     assert all_prepared(dsns) == []
     assert_sound(read_invariants(dsns))
+    a_deleted_shard_can_be_left_behind(fleet)
 
 
-def test_a_deleted_shard_can_be_left_behind(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory(shards=2)
+def a_deleted_shard_can_be_left_behind(fleet: EmbeddedFleet) -> None:
     with BankWorkload(fleet.dsns(), clients=8) as workload:
         wait_for_transactions(workload, 50)
         fleet.delete_node_data(fleet.node("s1"))

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
-import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Silent
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from snapshots.listing.listing import list_store
 from snapshots.records.commits import read_chain
 from snapshots.records.tombstones import is_deleted
 from snapshots.removal.deletion import delete_snapshot
-from snapshots.removal.pruning import preview_prune
+from snapshots.removal.pruning import foresee_prune
+from tests.cli_runs import run_here
 from tests.integration.refusing import create, go_on, refused
 from tests.s3_server import S3Server
 from tests.snapshot_runs import (
@@ -36,6 +43,7 @@ from tests.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.stored_documents import documents_known
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
@@ -70,7 +78,7 @@ def keys(fleet: Fleet, prefix: str) -> list[str]:
 
 
 def done(fleet: Fleet, *words: str) -> dict[str, object]:
-    code, document = run_command(fleet, *words)
+    code, document = run_here(fleet, *words)
     assert code == 0, document
     return document
 
@@ -102,7 +110,7 @@ def test_a_deleted_snapshot_leaves_nothing_and_the_others_go_on(runs: Runs) -> N
 
     assert runs.increment("staying").increment > 0
     assert runs.check_one("staying").result == "valid"
-    code, document = run_command(fleet, "delete", "staying")
+    code, document = run_here(fleet, "delete", "staying")
     assert (code, document["error"]) == (3, "last-snapshot")
 
 
@@ -119,30 +127,36 @@ def target(runs: Runs, shared_fleet: EmbeddedFleet) -> Iterator[Fleet]:
                 connection.execute(f"DROP DATABASE IF EXISTS {COPIED} WITH (FORCE)".encode())
 
 
-def test_what_a_process_restores_is_not_deleted_until_it_is_done(runs: Runs, target: Fleet) -> None:
-    fleet = runs.fleet
+@dataclass
+class Standing(Silent):
+    """A Progress of a restore that stands still as soon as it begins to change something, until it may go on."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        if name == "create databases":
+            self.reached.set()
+            assert self.goes_on.wait(SECONDS_MAX)
+
+
+def test_what_is_restored_is_not_deleted_until_that_is_done(runs: Runs, target: Fleet) -> None:
+    fleet, standing = runs.fleet, Standing()
     runs.full("read")
     known = set(keys(fleet, "operations"))
-    with subprocess.Popen(
-        [*command_line(fleet, "restore", "read", "--to", str(target.path)), "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        deadline = time.monotonic() + SECONDS_MAX
-        while not (new := set(keys(fleet, "operations")) - known):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGSTOP)
+    plan = plan_restore(fleet, target, RestoreRequest("read"))
+    with ThreadPoolExecutor(1) as threads:
+        restoring = threads.submit(restore_fleet, plan, runs.spark, standing)
         try:
-            code, document = run_command(fleet, "delete", "read", "--force")
+            assert standing.reached.wait(SECONDS_MAX)
+            new = set(keys(fleet, "operations")) - known
+            code, document = run_here(fleet, "delete", "read", "--force")
             assert (code, document["error"]) == (7, "snapshot-in-use")
-            assert document["details"]["process"] == process.pid
+            assert document["details"]["process"] == os.getpid()
             assert any(document["details"]["operation"] in key for key in new)
         finally:
-            process.send_signal(signal.SIGCONT)
-        out, errors = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 0, errors
-    assert json.loads(out)["snapshot"] == "read"
+            standing.goes_on.set()
+        assert restoring.result().snapshot == "read"
     for source, copy in zip(fleet.primaries, target.primaries, strict=True):
         assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
     _delete_with_a_node_away(runs, "read")
@@ -197,7 +211,7 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         runs.init()
         own = publications(fleet) - before
         for name in ("one", "two", "three"):
-            runs.full(name)
+            runs.full(name, only_primary=name != "three")
         runs.increment("two")
         runs.increment("three")
         others = slots(fleet)
@@ -216,8 +230,9 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         with refused(fleet, "snapshot-missing") as errors:
             go_on(fleet, "two")
         assert "increments of snapshot two were pruned" in errors[0].message
-        assert [one.result for one in runs.check().snapshots] == ["valid", "valid"]
-        assert preview_prune(fleet, fleet.retention, force=False).steps == ()
+        report = check_snapshots(fleet, CheckRequest(metadata_only=True), runs.spark, Silent())
+        assert [(one.name, one.conflicts) for one in report.snapshots] == [("three", []), ("two", [])]
+        assert foresee_prune(fleet, fleet.retention, force=False).steps == ()
 
         for name in ("two", "three"):
             deletion = delete_snapshot(fleet, name, Silent(), lambda _plan: None, force=True)
@@ -231,3 +246,4 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         assert "snapshot init" in errors[0].hint
         runs.init()
         assert publications(fleet) == before | own
+        assert documents_known(fleet.store.open())["Mark"] == 3

@@ -1,7 +1,7 @@
 """The walk: faults at the points of create, and after each the fleet is whole and the next command goes on.
 
-The short form kills the command at every point, and has every other fault at points that the seed draws.
-With CUTLINE_SOAK=SECONDS all faults are walked at all points, in random order, for so long.
+The short form has every fault once, the kill a few times, at points that the seed draws: one of every kind at least
+(tests/faults/cases.py). With CUTLINE_SOAK=SECONDS all faults are walked at all points, in random order, for so long.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import psycopg
 import pytest
 
 import fleet.nodes.watch
+import snapshots.create.make_cut
+import storage.storing
 from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from snapshots.operations.crash_points import (
     FULL_POINTS,
@@ -26,9 +27,8 @@ from snapshots.operations.crash_points import (
     CrashPoint,
     terminal_crash_points,
 )
-from tests.fault_world import World, eventually
-from tests.fault_writers import JOURNAL
-from tests.faults import (
+from tests.faults.cases import ANEW, FAULTS, KILLED, KINDS, READ_ONLY, STOPPED, Case, cases, sample, steps
+from tests.faults.injection import (
     HARMLESS,
     STORE_FAULTS,
     Place,
@@ -36,24 +36,15 @@ from tests.faults import (
     may_mount,
     on_small_disk,
 )
+from tests.faults.pg_proxy import led_through, pg_proxies
+from tests.faults.sights import Sight
+from tests.faults.world import World, eventually
+from tests.faults.writers import JOURNAL
 from tests.integration.conftest import RUNNING
-from tests.integration.fault_cases import (
-    ANEW,
-    FAULTS,
-    KILLED,
-    SAMPLED,
-    SEED,
-    STOPPED,
-    Case,
-    cases,
-    sample,
-    steps,
-)
-from tests.pg_proxy import led_through, pg_proxies
 from tests.s3_proxy import s3_proxy
-from tests.sights import Sight
 from tests.snapshot_runs import described
-from tests.soak import SOAK_SECONDS
+from tests.soak import SEED, SOAK_SECONDS
+from tests.stored_documents import documents_known
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,19 +59,28 @@ IMPATIENT = (
 )
 # What may be wrong with the error that a fault causes: not known, not reached, not consistent. Never "refused".
 FAULT_CODES = {5, 6, 9}
+SAMPLES = 50
 
 
-def test_the_sample_is_wide_enough() -> None:
-    chosen = [*(Case(step, KILLED) for step in steps()), *sample(random.Random(SEED))]
-    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, CrashPoint)} == {
+def test_every_point_is_a_step_and_of_a_kind() -> None:
+    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, Point)} == {
         *((False, point) for point in FULL_POINTS),
         *((True, point) for point in terminal_crash_points(INCREMENT_POINTS)),
         *((True, point) for point, _ in ANEW),
     }
-    assert {case.step for case in chosen if case.fault == KILLED} == set(steps())
-    # Where a signal from within is no fault, another one takes its place.
-    found = Counter(case.name for case in chosen)
-    assert all(found[Case(steps()[0], fault).name] >= SAMPLED for fault in FAULTS if fault != STOPPED)
+    for step in steps():
+        assert len([kind for kind, points in KINDS.items() if step.point in points]) == 1, step
+
+
+def test_every_sample_has_every_fault_and_every_kind_of_point() -> None:
+    for seed in range(SAMPLES):
+        chosen = sample(random.Random(seed))
+        assert {case.name for case in chosen} == {Case(steps()[0], fault).name for fault in FAULTS}
+        assert {kind for case in chosen for kind, points in KINDS.items() if case.step.point in points} == set(KINDS)
+        killed = [case.step for case in chosen if case.fault == KILLED]
+        assert {(step.incremental, step.terminal) for step in killed} >= {(False, False), (True, False), (True, True)}
+        assert any(step.point in KINDS[READ_ONLY] for step in killed)
+        assert not [case for case in chosen if case.fault == STOPPED and isinstance(case.step.point, Sight)]
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class Walk:
     why_no_small_disk: str
     began: float
     walked: list[tuple[str, str, float]]
+    has_compared: bool = False
 
     def world(self, case: Case) -> World:
         return self.worlds[case.fault in STORE_FAULTS]
@@ -98,10 +99,12 @@ class Walk:
 
 @pytest.fixture(scope="module", autouse=True)
 def impatient_watch() -> Iterator[None]:
-    """A node that is silent is given up soon, but later than one that pauses."""
+    """A node that is silent is given up soon, but later than one that pauses; a cut is made again at once."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in {"PROBE_SECONDS": 1.0, "ANSWER_SECONDS_MAX": 3.0, "SILENCE_SECONDS_MAX": 6.0}.items():
+        for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
             patch.setattr(fleet.nodes.watch, name, seconds)
+        patch.setattr(snapshots.create.make_cut, "PAUSE_SECONDS_FIRST", 0.1)
+        patch.setattr(storage.storing, "READ_BACK_PAUSES_SECONDS", (0.05, 0.1))
         yield
 
 
@@ -185,9 +188,10 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
         world.writers.commit_prepared(tag)
     eventually(world.left_behind)
     if not case.step.incremental:
-        if SOAK_SECONDS or len(walk.walked) % 8 == 0:
+        if SOAK_SECONDS or not walk.has_compared:
             world.writers.write()
             world.create_next_and_compare(name)
+            walk.has_compared = True
         world.end(name)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
 
@@ -251,6 +255,7 @@ def test_nothing_was_lost_and_nothing_stored_twice(walk: Walk, number: int) -> N
     world.writers.write()
     world.create_next_and_compare(CHAIN)
     assert world.runs.check(CHAIN).exit_code == 0
+    assert documents_known(world.store)["Increment"] > 0
     for fault, step, seconds in sorted(walk.walked):
         print(f"{fault:20} {step:50} {seconds:6.1f} s")  # noqa: T201  # the table of what was walked
 

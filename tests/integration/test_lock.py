@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,11 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
-from tests.integration.lock_holders import holders
+from tests.held.lock_holders import holders
 from tests.integration.refusing import NoSpark, refused
 from tests.snapshot_runs import (
     Ready,
     Runs,
-    command_line,
     described,
     names_of_snapshots,
     run_command,
@@ -97,29 +95,29 @@ def test_another_applications_session_that_holds_the_lock_is_named_too(chain: Ru
 
 
 def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) -> None:
-    """One process waits for a transaction; another one begins, and is told of it."""
+    """One waits for a transaction; another one, a process, begins and is told of it."""
     operations = Path(chain.fleet.store.url.removeprefix("file://")) / "operations"
     before = set(operations.iterdir())
-    with psycopg.connect(chain.fleet.primaries[0].dsn) as holding:
+    with psycopg.connect(chain.fleet.primaries[0].dsn) as holding, ThreadPoolExecutor(1) as threads:
         holding.execute("UPDATE account SET balance = balance WHERE id = 1")
-        with subprocess.Popen(
-            [*command_line(chain.fleet, "create", "slow"), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
+        creating = threads.submit(chain.full, "slow")
+        try:
             deadline = time.monotonic() + WAIT_SECONDS_MAX
             while not (new := set(operations.iterdir()) - before):
-                assert process.poll() is None
+                assert not creating.done()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             code, document = run_command(chain.fleet, "create", NAME, "--incremental")
+        finally:
             holding.rollback()
-            out, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
+        commit = creating.result(WAIT_SECONDS_MAX)
     assert (code, document["error"]) == (7, "fleet-busy")
     (operation,) = new
     told = document["details"]
     assert (told["command"], told["snapshot"], told["operation"], told["process"]) == (
-        "create", "slow", operation.name, process.pid,
+        "create", "slow", operation.name, os.getpid(),
     )  # fmt: skip
-    assert (process.returncode, json.loads(out)["operation"]) == (0, operation.name), errors
+    assert commit.operation == operation.name
 
 
 def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_against_us(chain: Runs) -> None:

@@ -17,7 +17,7 @@ from fleet.progress import Silent
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import increment_numbers
 from storage.errors import SnapshotError
-from tests.integration.lock_holders import end_holder, holders
+from tests.held.lock_holders import end_holder, holders
 from tests.snapshot_runs import (
     Runs,
     runs_on,

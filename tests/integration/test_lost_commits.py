@@ -5,11 +5,10 @@ The store is S3 behind a network that keeps, loses and delays single puts.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,13 +16,14 @@ import pytest
 import storage.storing as storing
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError
-from tests.contest import Entrant, commits_in, end_sessions, failed_that_committed, running, stop_at
-from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import World, eventually
-from tests.fault_writers import journalled
-from tests.faults import UNAVAILABLE, Place
+from tests.cli_runs import run_here
+from tests.faults.contest import commits_in, end_sessions, failed_that_committed
+from tests.faults.injection import UNAVAILABLE, Place
+from tests.faults.world import World, eventually
+from tests.faults.writers import journalled
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
-from tests.snapshot_runs import chains_dropped, described, run_command
+from tests.snapshot_runs import chains_dropped, described
+from tests.stored_documents import documents_known
 from tests.watching import Watching
 
 if TYPE_CHECKING:
@@ -97,13 +97,19 @@ def commit_file(number: int) -> str:
 
 
 def next_goes_on(world: World, number: int) -> list[str]:
-    """The next create is increment `number`; what it said."""
+    """The next create is increment `number`, and leaves nothing on the nodes; what it said."""
+    notes = next_commits(world, number)
+    eventually(world.left_behind)
+    return notes
+
+
+def next_commits(world: World, number: int) -> list[str]:
+    """The same while another one is under way, whose sessions are left."""
     world.writers.write()
     commit, notes = world.next(CHAIN)
     assert commit.increment == number
     assert world.left_open() == []
     assert failed_that_committed(world.store) == []
-    eventually(world.left_behind)
     assert all(len(found) == 1 for found in commits_in(world.store).values())
     return notes
 
@@ -136,7 +142,7 @@ def test_a_commit_that_never_arrived_is_not_known_then_said_and_settled_by_the_n
 
 def said(world: World, code: int, *words: str) -> list[tuple[object, object, object]]:
     """The operation, increment and whether it is committed of all open operations that a command tells of."""
-    found, document = run_command(world.fleet, *words)
+    found, document = run_here(world.fleet, *words)
     assert found == code, document
     return [(one["operation"], one["increment"], one["committed"]) for one in document["open_operations"]]
 
@@ -181,7 +187,7 @@ def test_a_store_that_is_away_after_the_commit_arrived_leaves_it_open_and_it_cou
     found, _ = created(world)
     assert isinstance(found, SnapshotError)
     assert (found.exit_code, found.slug) == (5, "commit-indeterminate")
-    code, document = run_command(world.fleet, "list")
+    code, document = run_here(world.fleet, "list")
     assert (code, document["error"]) == (6, "store-unreachable")
     proxy.outage = None
     proxy.forget()
@@ -202,27 +208,25 @@ def test_a_full_snapshot_whose_commit_arrives_after_its_slots_were_dropped_is_no
     let_arrive(proxy, arrives)
     assert proxy.came_late == [412, 412]
     assert world.newest("late") is None
-    code, document = run_command(world.fleet, "restore", "late", "--dry-run")
+    code, document = run_here(world.fleet, "restore", "late", "--dry-run")
     assert (code, document["error"]) == (3, "snapshot-missing")
 
 
-@pytest.mark.parametrize(("key", "arrives", "code"), [
-    ("/intent.json", False, 6), ("/wal/s1/", False, 6), ("/wal/s1/", True, 0), ("/outcome.json", False, 0),
-])  # fmt: skip
-def test_a_lost_answer_to_anything_but_a_commit_is_never_indeterminate(
-    world: World, proxy: S3Proxy, key: str, *, arrives: bool, code: int
-) -> None:
+def test_a_lost_answer_to_anything_but_a_commit_is_never_indeterminate(world: World, proxy: S3Proxy) -> None:
     number = (world.newest(CHAIN) or 0) + 1
-    proxy.faults += lost(key, arrives=arrives)
+    for key in ("/intent.json", "/wal/s1/"):
+        proxy.faults += lost(key, arrives=False)
+        found, _ = created(world)
+        assert isinstance(found, SnapshotError), key
+        assert (found.exit_code, found.slug, bool(found.hint)) == (6, "store-answers-lost", True)
+        assert (proxy.faults, world.newest(CHAIN)) == ([], number - 1)
+    # What is found stored counts; what is not the commit keeps nothing from being committed.
+    proxy.faults += [*lost("/wal/s1/", arrives=True), *lost("/outcome.json", arrives=False)]
     found, notes = created(world)
-    assert code_of(found) == code, found
-    assert proxy.faults == []
-    assert world.newest(CHAIN) == (number - 1 if code else number)
-    if isinstance(found, SnapshotError):
-        assert (found.slug, bool(found.hint)) == ("store-answers-lost", True)
-    if key == "/outcome.json":
-        assert any("its outcome could not be stored" in note for note in notes)
-    next_goes_on(world, number if code else number + 1)
+    assert code_of(found) == 0, found
+    assert (proxy.faults, world.newest(CHAIN)) == ([], number)
+    assert any("its outcome could not be stored" in note for note in notes)
+    next_goes_on(world, number + 1)
 
 
 def test_a_full_snapshot_without_its_ddl_fails_and_leaves_nothing(world: World, proxy: S3Proxy) -> None:
@@ -238,28 +242,26 @@ def test_a_full_snapshot_without_its_ddl_fails_and_leaves_nothing(world: World, 
     eventually(world.left_behind)
 
 
-def test_a_process_that_sleeps_while_its_commit_is_under_way_loses_to_the_void(world: World, proxy: S3Proxy) -> None:
+def test_who_sleeps_while_its_commit_is_under_way_loses_to_the_void(world: World, proxy: S3Proxy) -> None:
     number, goes = (world.newest(CHAIN) or 0) + 1, threading.Event()
-    sleeper = Entrant(CHAIN, stop_at(ABOUT_TO_COMMIT, incremental=True), incremental=True)
     proxy.faults.append(Fault(arrives=False, key=commit_file(number), held=goes))
-    world.writers.write()
-    try:
-        with running(world, sleeper, []) as run:
-            run.go_on([])
+    with ThreadPoolExecutor(1) as threads:
+        sleeping = threads.submit(created, world)
+        try:
             eventually(lambda: not proxy.holding)
-            os.kill(run.process.pid, signal.SIGSTOP)
             end_sessions(world)
-            assert f"ended without committing increment {number}" in next_goes_on(world, number)[0]
+            assert f"ended without committing increment {number}" in next_commits(world, number)[0]
+        finally:
             goes.set()
-            run.process.send_signal(signal.SIGCONT)
-            run.end()
-    finally:
-        goes.set()
-    assert (run.code, run.document["error"]) == (7, "operation-settled"), run
+        found, _ = sleeping.result()
+    assert isinstance(found, SnapshotError)
+    assert (found.exit_code, found.slug) == (7, "operation-settled")
     assert world.newest(CHAIN) == number
+    eventually(world.left_behind)
 
 
 def test_nothing_was_lost_and_nothing_stored_twice(world: World) -> None:
     world.writers.write()
     world.create_next_and_compare(CHAIN)
     read_chain(world.store, CHAIN).check_archive()
+    assert documents_known(world.store)["Void"] > 0

@@ -12,7 +12,7 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxies
+from tests.faults.pg_proxy import Mode, PgProxy, led_through, pg_proxies
 
 STALL_SECONDS = 0.5
 ROWS = 20_000

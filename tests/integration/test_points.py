@@ -12,11 +12,15 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from fleet.config import load_fleet
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from fleet.config import Retention, load_fleet
+from fleet.nodes.connections import with_database
+from fleet.progress import Silent
 from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
+from snapshots.operations import leases
 from snapshots.operations.crash_points import (
     FREEZE_POINTS,
     FULL_POINTS,
@@ -27,19 +31,22 @@ from snapshots.operations.crash_points import (
     terminal_crash_points,
     void_attempt_crash_points,
 )
-from snapshots.operations.operation import Operation, new_operation, record_operation
+from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.records.kinds import KINDS
+from snapshots.removal.deletion import delete_snapshot
+from snapshots.removal.pruning import prune_store
 from storage.errors import IndeterminateError
-from tests.effects import LOGGING, Effects
+from tests.faults.effects import LOGGING, Effects
 from tests.snapshot_runs import Ready, Runs, described
+from tests.stored_documents import documents_known
 from tests.watching import Reached, Watching
+from wal.segments.segments import SegmentMetadata
 from wal.slots.slots import create_exported_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embedded.fleet import EmbeddedFleet
     from fleet.config import Fleet
-    from tests.integration.conftest import FleetFactory
 
 NOTHING: frozenset[str] = frozenset()
 # What may be done before a point, and after the one before it. The DDL is stored beside the rows.
@@ -133,10 +140,19 @@ def written(dsns: list[str]) -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    """Servers that write down every statement."""
+    directory = tmp_path_factory.mktemp("points") / "fleet"
+    try:
+        yield start_fleet(directory, shards=2, backups=1, settings=LOGGING)
+    finally:
+        stop_fleet(directory, delete=True)
+
+
 def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_declared(
-    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
+    servers: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers = fleet_factory(2, 1, settings=LOGGING)
     fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     Runs(fleet, Ready(spark)).init()
     with written(servers.dsns()):
@@ -179,6 +195,7 @@ def test_creates_reach_their_points_and_do_nothing_between_them_that_is_not_decl
     assert [one.point for one in void.watching.reached_points] == expected(points, len(fleet.nodes))
     assert void.undeclared(VOID_EFFECTS) == []
     what_was_left_open_is_settled(fleet, spark, Effects(fleet, servers))
+    every_document_is_known(Runs(fleet, Ready(spark)), monkeypatch)
 
 
 def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Effects) -> None:
@@ -199,6 +216,20 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     assert stretches.undeclared({**FULL_EFFECTS, **late}) == []
 
 
+def every_document_is_known(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that has happened here, a restore, a prune and a deletion: documents of all types, and none of another."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
+    runs.restore("next", replace(runs.fleet, nodes=tuple(with_database(one, "back") for one in runs.fleet.primaries)))
+    found = documents_known(runs.fleet.store.open())
+    pruned = prune_store(
+        runs.fleet, Retention(keep_full=3, keep_increments=1), Silent(), lambda _plan: None, force=True
+    )
+    assert [step.mark.snapshot for step in pruned.plan.steps] == ["chain"]
+    delete_snapshot(runs.fleet, "met", Silent(), lambda _plan: None, force=True)
+    found |= documents_known(runs.fleet.store.open())
+    assert found.keys() == {SegmentMetadata.__name__, *(one.__name__ for kind in KINDS for one in kind.types)}
+
+
 @pytest.mark.parametrize(
     ("statement", "kind"),
     [
@@ -212,14 +243,13 @@ def what_was_left_open_is_settled(fleet: Fleet, spark: SparkSession, effects: Ef
     ],
 )
 def test_a_statement_that_changes_something_is_not_taken_for_a_reading_one(
-    shared_fleet: EmbeddedFleet, statement: str, kind: str | None
+    servers: EmbeddedFleet, statement: str, kind: str | None
 ) -> None:
-    effects = Effects(load_fleet(shared_fleet.fleet_toml), shared_fleet)
+    effects = Effects(load_fleet(servers.fleet_toml), servers)
     assert effects.kinds_of(statement) == ([kind] if kind else [])
 
 
-def test_an_effect_without_a_point_is_found(fleet_factory: FleetFactory) -> None:
-    servers = fleet_factory(1, 0, settings=LOGGING)
+def test_an_effect_without_a_point_is_found(servers: EmbeddedFleet) -> None:
     fleet = load_fleet(servers.fleet_toml)
     stretches = Stretches(Effects(fleet, servers))
     store = fleet.store.open()

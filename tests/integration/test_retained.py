@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 import snapshots.operations.slot_guard as module
+from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.server import free_ports
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
@@ -30,27 +30,37 @@ from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import Listing, list_store
 from snapshots.operations.slot_guard import guard_nodes
 from snapshots.records.lost_chains import ChainLostError, lost_key
-from tests.integration.guarded_fleet import FILLER_BYTES, Guarded, Notes
+from tests.cli_runs import run_here, said_here
+from tests.held.retained_wal import FILLER_BYTES, Guarded, Notes
 from tests.integration.refusing import NoSpark, execute
-from tests.snapshot_runs import Ready, command_line, described, run_command, sorted_copies
-from wal.slots.slots import create_exported_slot, slot_name
+from tests.snapshot_runs import Ready, chains_dropped, described, sorted_copies
+from tests.stored_documents import documents_known
+from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.integration.conftest import FleetFactory
-
 FOREIGN, STRAY = "somebody_elses", "cutline_of_no_snapshot_here"
-LIST_SECONDS_MAX = 10  # 2 s for the nodes; the rest is what a busy machine takes to start Python
+LIST_SECONDS_MAX = 10  # 2 s for the nodes; the rest is for a busy machine
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    """Servers of this module's own: nobody else writes WAL there, or keeps some."""
+    directory = tmp_path_factory.mktemp("retained") / "fleet"
+    try:
+        yield start_fleet(directory, shards=1, backups=1)
+    finally:
+        stop_fleet(directory, delete=True)
 
 
 @pytest.fixture
-def guarded(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> Guarded:
-    embedded = fleet_factory(shards=1, backups=1)
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+def guarded(servers: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Guarded]:
+    fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     found = Guarded(fleet, Ready(spark))
-    found.runs.init()
-    return found
+    with chains_dropped(fleet):
+        found.runs.init()
+        yield found
 
 
 def documents(fleet: Fleet, more: str, path: Path) -> Fleet:
@@ -86,7 +96,7 @@ def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dic
         assert "over half of its limit" in text
         assert f"snapshot create {name} --incremental" in text
     fleet = documents(guarded.fleet, f"[wal]\nmax_retained_wal = {limit}", tmp_path / "limited.toml")
-    code, document = run_command(fleet, "list")
+    code, document = run_here(fleet, "list")
     after = {name: guarded.kept(chain) for name, chain in chains.items()}
     assert (code, document["not_asked"], len(document["warnings"])) == (0, [], 2)
     for entry in document["snapshots"]:
@@ -95,7 +105,7 @@ def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dic
         assert entry["retained_wal"].keys() == kept[name].keys() == {"s1", "s1-b1"}
         for node, size in entry["retained_wal"].items():
             assert kept[name][node] <= size <= after[name][node]
-    code, document = run_command(fleet, "create", "third", "--dry-run")
+    code, document = run_here(fleet, "create", "third", "--dry-run")
     assert (code, len(document["warnings"])) == (0, 2)
     notes = Notes()
     limited.increment("second", notes)
@@ -151,7 +161,7 @@ def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
         create_increment(limited.fleet, CreateRequest("second"), NoSpark(), Silent())
     assert "after increment 3" in error.value.message
     assert guarded.slots() == [set(), set()]
-    code, document = run_command(guarded.fleet, "list")
+    code, document = run_here(guarded.fleet, "list")
     assert code == 0
     found = {entry["name"]: entry for entry in document["snapshots"]}
     assert found["second"]["state"] == "lost"
@@ -161,7 +171,7 @@ def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
     shown = told(guarded.fleet, "list")
     assert re.search(r"(?m)^second +full .* lost ", shown)
     assert "can't be continued after increment 3: node s1" in shown
-    code, document = run_command(guarded.fleet, "create", "second", "--incremental")
+    code, document = run_here(guarded.fleet, "create", "second", "--incremental")
     assert (code, document["error"]) == (3, "chain-lost")
 
 
@@ -170,6 +180,7 @@ def assert_the_hint_helps(guarded: Guarded) -> None:
     guarded.runs.full("fourth")
     assert guarded.runs.increment("fourth").increment == 1
     assert guarded.listed() == {"first": "lost", "second": "lost", "fourth": "complete"}
+    assert documents_known(guarded.fleet.store.open())["Lost"] == 2
 
 
 @pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])
@@ -221,6 +232,7 @@ def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(gu
     with psycopg.connect(primary.dsn) as connection:
         query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
         assert connection.execute(query).fetchall() == [(FOREIGN,)]
+    assert drop_slot(primary, FOREIGN)
     assert store.list("snapshots") == []
 
 
@@ -241,7 +253,7 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_
     path.write_text(text)
     fleet = replace(guarded.fleet, path=path)
     began = time.monotonic()
-    code, document = run_command(fleet, "list")
+    code, document = run_here(fleet, "list")
     assert time.monotonic() - began < LIST_SECONDS_MAX
     assert code == 0
     assert {one["node"] for one in document["not_asked"]} == {"s1", "s1-b1"}
@@ -259,5 +271,6 @@ def moved(node: Node, port: int) -> str:
 
 def told(fleet: Fleet, *words: str) -> str:
     """What a command says to a person."""
-    done: Any = subprocess.run(command_line(fleet, *words), capture_output=True, text=True, timeout=60, check=True)
-    return str(done.stdout)
+    code, out, _ = said_here(fleet, *words)
+    assert code == 0
+    return out

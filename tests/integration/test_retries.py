@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -23,13 +22,12 @@ from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import increment_numbers, read_commit
 from storage.errors import SnapshotError
-from tests.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, described, run_command
+from tests.cli_runs import run_here
+from tests.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, described
 from wal.cut.markers import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tests.integration.conftest import FleetFactory
 
 NAME = "retried"
 # `snapshot` whose start markers are never written: what it takes for their positions is where the WAL ends.
@@ -135,7 +133,7 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
     assert stored.cut.causes == commit.cut.causes
     told = document_of(commit)["cut"]
     assert (told["attempts"], told["causes"]) == (2, list(commit.cut.causes))
-    _, document = run_command(chain.fleet, "show", NAME)
+    _, document = run_here(chain.fleet, "show", NAME)
     assert document["cuts"][-1]["causes"] == list(commit.cut.causes)
 
 
@@ -237,25 +235,22 @@ def test_a_script_sees_code_9_and_every_attempt(chain: Runs) -> None:
 
 
 def test_a_primary_that_comes_back_as_another_ends_it_at_once(
-    fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedded = fleet_factory(shards=1)
-    runs = Runs(described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store"), Ready(spark))
-    runs.init()
-    runs.full(NAME)
-    victim = embedded.node("s1")
+    """The last of this module: nothing goes on after it."""
+    before, victim = committed(chain), servers.node("s1")
 
     def on_a_new_timeline() -> None:
-        embedded.stop_node(victim)
+        servers.stop_node(victim)
         (victim.data_directory / "standby.signal").touch()
-        embedded.start_node(victim)
+        servers.start_node(victim)
         with psycopg.connect(victim.dsn(), autocommit=True) as connection:
             assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
 
     started = after_start(monkeypatch, on_a_new_timeline)
     with pytest.raises(SnapshotError) as raised:
-        increment(runs, retries=3)
+        increment(chain, retries=3)
     assert (raised.value.slug, raised.value.exit_code) == ("baseline-changed", 3)
     assert "timeline was 1" in raised.value.message
     assert len(started) == 1
-    assert committed(runs) == []
+    assert committed(chain) == before

@@ -1,7 +1,11 @@
-"""A node that falls silent, at every step: the command ends in time and names it, and the next one succeeds."""
+"""A node that falls silent, at every step: the command ends in time and names it, and the next one succeeds.
+
+The short form has one step of every kind, which the seed draws; the long one (CUTLINE_SOAK) has all of them.
+"""
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -29,8 +33,9 @@ from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError, UnreachableError
-from tests.pg_proxy import Mode, PgProxy, led_through, pg_proxy
+from tests.faults.pg_proxy import Mode, PgProxy, led_through, pg_proxy
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of, sorted_copies
+from tests.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,23 +135,37 @@ def network(
         yield network
 
 
-FULL_STEPS = [
-    pytest.param(PRIMARY, b"CREATE_REPLICATION_SLOT", id="slot of a primary"),
-    pytest.param(STANDBY, b"CREATE_REPLICATION_SLOT", id="slot of a standby"),
-    pytest.param(PRIMARY, b"COPY (", id="copy of a primary"),
-    pytest.param(STANDBY, b"COPY (", id="copy of a standby"),
-    pytest.param(PRIMARY, b"LOCK TABLE", id="DDL"),
-    pytest.param(PRIMARY, b"has_sequence_privilege", id="sequences"),
-]
-INCREMENT_STEPS = [
-    pytest.param(PRIMARY, b"pg_control_system", id="first question"),
-    pytest.param(PRIMARY, b"pg_try_advisory_lock", id="lock"),
-    pytest.param(PRIMARY, b"pg_logical_emit_message", id="marker"),
-    pytest.param(PRIMARY, b"pg_logical_slot_peek", id="drain of a primary"),
-    pytest.param(STANDBY, b"pg_logical_slot_peek", id="drain of a standby"),
-    pytest.param(STANDBY, b"pg_last_wal_replay_lsn", id="replay"),
-    pytest.param(PRIMARY, b"pg_replication_slot_advance", id="advance"),
-]
+# By who asks the node: sessions of the command itself, its tasks, pg_dump.
+FULL_STEPS = (
+    (
+        ("slot of a primary", PRIMARY, b"CREATE_REPLICATION_SLOT"),
+        ("slot of a standby", STANDBY, b"CREATE_REPLICATION_SLOT"),
+    ),
+    (("copy of a primary", PRIMARY, b"COPY ("), ("copy of a standby", STANDBY, b"COPY (")),
+    (("DDL", PRIMARY, b"LOCK TABLE"), ("sequences", PRIMARY, b"has_sequence_privilege")),
+)
+INCREMENT_STEPS = (
+    (
+        ("first question", PRIMARY, b"pg_control_system"),
+        ("lock", PRIMARY, b"pg_try_advisory_lock"),
+        ("marker", PRIMARY, b"pg_logical_emit_message"),
+        ("replay", STANDBY, b"pg_last_wal_replay_lsn"),
+    ),
+    (
+        ("drain of a primary", PRIMARY, b"pg_logical_slot_peek"),
+        ("drain of a standby", STANDBY, b"pg_logical_slot_peek"),
+        ("advance", PRIMARY, b"pg_replication_slot_advance"),
+    ),
+)
+RESTORE_STEPS = ((("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM STDIN")),)
+Kind = tuple[tuple[str, str, bytes], ...]
+
+
+def steps(kinds: tuple[Kind, ...]) -> list[Any]:
+    """Node and statement of the steps to be taken, of every kind at least one."""
+    chance = random.Random(SEED)
+    chosen = [one for kind in kinds for one in (kind if SOAK_SECONDS else [chance.choice(kind)])]
+    return [pytest.param(node, trigger, id=name) for name, node, trigger in chosen]
 
 
 def ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[[], object]) -> None:
@@ -183,7 +202,7 @@ def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("node", "trigger"), FULL_STEPS)
+@pytest.mark.parametrize(("node", "trigger"), steps(FULL_STEPS))
 def test_a_full_snapshot_ends_and_the_next_one_settles_it(network: Network, node: str, trigger: bytes) -> None:
     before = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     ends_in_time(network, node, trigger, lambda: network.create("stalled", full=True))
@@ -197,7 +216,7 @@ def test_a_full_snapshot_ends_and_the_next_one_settles_it(network: Network, node
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("node", "trigger"), INCREMENT_STEPS)
+@pytest.mark.parametrize(("node", "trigger"), steps(INCREMENT_STEPS))
 def test_an_increment_ends_and_the_next_one_goes_on(network: Network, node: str, trigger: bytes) -> None:
     before = network.numbers("chain")
     slots = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
@@ -221,12 +240,12 @@ def targets(fleet: Fleet, database: str) -> Iterator[Fleet]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_restore_ends_and_the_next_one_has_every_row(network: Network) -> None:
+@pytest.mark.parametrize(("node", "trigger"), steps(RESTORE_STEPS))
+def test_a_restore_ends_and_the_next_one_has_every_row(network: Network, node: str, trigger: bytes) -> None:
     network.create("chain", full=False)
     runs = Runs(network.direct, network.spark)
     with targets(network.direct, "silent_again") as target, targets(network.proxied, "silent_again") as through:
-        for trigger in (b"CREATE TABLE", b"FROM STDIN"):
-            ends_in_time(network, PRIMARY, trigger, lambda: runs.restore("chain", through))
+        ends_in_time(network, node, trigger, lambda: runs.restore("chain", through))
         runs.restore("chain", through)
         for source, copy in zip(network.direct.primaries, target.primaries, strict=True):
             assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
@@ -240,7 +259,7 @@ def test_a_node_that_takes_long_is_not_silent(network: Network) -> None:
         # The slot waits for this transaction, and the command for the slot.
         older.execute("SELECT pg_current_xact_id()")
         running = threads.submit(network.create, "patient", full=True)
-        time.sleep(3 * SILENCE_SECONDS)
+        time.sleep(1.5 * SILENCE_SECONDS)
         waiting = "SELECT query FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
         assert len(rows_of(network.direct.node(PRIMARY).dsn, waiting)) == 1
         assert not running.done()
@@ -269,7 +288,7 @@ def test_a_command_that_stood_still_itself_blames_no_node(network: Network) -> N
         assert process.stdout is not None
         assert process.stdout.readline() == "watching\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(2)
+        time.sleep(1.5)
         process.send_signal(signal.SIGCONT)
         time.sleep(0.3)
         process.communicate("\n", timeout=30)

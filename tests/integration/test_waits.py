@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 SLOT = "cutline_waits"
 GID = "it's a gid"
 WAIT_SECONDS_MAX = 30
+# The shortest that a slot is given.
+GIVEN_UP_SECONDS = 2.0
 
 
 class Notes(Silent):
@@ -47,6 +49,11 @@ class Notes(Silent):
     def note(self, text: str) -> None:
         self.texts.append(text)
         self.times.append(time.monotonic())
+
+
+@pytest.fixture(autouse=True)
+def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "NOTE_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +119,10 @@ def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, whe
     with changing(primary, "postgres") as process, prepared(primary, GID):
         began = time.monotonic()
         with pytest.raises(SlotWaitError) as raised:
-            create_exported_slot(fleet.node(where), primary, SLOT, 3.5, notes)
+            create_exported_slot(fleet.node(where), primary, SLOT, GIVEN_UP_SECONDS, notes)
         waited = time.monotonic() - began
     error = raised.value
-    assert 3.5 <= waited < 15
+    assert GIVEN_UP_SECONDS <= waited < 15
     assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-wait", where)
 
     transactions: Any = error.details["transactions"]
@@ -126,11 +133,11 @@ def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, whe
         process, "payroll", "postgres", "idle in transaction", "s1",
     )  # fmt: skip
     assert (by_kind["prepared"]["gid"], by_kind["prepared"]["database"]) == (GID, "bank")
-    assert all(3 <= one["age_seconds"] < waited + 5 and one["user"] for one in transactions)
+    assert all(GIVEN_UP_SECONDS - 1 <= one["age_seconds"] < waited + 5 and one["user"] for one in transactions)
 
     # It was told as soon as it took long, and once: nothing changed.
     (note,) = notes.texts
-    assert notes.times[0] - began < 3.5
+    assert notes.times[0] - began < GIVEN_UP_SECONDS
     for text in (note, error.message):
         assert f"process {process} (idle in transaction, application payroll)" in text
         assert "prepared transaction 'it''s a gid'" in text
@@ -178,7 +185,7 @@ def await_notes(notes: Notes, count: int) -> None:
 def test_a_slot_that_others_gave_up_is_given_up_at_once(fleet: Fleet) -> None:
     primary, abandoned = fleet.node("s1"), threading.Event()
     with changing(primary, "bank"):
-        threading.Timer(1, abandoned.set).start()
+        threading.Timer(0.5, abandoned.set).start()
         began = time.monotonic()
         with pytest.raises(SlotWaitError):
             create_exported_slot(primary, primary, SLOT, 60, Silent(), abandoned)
@@ -192,8 +199,7 @@ def test_a_slot_that_waits_for_nothing_is_made_however_short_the_wait(fleet: Fle
     assert drop_slot(primary, SLOT)
 
 
-def test_the_first_cut_tells_what_it_waits_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "NOTE_SECONDS", 0.3)
+def test_the_first_cut_tells_what_it_waits_for(fleet: Fleet) -> None:
     notes = Notes()
     with (
         prepared(fleet.node("s2"), GID),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.causal_journal import NEVER, Taken, Transaction, disagreements, occurred
-from tests.integration.causal_state import ChainState, Child, Parent, Row, Twin, faults_of
+from tests.causal.journal import NEVER, Taken, Transaction, disagreements, occurred
+from tests.causal.state import ChainState, Child, Parent, Row, Twin, faults_of
 
 # Chain 0 goes 1 (on shards 0, 1), 2 (on 1, 0), 3 (only its parent, on 0). Chain 1 was trimmed to its links 4 and 5.
 SOUND = ChainState(

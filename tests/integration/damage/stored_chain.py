@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from check.report import CheckReport, Conflict
 from check.verify import CheckRequest, check_snapshots
@@ -24,9 +22,6 @@ from snapshots.records.commits import commit_key, read_chain
 from storage.location import StoreLocation
 from tests.integration.refusing import execute
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NAME = "chain"
 ONLY_PRIMARIES = "primaries"
@@ -136,16 +131,3 @@ def is_shared(stored: Stored, event: dict[str, object]) -> bool:
     """Whether the other primary has prepared the transaction too."""
     tables = [pq.read_table(stored.store / one.key) for one in stored.chain.segments("s1")]
     return any(event["global_id"] in table["global_id"].to_pylist() for table in tables)
-
-
-@pytest.fixture(scope="module")
-def made(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stored]:
-    with stored_chain(shared_fleet, tmp_path_factory.mktemp("damage"), Ready(spark)) as found:
-        yield found
-
-
-@pytest.fixture
-def stored(made: Stored, tmp_path: Path) -> Stored:
-    return copied(made, tmp_path)

@@ -1,4 +1,6 @@
-"""`snapshot …` as a process that signals itself at a point: python -m tests.fault_command SIGNAL POINT COUNT -- WORDS.
+"""`snapshot …` as a process that signals itself at a point.
+
+    python -m tests.faults.signalled_command SIGNAL POINT COUNT -- WORDS
 
 It writes the numbers of the processes it has started to stdout first: those must end too. There is one more point than
 a create has: ABOUT_TO_COMMIT, when all is checked and the next thing is the put of the commit.

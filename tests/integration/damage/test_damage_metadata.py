@@ -22,10 +22,8 @@ from snapshots.listing.listing import list_store, show_snapshot
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import ForeignSnapshotError
-from tests.integration.stored_chain import NAME, ONLY_PRIMARIES, Stored, made, stored
+from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, Stored
 from tests.store_damage import change_document, empty, extend, flip_byte, remove, truncate
-
-__all__ = ["made", "stored"]  # the fixtures
 
 
 def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,28 +19,14 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from fleet.read_only.freezable import check_freezable
 from fleet.read_only.frozen import freeze, is_on, read_frozen, read_record, thaw
-from tests.integration.frozen_nodes import (
+from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,
     execute,
-    fleet,
     may_write,
-    node,
     role,
-    running_shards,
     state,
 )
-
-if TYPE_CHECKING:
-    from embedded.fleet import EmbeddedFleet
-
-__all__ = ["fleet", "node"]  # the fixtures
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
-    with running_shards(tmp_path_factory.mktemp("frozen") / "fleet", 1) as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import psycopg
 
 from embedded.bank import read_invariants
 from fleet.nodes.connections import with_database
-from tests.integration.frozen_nodes import execute
+from tests.integration.read_only.frozen_nodes import execute
 from tests.snapshot_runs import Runs, sorted_copies
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Writer:
                 session.execute(ENTRY, (entry,))
             except psycopg.Error as error:
                 self.errors[type(error).__name__] += 1
-                # As soon as it can: all of a terminal snapshot may take no longer than a patient client waits.
-                self.stop.wait(0.02)
+                # Soon, but a session that is refused costs the server a process.
+                self.stop.wait(0.1)
                 raise
             self.acknowledged.append(entry)
             self.stop.wait(0.01)

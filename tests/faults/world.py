@@ -23,9 +23,9 @@ from snapshots.create.request import CreateRequest
 from snapshots.operations.operation import pending_operations
 from snapshots.records.commits import increment_numbers, read_chain
 from storage.errors import BusyError, SnapshotError
-from tests.fault_writers import Writers
-from tests.faults import mended_after
-from tests.sights import Sight, sighting
+from tests.faults.injection import mended_after
+from tests.faults.sights import Sight, sighting
+from tests.faults.writers import Writers
 from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
 from tests.watching import Reached, Watching
 from wal.slots.slots import drop_slot, slot_name
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from snapshots.records.commit import Commit
     from snapshots.records.operation_records import Intent
     from storage.store import ObjectStore
-    from tests.faults import Mend, Place
+    from tests.faults.injection import Mend, Place
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS_MAX = 60
 # A process starts Spark too, on a machine that may be doing other things.
 PROCESS_SECONDS_MAX = 150
@@ -127,7 +127,7 @@ class World:
         """Run the command as a process that gets the signal at a point; its exit code, once all it started ended."""
         words = ["create", name, *(f"--{option}" for option, is_so in kind.items() if is_so)]
         words += ["--wait", str(WAIT_SECONDS)]
-        program = [sys.executable, "-m", "tests.fault_command", number, at[0], str(at[1]), "--"]
+        program = [sys.executable, "-m", "tests.faults.signalled_command", number, at[0], str(at[1]), "--"]
         done = subprocess.run(
             [*program, "--fleet", str(self.fleet.path), *words],
             capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX, cwd=ROOT, check=False,

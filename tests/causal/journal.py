@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.integration.causal_state import Row
+from tests.causal.state import Row
 
 NEVER = math.inf
 

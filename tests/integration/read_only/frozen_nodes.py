@@ -1,20 +1,15 @@
-"""A fleet of a module's own whose databases a test makes read-only, and what it sets and sees on them."""
+"""What is set in a database that tests make read-only, and what is seen of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
-from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from fleet.config import Fleet, Node
+from fleet.config import Node
 from fleet.nodes.connections import connect
-from fleet.tables.publications import ensure_publications
-from tests.snapshot_runs import described
 
 FLEET_ID = "ab12cd34"
 WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"
@@ -26,30 +21,6 @@ SELECT coalesce(d.datname, ''), coalesce(r.rolname, ''), setting FROM pg_db_role
 UNION ALL SELECT pubname, 'comment', coalesce(obj_description(oid, 'pg_publication'), '') FROM pg_publication
 ORDER BY 1, 2, 3
 """
-
-
-@contextmanager
-def running_shards(directory: Path, shards: int) -> Iterator[EmbeddedFleet]:
-    """Servers for one module alone: sessions are ended on them."""
-    try:
-        yield start_fleet(directory, shards=shards, backups=0)
-    finally:
-        stop_fleet(directory, delete=True)
-
-
-@pytest.fixture
-def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
-    """The servers as a fleet whose publications are there, as `init` leaves them."""
-    found = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    for one in found.primaries:
-        with connect(one) as connection:
-            ensure_publications(connection, FLEET_ID, [])
-    return found
-
-
-@pytest.fixture
-def node(fleet: Fleet) -> Node:
-    return fleet.primaries[0]
 
 
 def state(node: Node) -> list[Any]:

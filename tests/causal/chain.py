@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from tests.integration.causal_journal import Transaction
+from tests.causal.journal import Transaction
 
 GID_PREFIX = "chain-"
 IDS_PER_CHAIN = 1_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
@@ -17,27 +16,16 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from fleet.read_only.frozen import freeze
 from fleet.read_only.resume import ReadOnlyLeftError, resume_fleet
-from tests.integration.frozen_nodes import (
+from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,
-    fleet,
     may_write,
-    node,
-    running_shards,
     state,
 )
 from tests.watching import Watching
 
 if TYPE_CHECKING:
     from embedded.fleet import EmbeddedFleet
-
-__all__ = ["fleet", "node"]  # the fixtures
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
-    with running_shards(tmp_path_factory.mktemp("frozen") / "fleet", 2) as found:
-        yield found
 
 
 def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:

@@ -1,6 +1,6 @@
 """Faults of the fleet and of the store, each by a name; `begin` does one and returns what mends it.
 
-A fault with a command of its own (a signal) is in tests/fault_command.py.
+A fault with a command of its own (a signal) is in tests/faults/signalled_command.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import psycopg
 
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
-from tests.pg_proxy import Mode, PgProxy
+from tests.faults.pg_proxy import Mode, PgProxy
 from tests.s3_proxy import Fault, S3Proxy
 
-PAUSE_SECONDS = 3.0
+PAUSE_SECONDS = 1.5
 SLOW_SECONDS = 0.1
 DISK_BYTES = 400 << 20
 FILLER_MESSAGES = 80

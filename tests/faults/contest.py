@@ -26,8 +26,8 @@ from snapshots.operations.deciding import has_committed
 from snapshots.records.commit import VOID_FORMAT
 from snapshots.records.operation_records import operation_key, read_intent
 from storage.store import ObjectStore
-from tests.fault_command import ABOUT_TO_COMMIT
-from tests.fault_world import PROCESS_SECONDS_MAX, ROOT, World, eventually
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
+from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World, eventually
 
 POLL_SECONDS = 0.02
 SESSIONS = "application_name LIKE 'cutline%' OR application_name = 'pg_dump'"
@@ -148,7 +148,7 @@ class Run:
 def running(world: World, entrant: Entrant, truth: Truth) -> Iterator[Run]:
     """Run the entrant's process for the block, up to its stop; whatever is left of it at the end is killed."""
     stop = entrant.stop
-    program = [sys.executable, "-m", "tests.fault_command", "SIGSTOP"]
+    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP"]
     program += [stop.point, str(stop.count), "--"] if stop else ["no point", "1", "--"]
     words = ["--fleet", str(world.fleet.path), "create", entrant.name, "--json", "--wait", "15"]
     log = world.fleet.path.with_name(f"{time.monotonic_ns()}.log")

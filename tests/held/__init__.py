@@ -1,0 +1,1 @@
+"""What is held on a fleet's nodes, as PostgreSQL says: locks, and WAL that slots retain."""

@@ -1,0 +1,255 @@
+"""Whatever is wrong with a stored chain, check finds it, names it and exits 1; and never passes on nothing.
+
+One small chain is made once; every test damages a copy of its store, in all ways at once that do not hide each other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from check.report import CheckReport
+from check.verify import CheckRequest, check_snapshots
+from fleet.progress import Silent
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.records.commits import SnapshotMissingError, commit_key
+from snapshots.records.store_identity import StoreNotInitialisedError
+from storage.errors import SnapshotError
+from tests.cli_runs import run_here
+from tests.integration.damage.stored_chain import (
+    NAME,
+    ONLY_PRIMARIES,
+    Stored,
+    changed_keys,
+    group_number,
+    is_shared,
+    row_of,
+)
+from tests.snapshot_runs import run_command
+from tests.store_damage import (
+    Document,
+    change_base,
+    change_commit,
+    change_document,
+    change_segment,
+    extend,
+    flip_byte,
+    remove,
+    truncate,
+    with_value,
+    without_row,
+)
+from wal.segments.segment_schema import PREPARE
+
+
+def of_everything(stored: Stored) -> CheckReport:
+    """A check of all snapshots that reads no object: what their commits say is checked as by any other."""
+    return check_snapshots(stored.fleet, CheckRequest(metadata_only=True), stored.spark, Silent())
+
+
+def conflicts_of(report: CheckReport) -> list[tuple[str, str | None]]:
+    assert report.exit_code == 1
+    return [(one.kind, one.object) for found in report.snapshots for one in found.conflicts]
+
+
+def test_a_healthy_chain_is_valid(stored: Stored) -> None:
+    report = stored.check()
+    assert (report.result, report.exit_code) == ("valid", 0), report.to_json()
+    compared = report.snapshots[0].compared
+    assert compared.objects == len(stored.objects())
+    assert min(compared.rows, compared.changes, compared.partitions, compared.transactions) > 0
+    assert stored.check(increment=0).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", [flip_byte, remove])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_commit_is_named(stored: Stored, number: int, damage: Callable[[Path], None]) -> None:
+    key = commit_key(NAME, number)
+    damage(stored.store / key)
+    # Of a chain whose last increment is missing the rest is read: the next test looks at that.
+    report = of_everything(stored) if (damage, number) == (remove, 1) else stored.check()
+    assert report.exit_code == 1
+    assert [one.object for found in report.snapshots for one in found.conflicts] == [key]
+
+
+def test_with_a_commit_that_is_gone_the_others_objects_are_still_checked(stored: Stored) -> None:
+    def forget(document: Document) -> None:
+        document["segments"]["s1"] = []
+
+    # A hole in an archive besides, and objects of other nodes.
+    change_commit(stored.store, NAME, 0, forget)
+    keys = stored.kinds()
+    remove(stored.store / keys["increment's commit"])
+    remove(stored.store / keys["segment of a standby"])
+    flip_byte(stored.store / keys["DDL"])
+    found = {(one.kind, one.node, one.object) for one in stored.conflicts()}
+    assert {one for _, _, one in found} >= {keys["increment's commit"], keys["segment of a standby"], keys["DDL"]}
+    assert ("archive", "s1") in {(kind, node) for kind, node, _ in found}
+
+
+def test_every_damaged_object_is_named_with_what_is_wrong(stored: Stored) -> None:
+    """Of every kind of object another damage for certain; the others are flipped or removed."""
+    keys, kinds = stored.every_kind(), stored.kinds()
+    others = [stored.chain.full.segments["s1"][0].key, stored.chain.increments[0].segments["s1-b1"][0].key]
+    like = (kinds["segment of a primary"], stored.chain.increments[0].segments["s1"][0].key)
+    bodies = {key: (stored.store / key).read_bytes() for key in [*others, *like]}
+    certain: dict[str, str] = {}
+
+    def damage(key: str, kind: str, damage: Callable[[Path], object]) -> None:
+        assert key not in certain
+        damage(stored.store / key)
+        certain[key] = kind
+
+    damage(keys["base"], "size", truncate)
+    damage(keys["pre-data"], "size", extend)
+    damage(keys["post-data"], "digest", flip_byte)
+    damage(keys["segment"], "missing", remove)
+    # Another attempt's of the same node, and another node's of the same cut: as good as any, but for their digests.
+    damage(keys["segment of an increment"], "size", lambda path: path.write_bytes(bodies[others[0]]))
+    damage(like[0], "", lambda path: path.write_bytes(bodies[like[1]]))
+    for number, key in enumerate(one for one in stored.objects() if one not in certain):
+        damage(key, *(("missing", remove), ("digest", flip_byte))[number % 2])
+    found = {str(one.object): one for one in stored.conflicts()}
+    assert found.keys() == set(stored.objects()) == certain.keys()
+    assert {key: found[key].kind for key, kind in certain.items() if kind} == {
+        key: kind for key, kind in certain.items() if kind
+    }
+    assert all(key in one.detail for key, one in found.items())
+    assert found[like[0]].node == "s2"
+
+
+def test_commits_that_are_gone_are_missed_by_a_check_of_everything(stored: Stored) -> None:
+    gone = [commit_key(NAME, 0), commit_key(ONLY_PRIMARIES, 0)]
+    for key in gone:
+        (stored.store / key).unlink()
+    assert sorted(str(key) for _, key in conflicts_of(of_everything(stored))) == gone
+    # The only one of its snapshot, too.
+    assert [key for _, key in conflicts_of(stored.check(ONLY_PRIMARIES))] == gone[1:]
+
+
+def test_what_was_never_there_is_no_damage(stored: Stored) -> None:
+    with pytest.raises(SnapshotMissingError):
+        stored.check("never")
+    with pytest.raises(SnapshotMissingError):
+        stored.check(increment=7)
+
+
+def test_a_changed_fleet_id_is_found(stored: Stored) -> None:
+    change_document(stored.store / "fleet.json", lambda document: document.update(fleet="0badf00d"))
+    assert ("fleet", "fleet.json") in conflicts_of(of_everything(stored))
+
+
+def test_without_fleet_json_nothing_is_believed(stored: Stored) -> None:
+    (stored.store / "fleet.json").unlink()
+    with pytest.raises(StoreNotInitialisedError):
+        stored.check()
+
+
+def test_what_a_standby_lost_or_has_otherwise_is_found_by_comparison_alone(stored: Stored) -> None:
+    """A row and a transfer lost from their segments, whose digests are right, and one value changed in a base copy."""
+    changed = changed_keys(stored, "s2-b1")
+
+    def other_balance(table: pa.Table) -> pa.Table:
+        row = row_of(stored, table, "account", changed)
+        key = table["key"][row].as_py()
+        return with_value(table, row, "row", key + b"\t999\n")
+
+    change_segment(stored.store, NAME, 1, "s1-b1", lambda table: without_row(table, row_of(stored, table, "account")))
+    change_segment(stored.store, NAME, 1, "s2-b1", lambda table: without_row(table, row_of(stored, table, "transfer")))
+    change_base(stored.store, NAME, "s2-b1", other_balance)
+    conflicts = stored.conflicts()
+    first = {(one.kind, one.group) for one in conflicts if (one.node, one.other_node) == ("s1", "s1-b1")}
+    second = {(one.kind, one.group) for one in conflicts if (one.node, one.other_node) == ("s2", "s2-b1")}
+    assert ("changes", "public.account") in first
+    assert {group for _, group in first} == {"public.account"}
+    assert second == {("changes", "public.transfer"), ("row-count", "public.transfer"), ("row-hash", "public.account")}
+    # One value is in one partition.
+    assert len([one for one in conflicts if one.node == "s2" and one.kind == "row-hash"]) == 1
+    assert {(one.node, one.other_node) for one in conflicts} == {("s1", "s1-b1"), ("s2", "s2-b1")}
+
+
+def test_what_a_commit_says_wrong_of_its_cut_is_found(stored: Stored) -> None:
+    """A global transaction that is on one shard alone, and markers that are not where they should be."""
+    segment = stored.chain.increments[0].segments["s2"][0]
+    cut = stored.chain.increments[0].cut.of("s2")
+    events = pq.read_table(stored.store / segment.key).to_pylist()
+    torn = next(e for e in events if e["op"] == PREPARE and e["lsn"] < cut.position and is_shared(stored, e))
+
+    def leave_out(document: Document) -> None:
+        (node,) = (one for one in document["cut"]["nodes"] if one["node"] == "s2")
+        place = {name: f"{torn[name] >> 32:X}/{torn[name] & 0xFFFFFFFF:X}" for name in ("lsn", "end_lsn")}
+        node["undecided"].append({"global_id": torn["global_id"], **place})
+        document["cut"].update(id="another.1")
+
+    change_commit(stored.store, NAME, 1, leave_out)
+    conflicts = stored.conflicts()
+    assert {(one.kind, one.node) for one in conflicts} == {
+        ("transaction", "s1"), *(("marker", node) for node in ("s1", "s2", "s1-b1", "s2-b1")),
+    }  # fmt: skip
+    (half,) = [one for one in conflicts if one.kind == "transaction"]
+    assert (half.other_node, half.global_id) == ("s2", torn["global_id"])
+
+
+def test_a_value_that_is_stored_nowhere_is_found(stored: Stored) -> None:
+    def without_wide_rows(table: pa.Table) -> pa.Table:
+        is_wide = [group == group_number(stored, "wide") for group in table["group"].to_pylist()]
+        return table.filter(pa.compute.invert(pa.array(is_wide)))
+
+    for node in ("s1", "s1-b1"):
+        change_base(stored.store, NAME, node, without_wide_rows)
+    assert {(one.kind, one.node, one.group) for one in stored.conflicts()} == {
+        ("history", "s1", "public.wide"), ("history", "s1-b1", "public.wide"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["base", "DDL", "segment of a primary"])
+def test_a_restore_from_damaged_objects_is_refused_and_leaves_nothing(stored: Stored, kind: str) -> None:
+    flip_byte(stored.store / stored.kinds()[kind])
+    nodes = tuple(replace(node, dsn=node.dsn.replace("/bank", "/damaged")) for node in stored.fleet.primaries)
+    target = replace(stored.fleet, nodes=nodes)
+    with pytest.raises(SnapshotError) as refused:
+        restore_fleet(plan_restore(stored.fleet, target, RestoreRequest(NAME)), stored.spark, Silent())
+    assert refused.value.exit_code == 3
+    assert refused.value.details["object"] == stored.kinds()[kind]
+    for node in stored.fleet.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            names = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+        assert names == {"bank", "postgres", "template0", "template1"}
+
+
+def test_without_standbys_a_check_is_inconclusive(stored: Stored) -> None:
+    report = stored.check(ONLY_PRIMARIES)
+    assert (report.result, report.exit_code) == ("inconclusive", 4)
+    assert [one.what for one in report.snapshots[0].skipped] == ["rows of shard s1", "rows of shard s2"]
+
+
+def test_an_empty_store_is_inconclusive(stored: Stored) -> None:
+    shutil.rmtree(stored.store / "snapshots")
+    report = stored.check(name=None)
+    assert (report.exit_code, report.result, report.snapshots) == (4, "inconclusive", ())
+
+
+def test_the_command_exits_1_and_names_the_damaged_object(stored: Stored) -> None:
+    """One object alone, with Spark; and a commit, as a script sees it."""
+    key = stored.kinds()["base"]
+    flip_byte(stored.store / key)
+    code, document = run_here(stored.fleet, "check", NAME, spark=stored.spark.running)
+    assert (code, objects_of(document)) == (1, [key])
+    key = stored.kinds()["increment's commit"]
+    flip_byte(stored.store / key, 0.9)
+    code, document = run_command(stored.fleet, "check", NAME)
+    assert (code, objects_of(document)) == (1, [key])
+
+
+def objects_of(document: Document) -> list[str]:
+    (found,) = document["snapshots"]
+    return [one["object"] for one in found["conflicts"]]

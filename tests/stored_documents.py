@@ -1,0 +1,36 @@
+"""Every document of a store that real commands have filled is of a known kind, and what its type says to the byte."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import reduce
+from operator import or_
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fleet.record import fields_of, from_json
+from snapshots.records.documents import read_sealed, sealed
+from snapshots.records.kinds import kind_of
+from storage.store import ObjectStore
+from wal.segments.segments import METADATA_KEY, SegmentMetadata
+
+SUFFIX = ".json"
+
+
+def documents_known(store: ObjectStore) -> Counter[str]:
+    """Read every document into its type and write it again, to the very same bytes; how many there are of each type."""
+    found: Counter[str] = Counter()
+    for key in store.list(""):
+        kind = kind_of(key)
+        assert (kind is not None) == key.endswith(SUFFIX), key
+        if kind is not None:
+            document = read_sealed(store, key, reduce(or_, kind.types))
+            assert sealed(document) == store.read(key), key
+            found[type(document).__name__] += 1
+        elif "/wal/" in key:
+            metadata = pq.read_metadata(pa.BufferReader(store.read(key))).metadata[METADATA_KEY]
+            assert json.dumps(fields_of(from_json(metadata, SegmentMetadata))).encode() == metadata, key
+            found[SegmentMetadata.__name__] += 1
+    return found

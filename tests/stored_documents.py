@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleet.record import fields_of, from_json
-from snapshots.records.documents import read_sealed, sealed
+from snapshots.records.documents import read_sealed, seal
 from snapshots.records.kinds import kind_of
 from storage.store import ObjectStore
 from wal.segments.segments import METADATA_KEY, SegmentMetadata
@@ -27,7 +27,7 @@ def documents_known(store: ObjectStore) -> Counter[str]:
         assert (kind is not None) == key.endswith(SUFFIX), key
         if kind is not None:
             document = read_sealed(store, key, reduce(or_, kind.types))
-            assert sealed(document) == store.read(key), key
+            assert seal(document) == store.read(key), key
             found[type(document).__name__] += 1
         elif "/wal/" in key:
             metadata = pq.read_metadata(pa.BufferReader(store.read(key))).metadata[METADATA_KEY]

@@ -13,7 +13,7 @@ from typing import Self
 import psycopg
 
 from embedded.bank import shard_of
-from embedded.bank_client import BankClient, chosen_transfer, open_session
+from embedded.bank_client import BankClient, choose_transfer, open_session
 from tests.causal.chain import COMMIT, HALF, HOLD, HOLD_THEN_ROLL_BACK, Calendar, ChainClient
 from tests.causal.journal import Transaction
 

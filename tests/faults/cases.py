@@ -14,9 +14,9 @@ from snapshots.operations.crash_points import (
     INCREMENT_POINTS,
     LAST_POINTS,
     PER_NODE,
-    Point,
-    of_changed_schema,
-    of_terminal,
+    CrashPoint,
+    ddl_crash_points,
+    terminal_crash_points,
 )
 from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, Mend, Place, disk_full
 from tests.faults.sights import Sight
@@ -26,19 +26,33 @@ NODES = 4
 KILLED, STOPPED = "SIGKILL", "SIGINT"
 READ_ONLY = "read-only"
 # The kinds of points: by what a command leaves that ends there (docs/architecture.md, "When something fails").
-KINDS: Mapping[str, frozenset[Point | Sight]] = {
-    "locked": frozenset({Point.CHECKED, Point.LOCKED, Point.SETTLED, Point.GIVEN_UP, Point.SPARK_BEGUN}),
-    "intent": frozenset({Point.INTENT_STORED}),
-    "slots": frozenset(
-        {Point.SLOT_MADE, Point.SPARK_READY, Point.SNAPSHOTS_RELEASED, Point.COPY_SLOTS_DROPPED, Point.PREPARED_OVER}
+KINDS: Mapping[str, frozenset[CrashPoint | Sight]] = {
+    "locked": frozenset(
+        {CrashPoint.CHECKED, CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.SPARK_BEGUN}
     ),
-    "published": frozenset({Point.TABLES_PUBLISHED}),
-    "copied": frozenset({Point.BASE_COPIED, Point.SCHEMA_STORED}),
+    "intent": frozenset({CrashPoint.INTENT_STORED}),
+    "slots": frozenset(
+        {
+            CrashPoint.SLOT_MADE,
+            CrashPoint.SPARK_READY,
+            CrashPoint.SNAPSHOTS_RELEASED,
+            CrashPoint.COPY_SLOTS_DROPPED,
+            CrashPoint.PREPARED_OVER,
+        }
+    ),
+    "published": frozenset({CrashPoint.TABLES_PUBLISHED}),
+    "copied": frozenset({CrashPoint.BASE_COPIED, CrashPoint.DDL_STORED}),
     "cut": frozenset(
-        {Point.STARTS_WRITTEN, Point.FINISHES_WRITTEN, Point.ARCHIVED, Point.RESOLVED, Point.SEQUENCES_READ}
+        {
+            CrashPoint.STARTS_WRITTEN,
+            CrashPoint.FINISHES_WRITTEN,
+            CrashPoint.ARCHIVED,
+            CrashPoint.RESOLVED,
+            CrashPoint.SEQUENCES_READ,
+        }
     ),
     READ_ONLY: frozenset(FREEZE_POINTS),
-    "committed": frozenset({Point.COMMITTED, Point.OUTCOME_STORED, Point.RELEASED}),
+    "committed": frozenset({CrashPoint.COMMITTED, CrashPoint.OUTCOME_STORED, CrashPoint.RELEASED}),
     "within a job": frozenset(Sight),
 }
 
@@ -48,7 +62,7 @@ class Step:
     """A point of a full create or of an increment, reached for the `count`th time, or something seen from outside."""
 
     incremental: bool
-    point: Point | Sight
+    point: CrashPoint | Sight
     count: int = 1
     terminal: bool = False
     anew: bool = False
@@ -58,8 +72,8 @@ class Step:
         """Whether the commit is stored when the point is reached."""
         if isinstance(self.point, Sight):
             return False
-        points = of_terminal(of_changed_schema(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
-        return points.index(self.point) >= points.index(Point.COMMITTED)
+        points = terminal_crash_points(ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
+        return points.index(self.point) >= points.index(CrashPoint.COMMITTED)
 
     @property
     def kind(self) -> dict[str, bool]:
@@ -94,10 +108,13 @@ TERMINAL = [
 ]
 # Of an increment that finds a table new the points that others have not, and its cut.
 ANEW = [
-    (Point.TABLES_PUBLISHED, 1),
-    (Point.SLOT_MADE, 1),
-    (Point.SLOT_MADE, NODES),
-    *((point, 1) for point in (Point.BASE_COPIED, Point.COPY_SLOTS_DROPPED, Point.SCHEMA_STORED, *CUT_POINTS)),
+    (CrashPoint.TABLES_PUBLISHED, 1),
+    (CrashPoint.SLOT_MADE, 1),
+    (CrashPoint.SLOT_MADE, NODES),
+    *(
+        (point, 1)
+        for point in (CrashPoint.BASE_COPIED, CrashPoint.COPY_SLOTS_DROPPED, CrashPoint.DDL_STORED, *CUT_POINTS)
+    ),
 ]
 
 
@@ -105,7 +122,7 @@ def steps() -> list[Step]:
     """Every point of both commands; of those that are reached on every node the first and the last."""
     found: list[Step] = []
     for incremental, points in ((False, FULL_POINTS), (True, INCREMENT_POINTS)):
-        seen: Counter[Point] = Counter()
+        seen: Counter[CrashPoint] = Counter()
         for point in points:
             seen[point] += 1
             found.append(Step(incremental, point, seen[point]))

@@ -27,7 +27,7 @@ from snapshots.listing.listing import list_store
 from snapshots.records.commits import read_chain
 from snapshots.records.tombstones import is_deleted
 from snapshots.removal.deletion import delete_snapshot
-from snapshots.removal.pruning import foresee_prune
+from snapshots.removal.pruning import preview_prune
 from tests.cli_runs import run_here
 from tests.integration.refusing import create, go_on, refused
 from tests.s3_server import S3Server
@@ -232,7 +232,7 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         assert "increments of snapshot two were pruned" in errors[0].message
         report = check_snapshots(fleet, CheckRequest(metadata_only=True), runs.spark, Silent())
         assert [(one.name, one.conflicts) for one in report.snapshots] == [("three", []), ("two", [])]
-        assert foresee_prune(fleet, fleet.retention, force=False).steps == ()
+        assert preview_prune(fleet, fleet.retention, force=False).steps == ()
 
         for name in ("two", "three"):
             deletion = delete_snapshot(fleet, name, Silent(), lambda _plan: None, force=True)

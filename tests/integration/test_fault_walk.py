@@ -63,7 +63,7 @@ SAMPLES = 50
 
 
 def test_every_point_is_a_step_and_of_a_kind() -> None:
-    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, Point)} == {
+    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, CrashPoint)} == {
         *((False, point) for point in FULL_POINTS),
         *((True, point) for point in terminal_crash_points(INCREMENT_POINTS)),
         *((True, point) for point, _ in ANEW),

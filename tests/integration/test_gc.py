@@ -236,7 +236,7 @@ def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
     begin(f"shop/{key}")
     begin("elsewhere/file")
     assert collected(made.store).garbage == []
-    close(made.store, failed, "failed")
+    record_outcome(made.store, failed, "failed")
     code, done = run_here(bucket, "gc", "--grace", "0")
     assert (code, done["objects"]) == (0, len(left) + 1)
     assert {one["object"] for one in done["garbage"] if one["kind"] == "unfinished"} == {key}

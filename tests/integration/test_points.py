@@ -31,7 +31,7 @@ from snapshots.operations.crash_points import (
     terminal_crash_points,
     void_attempt_crash_points,
 )
-from snapshots.operations.operation import Operation, new_operation, recorded
+from snapshots.operations.operation import Operation, new_operation, record_operation
 from snapshots.records.kinds import KINDS
 from snapshots.removal.deletion import delete_snapshot
 from snapshots.removal.pruning import prune_store

@@ -26,7 +26,6 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.operation import pending_operations
 from snapshots.removal.gc import collect_garbage
 from storage.open import open_store
@@ -129,7 +128,7 @@ def restored(shared_fleet: EmbeddedFleet) -> Iterator[None]:
 
 def create_killed(fleet: Fleet, name: str) -> None:
     """A full snapshot that dies when its first slot is made: its intent stays, and its slots do."""
-    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", Point.SLOT_MADE, "1", "--"]
+    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", CrashPoint.SLOT_MADE, "1", "--"]
     words = ["--fleet", str(fleet.path), "create", name, "--only-primary"]
     done = subprocess.run([*program, *words], capture_output=True, timeout=COMMAND_SECONDS_MAX, cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -26,6 +26,7 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
+from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.operation import pending_operations
 from snapshots.removal.gc import collect_garbage
 from storage.open import open_store

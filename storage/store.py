@@ -20,7 +20,8 @@ Leftovers: TypeAlias = "list[Unfinished]"
 
 # fsspec reads meaning into ? * [ ] # (patterns, versions), and a leading dot is where LocalStore hides
 # what is not an object yet. So no key has them, in any store.
-SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*")
+SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*"
+KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -223,7 +224,7 @@ class StoreUnfitError(RefusedError):
 
 def check_key(key: str) -> str:
     """Return `key` if it can name an object in every store; raise ValueError if not."""
-    if not key or not all(SEGMENT.fullmatch(segment) for segment in key.split("/")):
+    if not KEY.fullmatch(key):
         raise ValueError(f"not a key for an object: {key!r}")
     return key
 

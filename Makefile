@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
+PROCESSES ?= 3
 ROWS ?=
 TABLES ?=
 PART ?=
@@ -10,12 +11,13 @@ SECONDS ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE := tests/simulation tests/spark tests/fuzz tests/integration/test_fault_walk.py
+PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_tidy.py tests/test_packaging.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak fuzz lint format bench writers scale wheel schemas lock clean
+.PHONY: help install demo test quick soak fuzz lint format bench writers scale wheel schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,17 +27,13 @@ install: $(INSTALLED)  ## make .venv and install everything into it
 demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
-# In two processes: one keeps little more than one processor busy. The second has what starts all its servers itself; it
-# takes what the first one leaves, whose tests have bounds of time, and is told of at the end.
+# Much of what tests do is waiting for servers, so there are more processes than processors. Each starts Spark and the
+# servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
-ifneq ($(TESTS),)
-	@$(BIN)/python -m pytest $(TESTS)
-else
-	@told=$$(mktemp); nice -n 10 $(BIN)/python -m pytest -o timeout=1800 $(BESIDE) >"$$told" 2>&1 & beside=$$!; \
-	  trap 'kill -INT $$beside 2>/dev/null; rm -f "$$told"' EXIT; trap 'exit 130' INT TERM; \
-	  $(BIN)/python -m pytest $(addprefix --ignore=,$(BESIDE)); ended=$$?; \
-	  wait $$beside || ended=$$?; echo '$(BESIDE):'; cat "$$told"; exit $$ended
-endif
+	@$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(PARALLEL))
+
+quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(QUICK)
 
 # The simulations and the chains each for a share of the time; all that the short form draws from, and the long drain, once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about

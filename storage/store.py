@@ -20,7 +20,8 @@ Leftovers: TypeAlias = "list[Unfinished]"
 
 # fsspec interprets ? * [ ] # (patterns, versions), and LocalStore hides unfinished objects behind a leading dot. So
 # keys have none of these, in any store.
-SEGMENT = re.compile(r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*")
+SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*"
+KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -222,7 +223,7 @@ class StoreUnfitError(RefusedError):
 
 def check_key(key: str) -> str:
     """Return `key` if it is valid in every store; raise ValueError if not."""
-    if not key or not all(SEGMENT.fullmatch(segment) for segment in key.split("/")):
+    if not KEY.fullmatch(key):
         raise ValueError(f"not a valid object key: {key!r}")
     return key
 

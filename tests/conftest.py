@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a run, built by the place that builds every session.
+"""One Spark session for all tests of a process, and how a run begins, ends and is told of.
 
 A process has one at a time, and the tests of several folders need it.
 """
@@ -6,7 +6,6 @@ A process has one at a time, and the tests of several folders need it.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,11 @@ from tests.soak import SEED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest_plugins = ["tests.run.interrupts", "tests.run.order", "tests.run.times"]
+
 
 def pytest_configure() -> None:
-    """Take Ctrl-C even where a shell has started the tests in the background, deaf to it: commands inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What tests start draws the same, and so does who repeats a part of them.
+    """Let what tests start draw the same, and the other processes of the run, and who repeats a part of it."""
     os.environ["CUTLINE_SEED"] = str(SEED)
 
 

@@ -45,10 +45,10 @@ def seal(document: Record | Mapping[str, Any]) -> bytes:
     """The bytes of a document in its canonical form, with the digest of that form in it."""
     fields = fields_of(document) if isinstance(document, Record) else document
     content = {name: value for name, value in fields.items() if name != "digest"}
-    # msgspec would write other bytes: no indentation, and non-ASCII characters unescaped.
-    text = json.dumps(content, indent=1)
+    # msgspec alone would leave non-ASCII characters unescaped; json alone takes four times as long to indent.
+    text = msgspec.json.format(json.dumps(content).encode(), indent=1)
     # The digest is spliced in where a second encoding would put it; encoding twice takes twice as long.
-    return f'{text[:-2]},\n "digest": "{digest(text.encode())}"\n}}'.encode()
+    return text[:-2] + f',\n "digest": "{digest(text)}"\n}}'.encode()
 
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:

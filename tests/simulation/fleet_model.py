@@ -11,7 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from tests.simulation.fleet_records import ROWS_PER_NODE, Change, Node, Part, Transaction, Wave
+from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Change, Node, Part, Transaction, Wave
 from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, MARKER, PREPARE, ROLLBACK_PREPARED
 
 WAVES = 3
@@ -34,10 +34,16 @@ def seeded(seed: int) -> Choose:
 
 
 class World:
-    """Some nodes, and all that happens on them in the order of one clock that no node knows."""
+    """Some nodes, and all that happens on them in the order of one clock that no node knows.
 
-    def __init__(self, choose: Choose, transactions_max: int = TRANSACTIONS_MAX, waves: int = WAVES) -> None:
+    `label` is in all of its global ids, so that they differ from those of another world.
+    """
+
+    def __init__(
+        self, choose: Choose, transactions_max: int = TRANSACTIONS_MAX, waves: int = WAVES, label: str = ""
+    ) -> None:
         self.choose = choose
+        self._label = label
         self._transactions_max, self._waves_left = transactions_max, waves
         self.nodes = [Node() for _ in range(2 + choose(4))]
         self.parts: list[Part] = []
@@ -99,7 +105,7 @@ class World:
         nodes = [(first + step) % size for step in range(1 + self.choose(size))]
         if kind == 7:  # XA: a second branch of the same global transaction on one node
             nodes.append(nodes[self.choose(len(nodes))])
-        self._begin_global(f"g{len(self.transactions)}", nodes, tagged=kind == 6)
+        self._begin_global(f"{self._label}g{len(self.transactions)}", nodes, tagged=kind == 6)
 
     def _begin_global(self, gid: str, nodes: list[int], *, tagged: bool) -> None:
         self._work(self._transaction(gid), nodes, tagged=tagged)
@@ -192,8 +198,8 @@ class World:
 
     def _write(self, part: Part) -> None:
         assert part.lsn is not None
-        rows: tuple[int | None, ...] = (*part.writes, None)
-        self.nodes[part.node].changes += [Change(part.lsn, seq, row, part.number) for seq, row in enumerate(rows)]
+        for seq, row in enumerate((*part.writes, APPENDED)):
+            self.nodes[part.node].changes.append(Change(part.lsn, seq, row, part.number))
 
     def _publish(self, part: Part) -> None:
         for row in part.writes:

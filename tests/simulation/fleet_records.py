@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ROWS_PER_NODE = 4
+APPENDED = -1
 WAL_BEGIN = 1000
 
 
@@ -39,14 +41,18 @@ class Transaction:
     waiting: int = 0
     failed: bool = False
 
+    @property
+    def numbers(self) -> set[int]:
+        """Those of its parts."""
+        return {part.number for part in self.parts}
 
-@dataclass(slots=True)
-class Change:
-    """A change record in a node's WAL: `row` now has its part's value; None appends a line instead."""
+
+class Change(NamedTuple):
+    """A change record in a node's WAL: `row` now has its part's value; APPENDED appends a line instead."""
 
     lsn: int
     seq: int
-    row: int | None
+    row: int
     part: int
 
 

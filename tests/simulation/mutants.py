@@ -5,7 +5,7 @@ The simulation is worth what it catches; tests assert that it catches every one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from unittest.mock import patch
@@ -14,9 +14,10 @@ import numpy as np
 
 from columns.bytes_column import BytesColumn, Flags, Ints
 from snapshots.fold.superseding import last_of_every_key
-from tests.simulation import promises
+from tests.simulation import made_cuts, promises
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import Change, Node, Wave
+from tests.simulation.made_cuts import Made
 from wal.cut import resolve as rule
 from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from wal.cut.cut_values import NodeCut
@@ -50,18 +51,20 @@ def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
 
 def tags_are_not_known() -> AbstractContextManager[object]:
     """A coordinator's one-phase commit is a local one."""
-    real = promises.events_table
+    real = made_cuts.events_table
 
-    def broken(node: Node) -> object:
-        gids = [None if op == COMMIT else gid for op, gid in zip(node.op, node.gid, strict=True)]
-        return real(replace(node, gid=gids))
+    def broken(nodes: Sequence[Node]) -> object:
+        return real([replace(node, gid=gids_of(node)) for node in nodes])
 
-    return patch.object(promises, "events_table", broken)
+    def gids_of(node: Node) -> list[str | None]:
+        return [None if op == COMMIT else gid for op, gid in zip(node.op, node.gid, strict=True)]
+
+    return patch.object(made_cuts, "events_table", broken)
 
 
 def decoded_to_the_start_only() -> AbstractContextManager[object]:
     """The WAL between the markers is not looked at."""
-    return patch.object(promises, "decoded_until", lambda wave, node: wave.starts[node])
+    return patch.object(made_cuts, "decoded_until", lambda wave, node: wave.starts[node])
 
 
 def finish_before_all_starts() -> AbstractContextManager[object]:
@@ -75,22 +78,22 @@ def finish_before_all_starts() -> AbstractContextManager[object]:
 
 def early_ones_applied_twice() -> AbstractContextManager[object]:
     """What a cut included early is applied again with its COMMIT PREPARED in the next increment."""
-    real = promises.effective
+    real = made_cuts.effective
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
         found = real(world, node, cut, excluded, before)
         if before is None:
             return found
-        window = range(before.of(node).position, cut.position)
-        known = [one for one in found if one.part in before.state[node]]
+        window = range(before.nodes[node].position, cut.position)
+        known = [one for one in found if one.part in before.state]
         return found + [one for one in known if world.parts[one.part].settled in window]
 
-    return patch.object(promises, "effective", broken)
+    return patch.object(made_cuts, "effective", broken)
 
 
 def undecided_not_carried() -> AbstractContextManager[object]:
     """A cut does not know what the cut before left out."""
-    return patch.object(promises, "carried", lambda cut: ())
+    return patch.object(made_cuts, "carried", lambda cut: ())
 
 
 def rollbacks_not_known() -> AbstractContextManager[object]:
@@ -105,9 +108,9 @@ def rollbacks_not_known() -> AbstractContextManager[object]:
 
 def only_what_is_committed_everywhere() -> AbstractContextManager[object]:
     """A transaction is left out until it is committed on all of its nodes."""
-    real = promises.effective
+    real = made_cuts.effective
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
         found = real(world, node, cut, excluded, before)
         return [one for one in found if is_over_everywhere(world, one.part, cut)]
 
@@ -117,19 +120,19 @@ def only_what_is_committed_everywhere() -> AbstractContextManager[object]:
         parts = world.parts[number].transaction.parts
         return all(part.settled is not None and part.settled < wave.starts[part.node] for part in parts)
 
-    return patch.object(promises, "effective", broken)
+    return patch.object(made_cuts, "effective", broken)
 
 
 def early_ones_left_out_again() -> AbstractContextManager[object]:
     """What a cut included early is left out by the next one, if its COMMIT PREPARED has not come."""
-    real = promises.effective
+    real = made_cuts.effective
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: promises.Made | None) -> list[Change]:
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
         found = real(world, node, cut, excluded, before)
-        known = before.state[node] if before else set()
+        known = before.state if before else set()
         return [one for one in found if one.part not in known or world.parts[one.part].settled is not None]
 
-    return patch.object(promises, "effective", broken)
+    return patch.object(made_cuts, "effective", broken)
 
 
 def first_image_wins() -> AbstractContextManager[object]:

@@ -60,6 +60,14 @@ def run_repository(seed: int) -> Counter[str]:
     return counted(world)
 
 
+def run_repositories(first: int, histories: int) -> Counter[str]:
+    """Run the histories of successive seeds."""
+    tally: Counter[str] = Counter()
+    for seed in range(first, first + histories):
+        tally.update(run_repository(seed))
+    return tally
+
+
 @contextmanager
 def promising(world: RepositoryWorld, repeat: str) -> Iterator[None]:
     """Say what repeats it, and tell the story, where a promise is broken."""

@@ -5,23 +5,28 @@ A history has one seed, so that any of them can be repeated alone: CUTLINE_SEED=
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import count, islice
+from itertools import count, cycle, islice
 
 from storage.errors import SnapshotError
 from tests.simulation.fleet_model import World, seeded
-from tests.simulation.promises import check_history
+from tests.simulation.promises import check_histories
 from tests.soak import SEED
 
 HISTORIES_PER_TASK = 1000
 PROCESSES_MAX = 8
+GARBAGE_OBJECTS = 50_000
 
-Run = Callable[[int], Counter[str]]
+# Of successive seeds: the first, and how many.
+RunSeeds = Callable[[int, int], Counter[str]]
+# How many fleets are side by side, again and again: most histories are with many, one in thirty is alone.
+SIDE_BY_SIDE = (*(1,) * 10, 2, 4, 8, 16, *(65,) * 4)
 
 
 class PromiseBrokenError(Exception):
@@ -30,41 +35,58 @@ class PromiseBrokenError(Exception):
 
 def run_history(seed: int) -> Counter[str]:
     """Make the history of a seed and check every promise on all of its cuts; raise PromiseBrokenError."""
-    world = World(seeded(seed))
-    world.run()
-    try:
-        return check_history(world)
-    except (AssertionError, SnapshotError) as error:
-        raise PromiseBrokenError(f"CUTLINE_SEED={seed}: {error}") from error
+    return _run_side_by_side(range(seed, seed + 1))
 
 
-def run_histories(first: int, histories: int, run: Run = run_history) -> Counter[str]:
-    """Run the histories of successive seeds."""
+def run_fleets(first: int, histories: int) -> Counter[str]:
+    """Run the histories of successive seeds, alone or with others; raise PromiseBrokenError.
+
+    Resolving takes the most time, and for many fleets hardly more than for one. Some are alone, as a fleet that has
+    nothing of one kind is told apart from one that has little.
+    """
     tally: Counter[str] = Counter()
-    for seed in range(first, first + histories):
-        tally.update(run(seed))
+    sizes = cycle(SIDE_BY_SIDE)
+    while histories:
+        seeds = range(first, first + min(next(sizes), histories))
+        tally.update(_run_side_by_side(seeds))
+        first, histories = first + len(seeds), histories - len(seeds)
     return tally
 
 
+def _run_side_by_side(seeds: range) -> Counter[str]:
+    worlds = [World(seeded(seed), label=f"{seed}.") for seed in seeds]
+    for world in worlds:
+        world.run()
+    try:
+        return check_histories(worlds)
+    except (AssertionError, SnapshotError) as error:
+        for seed in seeds if len(seeds) > 1 else ():
+            run_history(seed)
+        which = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}, only side by side"
+        raise PromiseBrokenError(f"CUTLINE_SEED={which}: {error}") from error
+
+
 def run_fleet_of_histories(
-    first: int, histories: int | None, seconds: float | None = None, run: Run = run_history
+    first: int, histories: int | None, seconds: float | None = None, run: RunSeeds = run_fleets
 ) -> Counter[str]:
     """Run successive seeds from `first` on all cores: as many as asked for, or for so many seconds."""
     deadline = None if seconds is None else time.monotonic() + seconds
     tasks = count() if histories is None else range(-(-histories // HISTORIES_PER_TASK))
-    left = ((first + task * HISTORIES_PER_TASK, HISTORIES_PER_TASK, run) for task in tasks)
+    left = ((first + task * HISTORIES_PER_TASK, HISTORIES_PER_TASK) for task in tasks)
     processes = min(os.cpu_count() or 1, PROCESSES_MAX)
     tally: Counter[str] = Counter()
     # Spawned, as a process with threads (Arrow's) must not be forked.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run_histories, *task) for task in islice(left, 2 * processes)}
+    spawning = multiprocessing.get_context("spawn")
+    # Histories are circles of objects: looking for them as often as is usual takes a seventh of the time.
+    with ProcessPoolExecutor(processes, spawning, gc.set_threshold, (GARBAGE_OBJECTS,)) as pool:
+        running = {pool.submit(run, *task) for task in islice(left, 2 * processes)}
         try:
             while running:
                 done = next(as_completed(running))
                 running.remove(done)
                 tally.update(done.result())
                 if deadline is None or time.monotonic() < deadline:
-                    running.update(pool.submit(run_histories, *task) for task in islice(left, 1))
+                    running.update(pool.submit(run, *task) for task in islice(left, 1))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

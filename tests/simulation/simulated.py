@@ -20,7 +20,8 @@ from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process
 
 _verified: dict[bytes, tuple[bytes, str]] = {}
-VERIFIED_MAX = 2000
+_understood: dict[tuple[bytes, Any], Any] = {}
+REMEMBERED_MAX = 2000
 
 
 class InlineExecutor:
@@ -44,13 +45,23 @@ class InlineExecutor:
 def verified_once(key: str, body: bytes) -> tuple[bytes, str]:
     """See documents: bytes that were found to be as they were sealed are not verified again, which takes most time."""
     if body not in _verified:
-        if len(_verified) > VERIFIED_MAX:
+        if len(_verified) > REMEMBERED_MAX:
             _verified.clear()
         _verified[body] = _UNSEALED(key, body)
     return _verified[body]
 
 
-_UNSEALED = documents.unseal
+def understood_once(key: str, content: bytes, kind: Any) -> Any:
+    """Parse the same bytes once: the value is immutable."""
+    known = (content, kind)
+    if known not in _understood:
+        if len(_understood) > REMEMBERED_MAX:
+            _understood.clear()
+        _understood[known] = _PARSE(key, content, kind)
+    return _understood[known]
+
+
+_UNSEALED, _PARSE = documents.unseal, documents.parse_document
 
 
 @contextmanager
@@ -95,6 +106,8 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (settle, "drop_slots", drop_slots),
             (documents, "unseal", verified_once),
             (commits, "unseal", verified_once),
+            (documents, "parse_document", understood_once),
+            (commits, "parse_document", understood_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

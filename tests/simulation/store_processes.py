@@ -99,6 +99,8 @@ class ProcessWeather(Weather):
         if self.plan is not None:
             fault = self.plan.get(len(self.calls) - 1)
             return fault if fault in call.possible else None
+        if self._climate is CALM:
+            return None
         rate, draw = self._climate.rate(call), self._process.world.draw
         if not rate or draw.random() >= rate:
             return None

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from tests.simulation.repository_history import run_repository
+from tests.simulation.repository_history import run_repositories, run_repository
 from tests.simulation.repository_walk import COMMANDS, COMMITTING, RIVALS, walk_commit, walk_faults, walk_rivals
 from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_fleet_of_histories
 from tests.soak import SEED, SOAK_SECONDS
@@ -52,7 +52,7 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
 def test_ten_thousand_histories_keep_every_promise() -> None:
-    tally = run_fleet_of_histories(SEED, HISTORIES, run=run_repository)
+    tally = run_fleet_of_histories(SEED, HISTORIES, run=run_repositories)
     assert tally["histories"] == HISTORIES
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
@@ -60,7 +60,7 @@ def test_ten_thousand_histories_keep_every_promise() -> None:
 @pytest.mark.timeout(SOAK_SECONDS + 900)
 @pytest.mark.skipif(SOAK_SECONDS == 0, reason="the long form runs for CUTLINE_SOAK seconds")
 def test_histories_keep_every_promise_for_as_long_as_asked() -> None:
-    tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS, run=run_repository)
+    tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS, run=run_repositories)
     assert tally["histories"] >= HISTORIES_PER_TASK
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.errors import SnapshotError
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising
-from tests.simulation.promises import check_history
+from tests.simulation.promises import check_histories
 from wal.segments.segment_schema import MARKER
 
 EXAMPLES = 200
@@ -40,7 +40,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def is_broken(world: World) -> bool:
     try:
-        check_history(world)
+        check_histories([world])
     except (AssertionError, SnapshotError):
         return True
     return False
@@ -49,7 +49,7 @@ def is_broken(world: World) -> bool:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=RELAXED)
 @given(worlds())
 def test_every_history_keeps_every_promise(world: World) -> None:
-    check_history(world)
+    check_histories([world])
 
 
 @pytest.mark.timeout(900)

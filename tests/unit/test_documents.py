@@ -43,6 +43,7 @@ from tests.unit.document_kinds import (
     OUTCOME,
     increment_of,
     outcome_of,
+    sealed_by_hand,
 )
 from tests.unit.made_commits import memory
 
@@ -55,6 +56,12 @@ def written(kind: str) -> tuple[bytes, str]:
     store = memory()
     write(store)
     return store.read(key), key
+
+
+def test_a_document_is_indented_by_one_and_ends_with_its_digest() -> None:
+    values = [1, -2.5e300, None, True, [], {}, {'\u2028\U0001f600/"': "\x7f"}]
+    content = {"schema": "cutline/odd/1", "a": values, "é\n": ""}
+    assert seal(content | {"digest": "of before"}) == sealed_by_hand(content)
 
 
 def damaged(kind: str, body: bytes) -> InMemoryStore:
@@ -156,7 +163,7 @@ def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], N
     for name in path[:-1]:
         holder = holder[name]
     change(holder, path[-1])
-    return seal(copy)
+    return sealed_by_hand(copy)
 
 
 def read_places(document: Any) -> list[tuple[Any, ...]]:

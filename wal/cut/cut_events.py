@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,13 +81,14 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     previous, starts, finishes = limits.T
     tables = [one.events for one in windows.values()]
     node = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    op, lsn, end = (to_numpy(_column(tables, name)) for name in ("op", "lsn", "end_lsn"))
+    together = pa.concat_tables(tables)
+    op, lsn, end = (to_numpy(together.column(name).combine_chunks()) for name in ("op", "lsn", "end_lsn"))
     is_rollback = op == ROLLBACK_PREPARED
     # Of a ROLLBACK PREPARED only its own end is known; its lsn is the end of the PREPARE that it undid.
     at = np.where(is_rollback, end - 1, lsn)
     within = (at >= previous[node]) & (at < finishes[node])
     carried = [(number, entry) for number, one in enumerate(windows.values()) for entry in one.undecided]
-    gid, names = _number([entry.global_id for _, entry in carried], _column(tables, "global_id"))
+    gid, names = _number([entry.global_id for _, entry in carried], together.column("global_id").combine_chunks())
     if carried:
         columns = np.array([(number, entry.lsn, entry.end_lsn) for number, entry in carried], np.int64)
         node, lsn, end = (np.concatenate(pair) for pair in zip(columns.T, (node, lsn, end), strict=True))
@@ -107,11 +107,6 @@ def fleet_events(windows: Mapping[str, NodeWindow]) -> FleetEvents:
     undone = _are_among(prepared.end + offset[prepared.node], rows.place[within & is_rollback])
     committed = rows.where(within & ((op == COMMIT_PREPARED) | tagged))
     return FleetEvents(starts, offset, prepared, undone, committed, rows.where(within & is_commit & ~has_gid), names)
-
-
-def _column(tables: list[pa.Table], name: str) -> Any:
-    chunks = list(chain.from_iterable(table.column(name).chunks for table in tables))
-    return pa.chunked_array(chunks, tables[0].schema.field(name).type).combine_chunks()
 
 
 def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:

@@ -1,0 +1,63 @@
+"""What a run took: every folder of tests by itself, and the slowest tests.
+
+The process that tells of the run has all reports, whichever process the tests ran in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from tests.run.order import LONG_MODULES, module_of
+
+SLOWEST = 10
+# A module that takes longer than that had better begin early.
+LONG_SECONDS = 40
+# A run of few tests needs no table; --durations is there for it.
+RUN_TESTS_MIN = 100
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Print it."""
+    tests: dict[str, float] = defaultdict(float)
+    for report in _reports(terminalreporter):
+        tests[report.nodeid] += report.duration
+    if len(tests) < RUN_TESTS_MIN:
+        return
+    folders: dict[str, float] = defaultdict(float)
+    modules: dict[str, float] = defaultdict(float)
+    for test, seconds in tests.items():
+        folders[_folder_of(test)] += seconds
+        modules[module_of(test)] += seconds
+    counts = Counter(map(_folder_of, tests))
+    terminalreporter.section("what the tests took")
+    for folder, seconds in _longest(folders):
+        terminalreporter.write_line(f"{seconds:8.1f} s  {counts[folder]:5} tests  {folder}")
+    terminalreporter.write_line(f"{sum(folders.values()):8.1f} s  {sum(counts.values()):5} tests  in all; the slowest:")
+    for test, seconds in _longest(tests)[:SLOWEST]:
+        terminalreporter.write_line(f"{seconds:8.1f} s  {test}")
+    late = [
+        f"{name} ({seconds:.0f} s)"
+        for name, seconds in _longest(modules)
+        if seconds > LONG_SECONDS and name not in LONG_MODULES
+    ]
+    if late:
+        terminalreporter.write_line(f"better named in tests/run/order.py: {', '.join(late)}")
+
+
+def _reports(terminalreporter: TerminalReporter) -> Iterator[pytest.TestReport]:
+    """Of every test up to three: it was set up, it ran, it was torn down."""
+    for reports in terminalreporter.stats.values():
+        yield from (report for report in reports if isinstance(report, pytest.TestReport))
+
+
+def _longest(seconds: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda one: -one[1])
+
+
+def _folder_of(test: str) -> str:
+    return str(PurePosixPath(module_of(test)).parent)

@@ -25,10 +25,10 @@ from snapshots.base_copy.large_objects import PART_BYTES
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.records.commit import FullSnapshot
-from tests.integration.large_object_states import all_large
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import NoSpark, execute, refused
 from tests.snapshot_runs import Ready, Runs, run_command
+from tests.tables.large_object_states import all_large
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

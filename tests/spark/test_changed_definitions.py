@@ -22,7 +22,7 @@ from snapshots.fold.sources import read_present, sources_of
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests.spark.redefined_chain import NODES, STATES, Altered, Change, made_chain
+from tests.chains.redefined_chain import NODES, STATES, Altered, Change, made_chain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,71 @@
+"""Tables of every kind, changed in every way: what is no row comes back too, and a part of a snapshot alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from fleet.nodes.connections import with_database
+from fleet.progress import Silent
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from tests.chains.exact_chain import BACK, EXACT, NAME, History
+from tests.chains.exact_databases import RANDOM_TRANSACTIONS
+from tests.snapshot_runs import sorted_copies
+from tests.tables.odd_tables import INCREMENTS
+
+# The first test waits for the whole chain.
+pytestmark = pytest.mark.timeout(900)
+# What a dump says of everything but rows.
+DEFINITIONS_QUERY = """
+SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint
+ WHERE connamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
+UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname !~ '^(pg_|information_schema)'
+UNION ALL SELECT 'trigger', tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'identity', relname, relreplident::text FROM pg_class WHERE relnamespace = 'public'::regnamespace
+ORDER BY 1, 2, 3
+"""
+
+
+def rows_of(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def test_the_random_history_left_values_out_and_truncated(history: History) -> None:
+    for number in range(len(INCREMENTS)):
+        stored = history.commits[number + 1].segments[EXACT]
+        assert sum(one.partials for one in stored) > RANDOM_TRANSACTIONS / 3
+        assert sum(one.truncates for one in stored) > 0
+
+
+def test_what_is_no_row_comes_back_and_works(history: History) -> None:
+    """Constraints, indexes, triggers, the table that was left out."""
+    source, restored = history.databases[EXACT], history.back(EXACT)
+    assert rows_of(restored, DEFINITIONS_QUERY) == rows_of(source, DEFINITIONS_QUERY)
+    assert rows_of(restored, "SELECT * FROM left_out") == []
+    with psycopg.connect(restored) as connection:
+        connection.execute("INSERT INTO watched VALUES (1000, 'the trigger works')")
+        assert connection.execute("SELECT watched FROM seen WHERE watched = 1000").fetchall() == [(1000,)]
+        connection.rollback()
+
+
+def test_some_tables_come_back_alone_without_what_they_would_refer_to(history: History) -> None:
+    fleet = history.runs.fleet
+    nodes = tuple(with_database(node, f"{BACK}_part") for node in fleet.primaries)
+    request = RestoreRequest(NAME, groups=("public.measured*", "public.child"))
+    plan = plan_restore(fleet, replace(fleet, nodes=nodes), request)
+    report = restore_fleet(plan, history.runs.spark, Silent())
+    left_out = [one for one in report.left_out if one.startswith("foreign key") and one.endswith('" on s1')]
+    assert sorted(one for one in left_out if '"public"' in one) == [
+        'foreign key "child_parent_fkey" of "public"."child" on s1',
+        'foreign key "measured_place_fkey" of "public"."measured" on s1',
+    ]
+    part = psycopg.conninfo.make_conninfo(history.databases[EXACT], dbname=f"{BACK}_part")
+    rows, expected = sorted_copies(part), history.states[-1][EXACT].rows[0]
+    for table, text in rows.items():
+        wanted = expected[table] if table.startswith(("public.measured_", "public.child")) else b""
+        assert text == wanted, table

@@ -7,6 +7,7 @@ every setting that changes how a value is printed or read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ SEQUENCES_QUERY = """
 SELECT format('%I.%I', n.nspname, c.relname), pg_sequence_last_value(c.oid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S'
 """
+TEXT_BYTES_MAX = 20_000
 DDL = ("--schema-only", "--no-publications", "--restrict-key=x")
 
 
@@ -77,12 +79,20 @@ class State:
     sequences: Mapping[str, int | None]
 
 
+def shortened(copies: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tables' rows, large ones by their digest: there are dozens of states, and of some tables many megabytes."""
+    return {
+        table: text if len(text) <= TEXT_BYTES_MAX else b"sha256 " + hashlib.sha256(text).digest()
+        for table, text in copies.items()
+    }
+
+
 def state_of(dsn: str) -> State:
     """All of a database."""
     found = []
     for settings in READERS:
         options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
-        found.append(sorted_copies(make_conninfo(dsn, options=options)))
+        found.append(shortened(sorted_copies(make_conninfo(dsn, options=options))))
     with psycopg.connect(dsn) as connection:
         sequences = dict(connection.execute(SEQUENCES_QUERY).fetchall())
     return State(tuple(found), run_tool("pg_dump", "--dbname", dsn, *DDL, seconds_max=60).stdout, sequences)
@@ -137,7 +147,8 @@ class History:
             wanted = {table for table in was if table.startswith(prefixes)}
             assert wanted == {table for table in found if table.startswith(prefixes)}
             for table in sorted(wanted - RULES.not_copied):
-                assert found[table] == was[table], f"{table} of {shard} at increment {increment}"
+                same = found[table] == was[table]
+                assert same, f"{table} of {shard} at increment {increment}, {found[table][:500]!r} {was[table][:500]!r}"
             count = len(wanted)
         return count
 
@@ -145,6 +156,16 @@ class History:
         """The schema's tables that the increment changed."""
         before, after = (self.states[number][shard].rows[0] for number in (increment - 1, increment))
         return {table for table in after if table.startswith(f"{schema}.") and before[table] != after[table]}
+
+
+def differences(found: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """The first lines that only one of them has; of whole databases pytest's own would take minutes and gigabytes."""
+    lines = {"+": set(found) - set(expected), "-": set(expected) - set(found)}
+    told = [f"{sign} {line[:200]}" for sign, those in lines.items() for line in sorted(those)[:5]]
+    if not told and found != expected:
+        number = next(n for n, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other)
+        told = [f"in another order from line {number}: {found[number][:200]!r} for {expected[number][:200]!r}"]
+    return told
 
 
 class DiedError(Exception):

@@ -12,7 +12,7 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from tests.chains.exact_chain import BACK, EXACT, NAME, History
+from tests.chains.exact_chain import BACK, EXACT, NAME, History, differences, shortened
 from tests.chains.exact_databases import RANDOM_TRANSACTIONS
 from tests.snapshot_runs import sorted_copies
 from tests.tables.odd_tables import INCREMENTS
@@ -45,7 +45,8 @@ def test_the_random_history_left_values_out_and_truncated(history: History) -> N
 def test_what_is_no_row_comes_back_and_works(history: History) -> None:
     """Constraints, indexes, triggers, the table that was left out."""
     source, restored = history.databases[EXACT], history.back(EXACT)
-    assert rows_of(restored, DEFINITIONS_QUERY) == rows_of(source, DEFINITIONS_QUERY)
+    back, there = ([*map(str, rows_of(dsn, DEFINITIONS_QUERY))] for dsn in (restored, source))
+    assert differences(back, there) == []
     assert rows_of(restored, "SELECT * FROM left_out") == []
     with psycopg.connect(restored) as connection:
         connection.execute("INSERT INTO watched VALUES (1000, 'the trigger works')")
@@ -65,7 +66,7 @@ def test_some_tables_come_back_alone_without_what_they_would_refer_to(history: H
         'foreign key "measured_place_fkey" of "public"."measured" on s1',
     ]
     part = psycopg.conninfo.make_conninfo(history.databases[EXACT], dbname=f"{BACK}_part")
-    rows, expected = sorted_copies(part), history.states[-1][EXACT].rows[0]
+    rows, expected = shortened(sorted_copies(part)), history.states[-1][EXACT].rows[0]
     for table, text in rows.items():
         wanted = expected[table] if table.startswith(("public.measured_", "public.child")) else b""
         assert text == wanted, table

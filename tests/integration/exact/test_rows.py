@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from fleet.nodes.connections import PINNED_SETTINGS, connect
-from fleet.programs.wheel import run_tool
-from tests.chains.exact_chain import EXACT, LAST, OTHER, REDEFINED, RESTORED, ROLE_SETTINGS, History
+from tests.chains.exact_chain import EXACT, LAST, OTHER, REDEFINED, RESTORED, ROLE_SETTINGS, History, differences
 from tests.chains.exact_databases import CASES, FUNCTIONS, RULES
 from tests.soak import SOAK_SECONDS
 from tests.tables import shaped_tables
@@ -84,21 +83,9 @@ def test_every_table_and_sequence_comes_back_with_the_ddl_of_its_cut(
 ) -> None:
     was, found = history.states[increment][shard], history.restored[increment][shard]
     history.assert_same(shard, increment)
-    assert found.ddl == was.ddl
+    assert differences(found.ddl.splitlines(), was.ddl.splitlines()) == []
+    assert was.ddl.count("\n") > 1000
     assert found.sequences == was.sequences
-
-
-def test_the_whole_database_is_what_pg_dump_says_of_its_source(history: History) -> None:
-    source, back = dump_of(history.databases[EXACT]), dump_of(history.back(EXACT))
-    assert back == source
-    assert len(source) > 1000
-
-
-def dump_of(dsn: str) -> list[str]:
-    """What pg_dump says of the whole database, its lines sorted: the order of rows is nobody's."""
-    without = [f"--exclude-table-data={table}" for table in sorted(RULES.not_copied)]
-    words = ["--inserts", "--no-publications", "--restrict-key=x", *without]
-    return sorted(run_tool("pg_dump", "--dbname", dsn, *words, seconds_max=120).stdout.split("\n"))
 
 
 def test_primaries_and_standbys_hold_the_same(history: History) -> None:

@@ -16,7 +16,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
 from restore.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
-from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History
+from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History, differences
 from tests.chains.exact_databases import Versions
 from tests.integration.refusing import execute
 from tests.snapshot_runs import sorted_copies
@@ -41,7 +41,7 @@ def test_every_type_comes_back_on_every_version(history: History, versions: Vers
             assert history.changed("types", increment, OTHER)
     assert ("xml" in {table.type for table in versions.typed}) == ("xml" in versions.has)
     source, back = history.databases[OTHER], history.back(OTHER)
-    assert dumped(back) == dumped(source)
+    assert differences(*(dumped(dsn).decode().splitlines() for dsn in (back, source))) == []
     assert versions.compressions(back) == versions.compressions(source)
     assert versions.compressions(source) == (["lz4"] if "lz4" in versions.has else ["pglz"])
     assert history.restored[LAST][OTHER].sequences == history.states[LAST][OTHER].sequences

@@ -231,7 +231,7 @@ def made_history(shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: P
         stack.enter_context(chains_dropped(replace(fleet, nodes=nodes)))
         databases = {shard: nodes[0].dsn(DATABASE) for shard, nodes in shards.items()}
         exact = Exact(databases[EXACT])
-        versions = Versions(databases[OTHER]) if other else None
+        versions = Versions(databases[OTHER], Exact(databases[OTHER])) if other else None
         history = History(Runs(fleet, spark), databases, exact, versions)
         take(history)
         yield history

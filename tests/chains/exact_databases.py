@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.other_servers import has_lz4, has_xml
+from tests.soak import SOAK_SECONDS
 from tests.tables import odd_tables, shaped_tables
 from tests.tables.consequence_cases import CONSEQUENCE_CASES
 from tests.tables.odd_tables import WideHistory, statements
@@ -84,12 +85,16 @@ class Exact:
         """Everything that is there first."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self.typed = create_typed(connection)
+        execute(self.dsn, toasted(0))
+        self.fill_untyped()
+
+    def fill_untyped(self) -> None:
+        """All but the tables of types and of large values."""
         for step in shaped_tables.steps():
             execute(self.dsn, step[0])
         for name, case in CASES.items():
             execute(self.dsn, [f"CREATE SCHEMA {name}"])
             execute(self.dsn, statements(case.first), schema=name)
-        execute(self.dsn, toasted(0))
         execute(self.dsn, statements(odd_tables.SCHEMA))
         execute(self.dsn, statements(odd_tables.FIRST_ROWS))
         execute(self.dsn, own_functions("public", 0))
@@ -99,6 +104,10 @@ class Exact:
         for step in TOASTED[increment]:
             execute(self.dsn, toasted(step))
         change_typed(self.dsn, self.typed, increment)
+        self.change_untyped(increment)
+
+    def change_untyped(self, increment: int) -> None:
+        """What happens to all but those."""
         if increment <= len(odd_tables.INCREMENTS):
             execute(self.dsn, self.wide.statements(RANDOM_TRANSACTIONS, increment - 1))
             execute(self.dsn, statements(odd_tables.INCREMENTS[increment - 1]))
@@ -115,9 +124,10 @@ class Exact:
 
 @dataclass(slots=True)
 class Versions:
-    """Every type that a server has, and values that are compressed by what there is."""
+    """Every type that a server has, and values that are compressed by what there is; in the long form all else too."""
 
     dsn: str
+    untyped: Exact
     typed: list[Typed] = field(default_factory=list)
     has: set[str] = field(default_factory=set)
 
@@ -130,6 +140,8 @@ class Versions:
         if "lz4" in self.has:
             first.insert(len(TOAST_SCHEMA), "ALTER TABLE toast.t ALTER squeezed SET COMPRESSION lz4")
         execute(self.dsn, (*first, *XML_WITHIN * ("xml" in self.has)))
+        if SOAK_SECONDS:
+            self.untyped.fill_untyped()
 
     def change(self, increment: int) -> None:
         """What happens before the given increment."""
@@ -138,6 +150,8 @@ class Versions:
         change_typed(self.dsn, self.typed, increment)
         if increment == 2 and "xml" in self.has:
             execute(self.dsn, ["ALTER TABLE own.papers ADD e own.paper"])
+        if SOAK_SECONDS:
+            self.untyped.change_untyped(increment)
 
     def compressions(self, dsn: str) -> list[str]:
         """How the values that repeat themselves are compressed."""

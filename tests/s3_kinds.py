@@ -30,6 +30,8 @@ REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
 KINDS = ["s3", *REAL_KINDS]
 # Before which of them a proxy loses requests: that is the same before each, so in short before one that is drawn.
 _OWN = ["s3", *["versitygw"] * bool(shutil.which("go"))]
+# Where whole chains are: the server that is no test double, where it can be built.
+ONE_KIND = _OWN[-1]
 DRAWN_KINDS = KINDS if SOAK_SECONDS else [_OWN[SEED % len(_OWN)], *REAL_KINDS[1:]]
 
 

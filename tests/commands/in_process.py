@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -33,7 +34,10 @@ def told_here(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> s
     return out
 
 
-def _run(fleet: Fleet, words: tuple[str, ...], spark: SparkSession | None) -> tuple[int, str]:
+@contextmanager
+def sessions_given(spark: SparkSession | None) -> Iterator[None]:
+    """In the block commands that ask for a session get this one, or fail where there is none."""
+
     def begin(_: SparkOnDemand) -> None:
         assert spark, "this command needs no Spark"
 
@@ -41,13 +45,13 @@ def _run(fleet: Fleet, words: tuple[str, ...], spark: SparkSession | None) -> tu
         assert spark, "this command needs no Spark"
         return spark
 
+    with patch.object(SparkOnDemand, "begin", begin), patch.object(SparkOnDemand, "session", session):
+        yield
+
+
+def _run(fleet: Fleet, words: tuple[str, ...], spark: SparkSession | None) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(SparkOnDemand, "begin", begin),
-        patch.object(SparkOnDemand, "session", session),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
+    with sessions_given(spark), redirect_stdout(out), redirect_stderr(err):
         code = run(["--fleet", str(fleet.path), *words])
     assert out.getvalue(), err.getvalue()
     return code, out.getvalue()

@@ -2,7 +2,7 @@
 
 The last increment is taken with the bank at rest: that state must equal the sources row for row, by PostgreSQL's own
 sorted COPY. In short three increments, of whose states the last and one that is drawn are restored; in the long form
-five, and all of them. tests/integration/test_policies.py has a chain on a server that is no test double.
+five, and all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embedded.bank_workload import BankWorkload
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, load_fleet
 from tests.commands.in_process import run_here
-from tests.s3_kinds import NAMED_URL, S3Place
+from tests.s3_kinds import NAMED_URL, ONE_KIND, S3Place
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, sorted_copies
 from tests.soak import SEED, SOAK_SECONDS
 
@@ -45,7 +45,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         stop_fleet(directory, delete=True)
 
 
-@pytest.fixture(params=["s3", *["named_s3"] * bool(NAMED_URL)])
+@pytest.fixture(params=[ONE_KIND, *["named_s3"] * bool(NAMED_URL)])
 def runs(
     request: pytest.FixtureRequest, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> Iterator[Runs]:

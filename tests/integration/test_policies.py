@@ -6,7 +6,6 @@ The bucket of the whole chain, which in short is on one of the two, also locks e
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,11 +33,12 @@ from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
 from tests.commands.in_process import run_here
 from tests.s3.policies import ROLES, bucket_policy, forbidden_operations
+from tests.s3_kinds import ONE_KIND
 from tests.s3_proxy import s3_proxy
 from tests.s3_server import S3Server
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, run_command, sorted_copies, transfers_taken_back
 from tests.soak import SOAK_SECONDS
-from tests.versitygw import built, create_user
+from tests.versitygw import create_user
 from tests.watching import Watching
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def enforced_by_proxies(server: S3Server, _: str, stack: ExitStack) -> dict[str,
 
 ENFORCED = {"s3": enforced_by_proxies, "versitygw": enforced_by_users}
 # Where the whole chain is taken: on the server that is no test double, where that can be.
-OF_CHAIN = [*ENFORCED] if SOAK_SECONDS else ["versitygw" if built().exists() or shutil.which("go") else "s3"]
+OF_CHAIN = [*ENFORCED] if SOAK_SECONDS else [ONE_KIND]
 RETENTION = {"s3": "COMPLIANCE", "versitygw": "GOVERNANCE"}
 MakePlace: TypeAlias = Callable[[str], Place]
 

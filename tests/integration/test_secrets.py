@@ -1,6 +1,6 @@
 """Nothing secret is kept or shown: real commands on an S3 store, each in ways that go well and that fail.
 
-Those that start Spark are processes of their own, the others run in this one.
+Those that take snapshots are processes of their own, the others run in this one.
 
 The secrets of the store are looked for, byte by byte, in all that the commands say and leave: their output with
 `--verbose`, Spark's too, temporary files, the file of a bug's traceback, every object in the store, the nodes' logs,
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,10 +29,14 @@ import cli.main
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from storage.fsspec_store import FsspecStore
+from tests.commands.in_process import sessions_given
 from tests.integration.conftest import FleetFactory
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.s3_server import S3Server
 from tests.snapshot_runs import described
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 COMMAND_SECONDS_MAX = 180
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +63,7 @@ class Place:
     proxy: S3Proxy
     folder: Path
     environment: dict[str, str]
+    spark: SparkSession
     said: dict[str, bytes] = field(default_factory=dict)
     lines: set[bytes] = field(default_factory=set)
 
@@ -75,7 +81,10 @@ class Place:
     def run_here(self, *words: str, fleet: Fleet | None = None) -> int:
         """The same in this process."""
         out = io.StringIO()
-        with redirect_stdout(out), redirect_stderr(out), contextlib.chdir(self.folder / "cwd"):
+        with (
+            sessions_given(self.spark), watched(self.lines), contextlib.chdir(self.folder / "cwd"),
+            redirect_stdout(out), redirect_stderr(out),
+        ):  # fmt: skip
             code = cli.main.run(["--fleet", str((fleet or self.fleet).path), "--verbose", *words])
         self.said[f"{len(self.said)} {' '.join(words)}"] = out.getvalue().encode()
         return code
@@ -107,7 +116,7 @@ def watched(lines: set[bytes]) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(fleet_factory: FleetFactory, s3: S3Server, tmp_path: Path) -> Iterator[Place]:
+def place(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
     servers = fleet_factory(1)
     for name in ("cwd", "tmp"):
         (tmp_path / name).mkdir()
@@ -126,17 +135,17 @@ def place(fleet_factory: FleetFactory, s3: S3Server, tmp_path: Path) -> Iterator
         few = "[store_options.config_kwargs]\nretries = { total_max_attempts = 2 }"
         options = OPTIONS | {"endpoint_url": proxy.endpoint_url}
         fleet = described(servers, tmp_path / "fleet.toml", f"{s3.bucket('secrets')}/folder", options, few)
-        yield Place(servers, fleet, proxy, tmp_path, environment)
+        yield Place(servers, fleet, proxy, tmp_path, environment, spark)
 
 
-@pytest.mark.timeout(600)  # four Spark sessions, one after the other
+@pytest.mark.timeout(600)  # two Spark sessions, one after the other
 def test_no_secret_of_the_store_is_said_or_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.run("init") == 0, place.last()
     assert place.run("create", "daily") == 0, place.last()
     assert place.run_here("list") == 0
     assert place.run_here("show", "daily") == 0
-    assert place.run("check", "daily") == 4  # nothing to compare with
-    assert place.run("restore", "daily", "--replace") == 0, place.last()
+    assert place.run_here("check", "daily") == 4  # nothing to compare with
+    assert place.run_here("restore", "daily", "--replace") == 0, place.last()
     fail_in_every_way(place)
     with monkeypatch.context() as patched:
         for name in ("list", "list_children"):

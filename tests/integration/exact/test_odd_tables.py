@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import psycopg
 import pytest
 
-from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from restore.plan import plan_restore
-from restore.request import RestoreRequest
-from restore.restore import restore_fleet
-from tests.chains.exact_chain import BACK, EXACT, NAME, History, differences, shortened
+from tests.chains.exact_chain import EXACT, History, differences
 from tests.chains.exact_databases import RANDOM_TRANSACTIONS
-from tests.snapshot_runs import sorted_copies
 from tests.tables.odd_tables import INCREMENTS
 
 # The first test waits for the whole chain.
@@ -52,21 +44,3 @@ def test_what_is_no_row_comes_back_and_works(history: History) -> None:
         connection.execute("INSERT INTO watched VALUES (1000, 'the trigger works')")
         assert connection.execute("SELECT watched FROM seen WHERE watched = 1000").fetchall() == [(1000,)]
         connection.rollback()
-
-
-def test_some_tables_come_back_alone_without_what_they_would_refer_to(history: History) -> None:
-    fleet = history.runs.fleet
-    nodes = tuple(with_database(node, f"{BACK}_part") for node in fleet.primaries)
-    request = RestoreRequest(NAME, groups=("public.measured*", "public.child"))
-    plan = plan_restore(fleet, replace(fleet, nodes=nodes), request)
-    report = restore_fleet(plan, history.runs.spark, Silent())
-    left_out = [one for one in report.left_out if one.startswith("foreign key") and one.endswith('" on s1')]
-    assert sorted(one for one in left_out if '"public"' in one) == [
-        'foreign key "child_parent_fkey" of "public"."child" on s1',
-        'foreign key "measured_place_fkey" of "public"."measured" on s1',
-    ]
-    part = psycopg.conninfo.make_conninfo(history.databases[EXACT], dbname=f"{BACK}_part")
-    rows, expected = shortened(sorted_copies(part)), history.states[-1][EXACT].rows[0]
-    for table, text in rows.items():
-        wanted = expected[table] if table.startswith(("public.measured_", "public.child")) else b""
-        assert text == wanted, table

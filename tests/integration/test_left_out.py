@@ -6,6 +6,7 @@ Judged by the catalogs: whatever the source has and the restored database has no
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
 
 NAME = "named"
+END_SECONDS_MAX = 30
 RULES = '[groups]\nexclude = ["audit.*"]\nappend_only = ["public.log"]\n'
 WARNING = "warning: inserts and truncates only, updates and deletes are not followed: public.log"
 
@@ -166,6 +168,11 @@ def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
     assert named(commit.left_out) == EXPECTED
     assert read_chain(runs.fleet.store.open(), NAME).left_out == commit.left_out
     assert_every_line(create_lines(commit))
+    # Its server goes on when the session has ended, and drops its tables.
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while rows(source, "SELECT FROM pg_class WHERE relname = 'passing'"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     before = rows(source, OBJECTS_QUERY)
 
     target = replace(runs.fleet, nodes=(with_database(runs.fleet.nodes[0], "back"),))

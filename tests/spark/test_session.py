@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START_SECONDS_MAX = 180
-END_SECONDS_MAX = 20
+END_SECONDS_MAX = 60
 # Python makes the same of both; one of them is drawn, in the long form it is both.
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM]
 MASTERS = [("nonsense", "Master must"), ("local[none]", "Could not parse Master URL")]

@@ -90,7 +90,7 @@ def test_the_story_holds_and_leaves_nothing(demo: Running) -> None:
     names = [chapter["name"] for chapter in document["chapters"]]
     assert names == [name.value for name in ChapterName]
     assert sum(chapter["seconds"] for chapter in document["chapters"]) == pytest.approx(document["seconds"], abs=1.5)
-    assert "Are the books right?" in told
+    assert "Do the books balance?" in told
     assert demo.left_processes() == []
     assert demo.left_files() == []
 

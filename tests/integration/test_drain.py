@@ -284,7 +284,7 @@ def mixed(messages: list[bytes], _: int) -> list[bytes]:
     ("alter", "said"),
     [
         (without_end, r"end within the transaction at \w+/\w+"),
-        (past_what_was_asked, r"after \w+/\w+, up to where it was asked"),
+        (past_what_was_asked, r"up to \w+/\w+, but was read only up to"),
         (mixed, r"message 4 of its slot \(\d+ bytes, in the transaction at \w+/\w+\) is invalid: a row"),
     ],
 )

@@ -300,7 +300,7 @@ def test_what_loses_nothing_ends_no_chain(standing: Standing) -> None:
 @pytest.mark.parametrize(("node", "change", "what"), [
     ("s1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist"),
     ("s1-b1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist"),
-    ("s1", "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())", "slot {slot} is at .* advanced it"),
+    ("s1", "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())", "slot {slot} is at .* advanced the slot"),
     ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*"),
 ])  # fmt: skip
 def test_a_gap_in_the_wal_ends_a_chain_and_the_hint_begins_another(

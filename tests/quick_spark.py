@@ -7,7 +7,12 @@ time. tests/spark/test_session.py starts sessions as users do, too.
 from __future__ import annotations
 
 QUICK = "-XX:TieredStopAtLevel=1"
-SETTINGS = {"spark.driver.extraJavaOptions": QUICK, "spark.executor.extraJavaOptions": QUICK}
+SETTINGS = {
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    # Nobody has rows for the eight of a session on this machine, and each is a task with a Python worker.
+    "spark.sql.shuffle.partitions": "3",
+}
 # The same for a fleet.toml, below its [spark].
 LINES = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())
 

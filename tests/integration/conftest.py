@@ -20,6 +20,8 @@ from tests.versitygw import BUILDING, needs_versitygw, versitygw_server
 
 SHARED_SHARDS = 2
 SHARED_BACKUPS = 1
+# No test cuts the power of the machine: what a server has written outlives its process.
+SETTINGS = {"fsync": "off"}
 LOG_LINES_MAX = 30
 RUNNING = pytest.StashKey[list[EmbeddedFleet]]()
 
@@ -43,7 +45,7 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
     directory = tmp_path_factory.mktemp("fleet") / "shared"
     running = pytestconfig.stash.setdefault(RUNNING, [])
     try:
-        fleet = start_fleet(directory, shards=SHARED_SHARDS, backups=SHARED_BACKUPS)
+        fleet = start_fleet(directory, shards=SHARED_SHARDS, backups=SHARED_BACKUPS, settings=SETTINGS)
         running.append(fleet)
         yield fleet
         running.remove(fleet)
@@ -66,7 +68,8 @@ def fleet_factory(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Fleet
     ) -> EmbeddedFleet:
         directory = tmp_path / f"fleet-{len(directories) + 1}"
         directories.append(directory)
-        fleet = start_fleet(directory, shards=shards, backups=backups, schema=schema, settings=settings)
+        given = {**SETTINGS, **(settings or {})}
+        fleet = start_fleet(directory, shards=shards, backups=backups, schema=schema, settings=given)
         running.append(fleet)
         return fleet
 

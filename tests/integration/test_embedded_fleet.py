@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -22,11 +21,8 @@ from fleet.nodes.baseline import find_node
 from fleet.nodes.connections import connect
 from storage.errors import RefusedError
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import FleetFactory
-
 WAIT_SECONDS_MAX = 30
-as_root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives its servers to another account")
+SHAPE = {"shards": 2, "backups": 1}
 
 
 def pids(fleet: EmbeddedFleet) -> dict[str, int | None]:
@@ -59,18 +55,43 @@ def eventually(claim: Callable[[], bool]) -> bool:
     return True
 
 
-def write_and_see(primary: EmbeddedNode, backup: EmbeddedNode) -> bool:
+def write_and_see(primary: EmbeddedNode, backup: EmbeddedNode, database: str = "bank") -> bool:
     """Whether what is written on the primary comes to its standby."""
-    with psycopg.connect(primary.dsn(), autocommit=True) as connection:
+    with psycopg.connect(primary.dsn(database), autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS seen (n int)")
         connection.execute("INSERT INTO seen VALUES (1)")
-    count = value(primary, "SELECT count(*) FROM seen")
+    count = value(primary, "SELECT count(*) FROM seen", database)
     return eventually(
         lambda: (
-            value(backup, "SELECT to_regclass('seen') IS NOT NULL") is True
-            and value(backup, "SELECT count(*) FROM seen") == count
+            value(backup, "SELECT to_regclass('seen') IS NOT NULL", database) is True
+            and value(backup, "SELECT count(*) FROM seen", database) == count
         )
     )
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """A folder in a place that the servers' account can reach."""
+    with tempfile.TemporaryDirectory(prefix="cutline-test-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder / "demo"
+
+
+@pytest.fixture(scope="module")
+def made(directory: Path) -> Iterator[Path]:
+    """The folder of a fleet that the tests do to what they like, one after the other; each leaves it whole."""
+    try:
+        start_fleet(directory, **SHAPE, settings={"fsync": "off"})
+        yield directory
+    finally:
+        stop_fleet(directory, delete=True)
+    assert list(directory.iterdir()) == []
+
+
+@pytest.fixture
+def fleet(made: Path) -> EmbeddedFleet:
+    return open_fleet(made)
 
 
 def test_fleet_toml_describes_the_servers_that_run(shared_fleet: EmbeddedFleet) -> None:
@@ -99,36 +120,30 @@ def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> N
     assert len(shared_fleet.running()) == len(shared_fleet.nodes)
 
 
-def test_stopping_ends_the_servers_of_this_fleet_only(shared_fleet: EmbeddedFleet, fleet_factory: FleetFactory) -> None:
-    others = pids(shared_fleet)
-    mine = fleet_factory()
-    assert stop_fleet(mine.directory) == 1
-    assert stop_fleet(mine.directory) == 0
-    assert mine.running() == ()
-    assert pids(shared_fleet) == others
+def test_the_servers_are_in_the_fleets_own_folder_where_they_can_be(fleet: EmbeddedFleet, directory: Path) -> None:
+    assert fleet.nodes_directory == (directory / "nodes").resolve()
 
 
-def test_a_process_that_has_a_dead_servers_number_is_left_alone(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory()
-    node = fleet.node("s1")
-    fleet.kill_node(node)
+def test_a_process_that_has_a_dead_servers_number_is_left_alone(fleet: EmbeddedFleet) -> None:
+    for node in fleet.nodes:
+        fleet.kill_node(node)
+    assert fleet.running() == ()
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        pid_file = node.data_directory / "postmaster.pid"
+        pid_file = fleet.node("s1").data_directory / "postmaster.pid"
         lines = pid_file.read_text().split("\n")
         pid_file.write_text("\n".join([str(bystander.pid), *lines[1:]]))
         assert fleet.running() == ()
         assert stop_fleet(fleet.directory) == 0
-        assert len(start_fleet(fleet.directory, shards=1, backups=0).running()) == 1
+        assert len(start_fleet(fleet.directory, **SHAPE).running()) == len(fleet.nodes)
         assert bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()
 
 
-def test_a_killed_fleet_goes_on_with_all_that_was_committed_or_prepared(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory(shards=1, backups=1)
-    primary, backup = fleet.nodes
+def test_a_killed_fleet_goes_on_with_all_that_was_committed_or_prepared(fleet: EmbeddedFleet) -> None:
+    primary, backup = fleet.node("s1"), fleet.node("s1-b1")
     with psycopg.connect(primary.dsn(), autocommit=True) as connection:
         connection.execute("UPDATE account SET balance = 5 WHERE id = 1")
         connection.execute("BEGIN")
@@ -137,66 +152,49 @@ def test_a_killed_fleet_goes_on_with_all_that_was_committed_or_prepared(fleet_fa
     for node in fleet.nodes:
         fleet.kill_node(node)
     assert fleet.running() == ()
-    again = start_fleet(fleet.directory, shards=1, backups=1)
+    again = start_fleet(fleet.directory, **SHAPE)
     assert again == fleet
     assert value(primary, "SELECT balance FROM account WHERE id = 1") == 5
     assert value(primary, "SELECT gid FROM pg_prepared_xacts") == "kept"
     assert write_and_see(primary, backup)
 
 
-def test_a_taken_port_is_given_up_for_another(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory(shards=1, backups=1)
+def test_a_taken_port_is_given_up_for_another(fleet: EmbeddedFleet) -> None:
     identifiers = system_identifiers(load_fleet(fleet.fleet_toml))
-    stop_fleet(fleet.directory)
+    assert stop_fleet(fleet.directory) == len(fleet.nodes)
     described = fleet.fleet_toml.read_text() + "# a line of the user's\n"
     fleet.fleet_toml.write_text(described)
     with socket.create_server(("127.0.0.1", fleet.node("s1").port)):
-        moved = start_fleet(fleet.directory, shards=1, backups=1)
+        moved = start_fleet(fleet.directory, **SHAPE)
     assert moved.node("s1").port != fleet.node("s1").port
-    assert moved.node("s1-b1").port == fleet.node("s1-b1").port
+    for node in ("s1-b1", "s2", "s2-b1"):
+        assert moved.node(node).port == fleet.node(node).port
     assert system_identifiers(load_fleet(moved.fleet_toml)) == identifiers
     old, new = (f":{fleets.node('s1').port}/" for fleets in (fleet, moved))
     assert moved.fleet_toml.read_text() == described.replace(old, new)
-    assert write_and_see(*moved.nodes)
+    assert write_and_see(moved.node("s1"), moved.node("s1-b1"))
 
 
-def test_a_deleted_node_is_named_and_not_quietly_made_again(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory(shards=2)
-    fleet.delete_node_data(fleet.node("s2"))
-    assert [node.id for node in fleet.running()] == ["s1"]
+def test_a_deleted_node_is_named_and_rebuilt_is_another_server_without_the_database(fleet: EmbeddedFleet) -> None:
+    primary, backup = fleet.node("s2"), fleet.node("s2-b1")
+    query = "SELECT system_identifier::text FROM pg_control_system()"
+    was = value(primary, query)
+    fleet.delete_node_data(primary)
+    assert [node.id for node in fleet.running()] == ["s1", "s1-b1", "s2-b1"]
     before = pids(fleet)
     with pytest.raises(RefusedError, match="data of s2 is gone"):
-        start_fleet(fleet.directory, shards=2, backups=0)
+        start_fleet(fleet.directory, **SHAPE)
     assert pids(fleet) == before
-    assert stop_fleet(fleet.directory) == 1
-
-
-def test_a_rebuilt_shard_is_another_server_without_the_database(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory(shards=1, backups=1)
-    primary, backup = fleet.nodes
-    query = "SELECT system_identifier::text FROM pg_control_system()"
-    before = value(primary, query)
     fleet.rebuild_shard(primary)
     after = value(primary, query, "postgres")
-    assert before != after == value(backup, query, "postgres")
+    assert was != after == value(backup, query, "postgres")
     assert value(primary, "SELECT count(*) FROM pg_database WHERE datname = 'bank'", "postgres") == 0
-
-
-def test_without_schema_there_is_no_database_on_any_node(fleet_factory: FleetFactory) -> None:
-    settings = {"max_prepared_transactions": "7"}
-    fleet = fleet_factory(shards=1, backups=1, schema=False, settings=settings)
-    for node in fleet.nodes:
-        databases = "SELECT array_agg(datname ORDER BY datname)::text[] FROM pg_database"
-        assert value(node, databases, "postgres") == ["postgres", "template0", "template1"]
-        # What was set for the primary holds on its standby too.
-        assert value(node, "SELECT current_setting('max_prepared_transactions')", "postgres") == "7"
-    assert [node.id for node in load_fleet(fleet.fleet_toml).nodes] == ["s1", "s1-b1"]
 
 
 def test_what_can_not_be_started_leaves_nothing_behind(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     with pytest.raises(ServerFailedError, match="node s1: its server did not start") as failed:
-        start_fleet(directory, shards=2, backups=1, settings={"shared_buffers": "nonsense"})
+        start_fleet(directory, shards=1, backups=1, settings={"shared_buffers": "nonsense"})
     assert "shared_buffers" in f"{failed.value.message} {failed.value.hint} {failed.value.details}"
     assert not is_fleet(directory)
     assert list(directory.iterdir()) == []
@@ -213,48 +211,40 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
     assert theirs.read_text() == "name = 'production'\n"
 
 
-def test_deleting_keeps_a_store_with_snapshots(fleet_factory: FleetFactory) -> None:
-    fleet = fleet_factory()
-    (fleet.store / "fleet.json").write_text("{}")
-    stop_fleet(fleet.directory, delete=True)
-    assert [path.name for path in fleet.directory.iterdir()] == ["store"]
-    assert not fleet.nodes_directory.exists()
-
-
-@as_root_only
-def test_a_private_folder_of_roots_stays_private_and_works(tmp_path: Path) -> None:
+def test_a_fleet_without_the_bank_is_stopped_alone_and_its_snapshots_stay(fleet: EmbeddedFleet, tmp_path: Path) -> None:
+    """In a private folder: where root made it, that stays private, and the servers' data is elsewhere."""
+    others = pids(fleet)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     directory = home / "demo"
+    settings = {"max_prepared_transactions": "7", "fsync": "off"}
     try:
-        fleet = start_fleet(directory, shards=1, backups=1)
-        assert home.stat().st_mode & 0o777 == 0o700
-        assert home.stat().st_uid == 0
-        assert not fleet.nodes_directory.is_relative_to(home)
-        assert fleet.node("s1").data_directory.stat().st_uid != 0
-        assert open_fleet(directory) == fleet
-        assert write_and_see(*fleet.nodes)
-        stop_fleet(directory)
+        mine = start_fleet(directory, shards=1, backups=1, schema=False, settings=settings)
+        assert [node.id for node in load_fleet(mine.fleet_toml).nodes] == ["s1", "s1-b1"]
+        for node in mine.nodes:
+            databases = "SELECT array_agg(datname ORDER BY datname)::text[] FROM pg_database"
+            assert value(node, databases, "postgres") == ["postgres", "template0", "template1"]
+            # What was set for the primary holds on its standby too.
+            assert value(node, "SELECT current_setting('max_prepared_transactions')", "postgres") == "7"
+        assert open_fleet(directory) == mine
+        if os.geteuid() == 0:
+            assert_private(home, mine)
+        assert write_and_see(*mine.nodes, "postgres")
+        assert stop_fleet(directory) == 2
+        assert stop_fleet(directory) == 0
+        assert mine.running() == ()
+        assert pids(fleet) == others
         assert len(start_fleet(directory, shards=1, backups=1).running()) == 2
+        (mine.store / "fleet.json").write_text("{}")
     finally:
         stop_fleet(directory, delete=True)
-    assert not fleet.nodes_directory.exists()
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == ["store"]
+    assert not mine.nodes_directory.exists()
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="cutline-test-", dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-
-
-def test_the_servers_are_in_the_fleets_own_folder_where_they_can_be(open_folder: Path) -> None:
-    directory = open_folder / "demo"
-    try:
-        fleet = start_fleet(directory, shards=1, backups=0)
-        assert fleet.nodes_directory == (directory / "nodes").resolve()
-    finally:
-        stop_fleet(directory, delete=True)
-    assert list(directory.iterdir()) == []
+def assert_private(home: Path, fleet: EmbeddedFleet) -> None:
+    """Root gives its servers to another account, which can't reach what is root's."""
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert home.stat().st_uid == 0
+    assert not fleet.nodes_directory.is_relative_to(home)
+    assert fleet.node("s1").data_directory.stat().st_uid != 0

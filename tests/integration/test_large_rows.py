@@ -1,6 +1,6 @@
 """Rows of 100 MB are copied, archived, folded, loaded and checked with driver and executors held to 1 GiB each.
 
-Rows of some MB are in `test_exact_rows.py`, and what a fold holds of long lines in `tests/spark/test_long_lines.py`:
+Rows of some MB are in `exact/test_rows.py`, and what a fold holds of long lines in `tests/spark/test_long_lines.py`:
 this one takes a process for every command.
 """
 

@@ -22,9 +22,10 @@ from fleet.nodes.connections import with_database
 from fleet.progress import Noting, Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.records.commit import Commit
+from snapshots.records.commit import DefinitionChanges
 from tests.integration.refusing import create, execute, go_on, published_as, refused
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of, sorted_copies
+from tests.tables.changes_between import CHANGES, LIKE_PERSON, NAMED, SET_TABLES, TAKEN_OUT
 from wal.slots.slots import drop_slots
 
 if TYPE_CHECKING:
@@ -64,18 +65,16 @@ class Standing:
     def dsn(self) -> str:
         return self.fleet.primaries[0].dsn
 
-    def begin_anew(self) -> Commit:
-        """What NEW_CHAIN says, command by command."""
+    def begin_anew(self) -> None:
+        """What NEW_CHAIN says, command by command; the test of what ends no chain takes an increment of it."""
         ended = self.slots
         self.runs.init()
         name = next(self.names)
         self.runs.full(name)
-        commit = self.runs.increment(name)
         self.name = name
         # Nobody misses the slots of the chain that has ended; the servers have 20.
         for slot in ended:
             assert drop_slots(self.fleet.nodes, slot) == []
-        return commit
 
     def take_name(self) -> str:
         """The name of the chain, which the caller is about to end."""
@@ -120,42 +119,12 @@ def standing(chain_of_one: Standing) -> Standing:
     return chain_of_one
 
 
-ADD, DROP = "ALTER PUBLICATION {ours} ADD TABLE ONLY kept.person", "ALTER PUBLICATION {ours} DROP TABLE kept.person"
-
-
-COPIED = [
-    (["CREATE TABLE kept.more (id int PRIMARY KEY)", "INSERT INTO kept.more VALUES (1)"], "more", "it is new"),
-    (["CREATE TABLE kept.other (LIKE kept.more INCLUDING ALL)", "DROP TABLE kept.more",
-      "ALTER TABLE kept.other RENAME TO more"], "more", "it is new"),
-    (["ALTER TABLE kept.person REPLICA IDENTITY FULL"], "person", "its replica identity is another"),
-    (["ALTER TABLE kept.person REPLICA IDENTITY DEFAULT", "UPDATE kept.person SET age = 1 WHERE id = 2"], "person",
-     "its replica identity is another"),
-    (["ALTER TABLE kept.person ALTER paid TYPE kept.amount USING paid * 100"], "person", "it was rewritten"),
-    ([DROP], "person", "it was taken out of Cutline's publication"),
-    ([DROP, "UPDATE kept.person SET age = 1", ADD], "person", "it was taken out of Cutline's publication"),
-    ([DROP, "ALTER TABLE kept.person SET UNLOGGED", "UPDATE kept.person SET age = 2",
-      "ALTER TABLE kept.person SET LOGGED", ADD], "person", "it was taken out of Cutline's publication"),
-    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.more, ONLY kept.person WHERE (id < 10)",
-      "ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.more, ONLY kept.person"], "person",
-     "it was taken out of Cutline's publication"),
-    (["ALTER TABLE kept.person RENAME TO somebody", "UPDATE kept.somebody SET age = 4 WHERE id = 1",
-      "ALTER TABLE kept.somebody RENAME TO person"], "person", "it had other columns in between"),
-    (["ALTER TYPE kept.mood RENAME VALUE 'sad' TO 'blue'"], "person", "a type of its columns prints other values"),
-]  # fmt: skip
-CARRIED = [
-    (["ALTER TABLE kept.person ADD more int DEFAULT 7", "UPDATE kept.person SET more = 8 WHERE id = 3"], {"person"}),
-    (["ALTER TABLE kept.more RENAME TO moved", "INSERT INTO kept.moved VALUES (2)"], {"moved"}),
-    (["DROP TABLE kept.moved"], set[str]()),
-    (["ALTER TABLE kept.person ALTER name DROP NOT NULL", "UPDATE kept.person SET name = NULL WHERE id = 4"],
-     set[str]()),
-    (["ALTER TABLE kept.person DROP CONSTRAINT person_age_check", "UPDATE kept.person SET age = 300 WHERE id = 5"],
-     set[str]()),
-    (["ALTER TYPE kept.mood ADD VALUE 'calm'", "UPDATE kept.person SET mood = 'calm' WHERE id = 6"], set[str]()),
-    (["ALTER DOMAIN kept.amount DROP CONSTRAINT amount_check", "UPDATE kept.person SET paid = -1 WHERE id = 7"],
-     set[str]()),
-    (["CREATE UNIQUE INDEX one_age ON kept.person (id, age)"], set[str]()),
-    (["ALTER TABLE kept.person DROP age"], {"person"}),
-]  # fmt: skip
+def noted_increment(standing: Standing) -> tuple[DefinitionChanges, list[str]]:
+    """The next increment: what it says of definitions, and what it noted."""
+    noted = Noting(Silent())
+    commit = create_increment(standing.fleet, CreateRequest(standing.name), standing.runs.spark, noted)
+    assert commit.definition_changes
+    return commit.definition_changes, noted.notes
 
 
 @pytest.mark.timeout(600)
@@ -164,24 +133,34 @@ def test_what_the_wal_does_not_tell_is_copied_anew_and_what_it_tells_carried(sta
         published_as(standing.fleet),
         replace(standing.fleet, nodes=(with_database(standing.fleet.primaries[0], "kept_back"),)),
     )
+    likes = [table for table in CHANGES if table != "more"]
+    execute(standing.dsn, *(one.format(t=table) for table in likes for one in LIKE_PERSON))
     try:
-        for change, table, reason in COPIED:
-            execute(standing.dsn, *(statement.format(ours=ours) for statement in change))
-            noted = Noting(Silent())
-            request, spark = CreateRequest(standing.name), standing.runs.spark
-            commit = create_increment(standing.fleet, request, spark, noted)
-            assert any(f"kept.{table} is copied anew: {reason}" in line for line in noted.notes), (change, noted.notes)
-            assert commit.definition_changes
-            assert [group.table for group in commit.definition_changes.groups["s1"]] == [table]
-            assert commit.definition_changes.successions == {}
+        standing.runs.increment(standing.name)
+        for number in range(2):
+            steps = {table: steps[number] for table, steps in CHANGES.items()}
+            for table, (statements, _) in steps.items():
+                execute(standing.dsn, *(one.format(ours=ours, t=table) for one in statements))
+            changes, notes = noted_increment(standing)
+            anew = {table: reason for table, (_, reason) in steps.items() if reason}
+            for table, reason in anew.items():
+                assert any(f"kept.{table} is copied anew: {reason}" in line for line in notes), (table, notes)
+            carried = {NAMED.get(table, table) for table, (_, reason) in steps.items() if reason == ""}
+            assert {group.table for group in changes.groups["s1"]} == anew.keys() | carried
+            assert len(changes.successions.get("s1", {})) == len(carried)
         same_as_restored(standing, target)
-        for change, tables in CARRIED:
-            execute(standing.dsn, *change)
-            changes = standing.runs.increment(standing.name).definition_changes
-            assert changes
-            assert {group.table for group in changes.groups.get("s1", ())} == tables
-            assert len(changes.successions.get("s1", {})) == len(tables)
-            assert [one.kind for one in changes.objects if one.kind == "base"] == []
+        # A filter that was there for a while.
+        every = [f"ONLY kept.{table}" for table in ("person", "total", "more", *likes) if table not in NAMED]
+        filtered = [f"{every[0]} WHERE (id < 10)", *every[1:]]
+        execute(standing.dsn, *(SET_TABLES.format(ours=ours) + ", ".join(one) for one in (filtered, every)))
+        changes, notes = noted_increment(standing)
+        assert any(f"kept.person is copied anew: {TAKEN_OUT}" in line for line in notes), notes
+        assert [group.table for group in changes.groups["s1"]] == ["person"]
+        assert changes.successions == {}
+        # What the WAL tells alone costs no copy.
+        execute(standing.dsn, "ALTER TABLE kept.person ADD more int DEFAULT 7", "DROP TABLE kept.more")
+        changes, _ = noted_increment(standing)
+        assert [one.kind for one in changes.objects if one.kind == "base"] == []
         same_as_restored(standing, target)
     finally:
         with psycopg.connect(with_database(standing.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:

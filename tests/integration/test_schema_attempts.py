@@ -1,6 +1,7 @@
 """Schema changes that meet a create: while it is under way, and between an attempt that failed and the next one.
 
-What is restored is compared with what PostgreSQL prints of the source.
+What is restored is compared with what PostgreSQL prints of the source: of each chain the last state and one that is
+drawn, in the long form all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fleet.tables.publications import ensure_publications
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import Point
-from tests.integration.tried_chain import Interrupted, Tried, tried
+from tests.chains.tried_chain import Interrupted, Tried, tried
 from tests.snapshot_runs import slots_of
 from wal.slots.slots import slot_name
 
@@ -48,6 +49,7 @@ def test_what_an_attempt_that_failed_has_archived_is_read_as_it_was_meant(tried:
     tried.run("UPDATE tried.came SET id = 3 WHERE id = 1", "DELETE FROM tried.bag", "DROP TABLE tried.bag")
     schema = tried.increment()
     assert [group.table for group in schema.groups["s1"]] == ["came"]
+    tried.compare()
     assert tried.runs.check(tried.name).exit_code == 0
 
 
@@ -63,14 +65,14 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
     commit = tried.create(Point.BASE_COPIED, while_copied, full=True)
     assert commit.definition_changes
     assert {group.table for group in commit.definition_changes.groups["s1"]} == {"t", "came", "bag"}
-    tried.check(0)
+    tried.note(0)
 
     def while_cut() -> None:
         tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
 
     tried.create(Point.STARTS_WRITTEN, while_cut)
     assert any("met a change of the schema" in note for note in tried.notes), tried.notes
-    tried.check(1)
+    tried.note(1)
 
     def undone() -> None:
         # The table is as it was when the cut is over, and what was written meanwhile had another name.
@@ -80,10 +82,18 @@ def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> N
         )  # fmt: skip
 
     tried.create(Point.FINISHES_WRITTEN, undone)
-    tried.check(2)
+    tried.note(2)
     tried.run("UPDATE tried.t SET d = 'later' WHERE id = 13")
     assert tried.runs.increment(tried.name).definition_changes is None
-    tried.check(3)
+    tried.note(3)
+    # A table that is another before it is copied.
+    tried.run("DROP TABLE tried.bag", "CREATE TABLE tried.bag (id int PRIMARY KEY)", "INSERT INTO tried.bag VALUES (1)")
+    tried.create("copy", lambda: tried.run("DROP TABLE tried.bag", "CREATE TABLE tried.bag (other int PRIMARY KEY)"))
+    assert any("met a change" in note for note in tried.notes), tried.notes
+    tried.note(4)
+    slots = [slot for node in tried.fleet.nodes for slot in slots_of(node.dsn)]
+    assert len(slots) == len(tried.fleet.nodes), "none is left but the chain's own"
+    tried.compare()
     assert tried.runs.check(tried.name).exit_code == 0
 
 
@@ -110,18 +120,34 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
     commit = tried.create("slots", while_made, full=True)
     assert sum("met a change of the schema" in note for note in tried.notes) == 1, tried.notes
     assert commit.definition_changes is None
-    tried.check(0)
+    tried.note(0)
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
     # After the checks, and before anything is read for the slots: nothing is void.
     tried.name = "later"
     tried.create(Point.INTENT_STORED, while_made, full=True)
     assert not any("met a change" in note for note in tried.notes), tried.notes
-    tried.check(0)
+    tried.note(0)
+    # Not there any more when it is to be copied.
+    tried.name = "dropped"
+    tried.create("copy", lambda: tried.run("DROP TABLE tried.bag"), full=True)
+    assert [note for note in tried.notes if "met a change" in note and '"tried.bag" does not exist' in note]
+    tried.note(0)
+    tried.compare()
 
 
 @pytest.mark.timeout(600)
 def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_is(tried: Tried) -> None:
     tried.runs.full(tried.name)
+
+    def changed() -> None:
+        tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
+
+    # What is changed between the checks and the plan costs no attempt.
+    commit = tried.create(Point.CHECKED, changed)
+    assert commit.definition_changes
+    assert len(commit.definition_changes.successions["s1"]) == 1
+    assert not any("met a change" in note for note in tried.notes), tried.notes
+    tried.note(1)
     with psycopg.connect(tried.fleet.primaries[0].dsn) as connection:
         query = "SELECT pubname FROM pg_publication_tables WHERE schemaname = 'tried' AND tablename = 't'"
         (publication,) = connection.execute(query).fetchone() or ("",)
@@ -133,45 +159,15 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
         )  # fmt: skip
 
     # Before the checks have read the catalogs, after that, and after the plan.
-    for increment, point in enumerate((Point.LOCKED, Point.CHECKED, Point.FINISHES_WRITTEN), start=1):
+    for increment, point in enumerate((Point.LOCKED, Point.CHECKED, Point.FINISHES_WRITTEN), start=2):
         commit = tried.create(point, unpublished)
         assert commit.definition_changes
         assert [group.table for group in commit.definition_changes.groups["s1"]] == ["t"]
         is_met = any("tried.t was published otherwise" in note for note in tried.notes)
         assert is_met == (point == Point.FINISHES_WRITTEN), tried.notes
-        tried.check(increment)
+        tried.note(increment)
+    tried.compare()
     assert tried.runs.check(tried.name).exit_code == 0
-
-
-@pytest.mark.timeout(600)
-def test_what_is_changed_between_the_checks_and_the_plan_costs_no_attempt(tried: Tried) -> None:
-    tried.runs.full(tried.name)
-
-    def changed() -> None:
-        tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
-
-    commit = tried.create(Point.CHECKED, changed)
-    assert commit.definition_changes
-    assert len(commit.definition_changes.successions["s1"]) == 1
-    assert not any("met a change" in note for note in tried.notes), tried.notes
-    tried.check(1)
-
-
-@pytest.mark.timeout(600)
-def test_a_table_that_is_dropped_while_it_is_copied_is_in_no_snapshot(tried: Tried) -> None:
-    def dropped(then: str = "SELECT") -> None:
-        tried.run("DROP TABLE tried.bag", then)
-
-    tried.create("copy", dropped, full=True)
-    assert [note for note in tried.notes if "met a change" in note and '"tried.bag" does not exist' in note]
-    tried.check(0)
-    # The same of one that an increment copies.
-    tried.run("CREATE TABLE tried.bag (id int PRIMARY KEY)", "INSERT INTO tried.bag VALUES (1)")
-    tried.create("copy", lambda: dropped("CREATE TABLE tried.bag (other int PRIMARY KEY)"))
-    assert any("met a change" in note for note in tried.notes), tried.notes
-    tried.check(1)
-    slots = [slot for node in tried.fleet.nodes for slot in slots_of(node.dsn)]
-    assert len(slots) == len(tried.fleet.nodes), "none is left but the chain's own"
 
 
 @pytest.mark.timeout(600)
@@ -190,7 +186,8 @@ def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
     monkeypatch.setattr(PUBLISH, dropped)
     tried.create(Point.LOCKED, lambda: None)
     assert [note for note in tried.notes if "met a change" in note and "can't be published" in note], tried.notes
-    tried.check(1)
+    tried.note(1)
+    tried.compare()
     # Nothing else is taken for a change: what never works ends the command, and says why.
     monkeypatch.undo()
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)")

@@ -22,7 +22,8 @@ from snapshots.fold.sources import read_present, sources_of
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests.spark.redefined_chain import NODES, STATES, Altered, Change, made_chain
+from tests.chains.redefined_chain import NODES, STATES, Altered, Change, made_chain
+from tests.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,7 @@ def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, l
     return {node: {name: sorted(lines) for name, lines in tables.items()} for node, tables in found.items()}
 
 
-@pytest.mark.parametrize("increment", [0, 1, 2])
+@pytest.mark.parametrize("increment", [0, 1, 2] if SOAK_SECONDS else [SEED % 2, 2])
 def test_a_state_has_the_rows_that_there_were_in_the_columns_that_there_were(
     spark: SparkSession, tmp_path: Path, increment: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from fleet.tables.column_types import read_contained
-from tests.integration.values_of_types import BUILT_IN, DECLARED, EXTENSIONS, OWN_TYPES
+from tests.tables.values_of_types import BUILT_IN, DECLARED, EXTENSIONS, OWN_TYPES
 
 # What a column may be of by itself: arrays come with their elements' type, composites with whoever made them.
 TYPES_QUERY = """

@@ -149,11 +149,11 @@ INSERT INTO bag VALUES (77, 'prepared in 1', NULL);
 PREPARE TRANSACTION 'across';
 BEGIN;
 UPDATE parent SET v = 'never' WHERE id = 4;
-PREPARE TRANSACTION 'given up';
+PREPARE TRANSACTION 'given up oddly';
 """,
     r"""
 COMMIT PREPARED 'across';
-ROLLBACK PREPARED 'given up';
+ROLLBACK PREPARED 'given up oddly';
 INSERT INTO bag SELECT 50, 'before', NULL FROM generate_series(1, 5);
 BEGIN;
 INSERT INTO parent VALUES (900, 'lost');

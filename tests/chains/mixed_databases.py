@@ -13,7 +13,9 @@ import psycopg
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
-from tests.integration.encoded_tables import (
+from tests.other_servers import has_icu, has_xml
+from tests.snapshot_runs import described
+from tests.tables.encoded_tables import (
     CHANGES,
     EVIL,
     FOLDED_CHANGES,
@@ -26,8 +28,6 @@ from tests.integration.encoded_tables import (
     run,
     session,
 )
-from tests.other_servers import has_icu, has_xml
-from tests.snapshot_runs import described
 from wal.slots.slots import drop_slot
 
 REPLAY_SECONDS_MAX = 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.statement_cases import LARGE, Case
+from tests.tables.statement_cases import LARGE, Case
 
 CONSEQUENCE_CASES: dict[str, Case] = {
     "cascades": Case(

@@ -221,13 +221,21 @@ def run(dsn: str, script: list[bytes]) -> None:
             connection.execute(statement)
 
 
-def be_hostile(dsn: str) -> None:
-    """Give the role every setting of HOSTILE, for all that it does on the server."""
-    with session(dsn) as connection:
-        for name, value in HOSTILE.items():
-            connection.execute(f"ALTER ROLE CURRENT_USER SET {name} = {value}".encode())
-        if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
-            connection.execute("ALTER ROLE CURRENT_USER SET transaction_timeout = '1s'")
+@contextmanager
+def hostile(*dsns: str) -> Iterator[None]:
+    """In the block the role has every setting of HOSTILE, for all that it does on these servers."""
+    for dsn in dsns:
+        with session(dsn) as connection:
+            for name, value in HOSTILE.items():
+                connection.execute(f"ALTER ROLE CURRENT_USER SET {name} = {value}".encode())
+            if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+                connection.execute("ALTER ROLE CURRENT_USER SET transaction_timeout = '1s'")
+    try:
+        yield
+    finally:
+        for dsn in dsns:
+            with session(dsn) as connection:
+                connection.execute("ALTER ROLE CURRENT_USER RESET ALL")
 
 
 def copies(dsn: str) -> dict[bytes, bytes]:

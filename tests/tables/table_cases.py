@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.schema_cases import ROWS, Case
+from tests.tables.schema_cases import ROWS, Case
 
 TABLE_CASES: dict[str, Case] = {
     "tables_come_and_go": Case(

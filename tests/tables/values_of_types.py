@@ -1,6 +1,6 @@
 """Values of every type that a column can have: edges, and whatever a text form could lose.
 
-By the type's name as format_type prints it, in the text form that its input function takes. `test_exact_rows.py` asks
+By the type's name as format_type prints it, in the text form that its input function takes. `exact/test_rows.py` asks
 the server which types there are, so that none is forgotten.
 """
 

@@ -1,0 +1,260 @@
+"""One chain that holds tables of every kind: what its databases were at every increment, and what came back.
+
+Three shards: `s1` of the wheel's version with every type, statement and shape of table, `s2` of the same whose tables
+change their definitions, `s3` of another version with every type that it has. The role that Cutline connects as has
+every setting that changes how a value is printed or read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from check.report import SnapshotReport
+from embedded.fleet import EmbeddedFleet
+from embedded.server import EmbeddedNode
+from fleet.config import Fleet, load_fleet
+from fleet.nodes.connections import with_database
+from fleet.programs.wheel import run_tool
+from fleet.progress import Silent
+from snapshots.create.increment import create_increment
+from snapshots.create.request import CreateRequest
+from snapshots.operations.crash_points import Point
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from snapshots.records.commits import read_chain
+from tests.chains.exact_databases import RULES, Exact, Versions, redefined
+from tests.integration.own_shard import roll_back_prepared
+from tests.integration.wal_place import await_database
+from tests.quick_spark import with_spark
+from tests.snapshot_runs import Ready, Runs, chains_dropped, sorted_copies
+from tests.soak import SEED, SOAK_SECONDS
+
+NAME = "exact"
+DATABASE, BACK = "exact", "exact_back"
+LAST = 4
+# The last state and one of those before it, drawn; in the long form all of them.
+RESTORED = tuple(range(LAST + 1)) if SOAK_SECONDS else (random.Random(SEED).randrange(LAST), LAST)
+EXACT, REDEFINED, OTHER = "s1", "s2", "s3"
+ROLE = "reader of 'odd' settings"
+# Of the role: what changes how values are printed and read, and what would end our sessions.
+ROLE_SETTINGS = {
+    "datestyle": "German, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kathmandu",
+    "extra_float_digits": "-15", "bytea_output": "escape", "xmlbinary": "hex", "xmloption": "document",
+    "lc_monetary": "C.utf8", "array_nulls": "off", "standard_conforming_strings": "off", "transform_null_equals": "on",
+    "search_path": "types, own, public", "quote_all_identifiers": "on", "default_transaction_isolation": "serializable",
+    "default_transaction_deferrable": "on", "default_transaction_read_only": "on", "statement_timeout": "100ms",
+    "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "100ms", "idle_session_timeout": "100ms",
+    "synchronize_seqscans": "on", "client_encoding": "LATIN1",
+}  # fmt: skip
+# States are read with these, one after the other: what one prints alike another may tell apart.
+READERS = (
+    {},
+    {"datestyle": "SQL, DMY", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "extra_float_digits": "3",
+     "bytea_output": "escape", "xmlbinary": "hex", "search_path": ""},
+)  # fmt: skip
+SEQUENCES_QUERY = """
+SELECT format('%I.%I', n.nspname, c.relname), pg_sequence_last_value(c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S'
+"""
+TEXT_BYTES_MAX = 20_000
+DDL = ("--schema-only", "--no-publications", "--restrict-key=x")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A database as PostgreSQL prints it: every table's rows as each of READERS sees them, its DDL, its sequences."""
+
+    rows: tuple[Mapping[str, bytes], ...]
+    ddl: str
+    sequences: Mapping[str, int | None]
+
+
+def shortened(copies: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tables' rows, large ones by their digest: there are dozens of states, and of some tables many megabytes."""
+    return {
+        table: text if len(text) <= TEXT_BYTES_MAX else b"sha256 " + hashlib.sha256(text).digest()
+        for table, text in copies.items()
+    }
+
+
+def state_of(dsn: str) -> State:
+    """All of a database."""
+    found = []
+    for settings in READERS:
+        options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
+        found.append(shortened(sorted_copies(make_conninfo(dsn, options=options))))
+    with psycopg.connect(dsn) as connection:
+        sequences = dict(connection.execute(SEQUENCES_QUERY).fetchall())
+    return State(tuple(found), run_tool("pg_dump", "--dbname", dsn, *DDL, seconds_max=60).stdout, sequences)
+
+
+@dataclass(slots=True)
+class History:
+    """What each shard was at every increment and what was restored of some, by increment and shard."""
+
+    runs: Runs
+    databases: Mapping[str, str]
+    exact: Exact
+    versions: Versions | None
+    commits: list[Commit] = field(default_factory=list)
+    states: list[Mapping[str, State]] = field(default_factory=list)
+    restored: dict[int, Mapping[str, State]] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Fleet:
+        """Where a restore goes: another database of each server."""
+        nodes = tuple(with_database(node, BACK) for node in self.runs.fleet.primaries)
+        return replace(self.runs.fleet, nodes=nodes)
+
+    @property
+    def chain(self) -> Chain:
+        """The chain as it was committed."""
+        return read_chain(self.runs.fleet.store.open(), NAME)
+
+    def back(self, shard: str) -> str:
+        """The restored database, for the tests' own role."""
+        return make_conninfo(self.databases[shard], dbname=BACK)
+
+    def read(self) -> None:
+        """Note what the source is now."""
+        self.states.append({shard: state_of(dsn) for shard, dsn in self.databases.items()})
+
+    def restore(self, increment: int) -> None:
+        """Restore a state and note what came back."""
+        self.runs.restore(NAME, self.target, increment)
+        self.restored[increment] = {shard: state_of(self.back(shard)) for shard in self.databases}
+
+    def check(self) -> SnapshotReport:
+        """What a check of the whole chain says."""
+        return self.runs.check_one(NAME)
+
+    def assert_same(self, shard: str, increment: int, *schemas: str) -> int:
+        """The tables of these schemas, or of all, came back as they were; how many that is."""
+        count = 0
+        prefixes = tuple(f"{schema}." for schema in schemas) or ("",)
+        states = (self.states[increment][shard], self.restored[increment][shard])
+        for was, found in zip(*(one.rows for one in states), strict=True):
+            wanted = {table for table in was if table.startswith(prefixes)}
+            assert wanted == {table for table in found if table.startswith(prefixes)}
+            for table in sorted(wanted - RULES.not_copied):
+                same = found[table] == was[table]
+                assert same, f"{table} of {shard} at increment {increment}, {found[table][:500]!r} {was[table][:500]!r}"
+            count = len(wanted)
+        return count
+
+    def changed(self, schema: str, increment: int, shard: str = EXACT) -> set[str]:
+        """The schema's tables that the increment changed."""
+        before, after = (self.states[number][shard].rows[0] for number in (increment - 1, increment))
+        return {table for table in after if table.startswith(f"{schema}.") and before[table] != after[table]}
+
+
+def differences(found: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """The first lines that only one of them has; of whole databases pytest's own would take minutes and gigabytes."""
+    lines = {"+": set(found) - set(expected), "-": set(expected) - set(found)}
+    told = [f"{sign} {line[:200]}" for sign, those in lines.items() for line in sorted(those)[:5]]
+    if not told and found != expected:
+        number = next(n for n, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other)
+        told = [f"in another order from line {number}: {found[number][:200]!r} for {expected[number][:200]!r}"]
+    return told
+
+
+class DiedError(Exception):
+    """A create ended here."""
+
+
+class Dying(Silent):
+    """Ends a create once its cut is made, all WAL archived, and nothing committed."""
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        if point == Point.SEQUENCES_READ:
+            raise DiedError
+
+
+@contextmanager
+def described(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Iterator[Fleet]:
+    """Databases of its own on these servers, primaries first, and the fleet that Cutline reaches by ROLE."""
+    lines = ['name = "exact"', f"store = {json.dumps(f'file://{folder}/store')}"]
+    for shard, nodes in shards.items():
+        for number, node in enumerate(nodes):
+            dsn = make_conninfo(node.dsn("postgres"), dbname=DATABASE, user=ROLE)
+            lines += ["", "[[node]]", f'id = "{shard}-b{number}"' if number else f'id = "{shard}"']
+            lines += [f'backup_of = "{shard}"'] * bool(number) + [f"dsn = {json.dumps(dsn)}"]
+    (folder / "fleet.toml").write_text("\n".join([*lines, with_spark(RULES.text)]) + "\n")
+    role = f'"{ROLE}"'
+    with ExitStack() as stack:
+        for primary, *_ in shards.values():
+            admin = stack.enter_context(psycopg.connect(primary.dsn("postgres"), autocommit=True))
+            stack.callback(_taken_away, admin, primary, role)
+            admin.execute(f"CREATE ROLE {role} SUPERUSER LOGIN REPLICATION".encode())
+            for name, value in ROLE_SETTINGS.items():
+                admin.execute(f"ALTER ROLE {role} SET {name} = {value if ',' in value else repr(value)}".encode())
+            admin.execute(f"CREATE DATABASE {DATABASE}".encode())
+        fleet = load_fleet(folder / "fleet.toml")
+        for node in fleet.nodes:
+            await_database(replace(node, dsn=make_conninfo(node.dsn, user="postgres")))
+        yield fleet
+
+
+def _taken_away(admin: psycopg.Connection[tuple[object, ...]], primary: EmbeddedNode, role: str) -> None:
+    found = admin.execute("SELECT datname FROM pg_database WHERE datname ^@ %s", (DATABASE,)).fetchall()
+    for (database,) in found:
+        roll_back_prepared(primary.dsn(str(database)))
+        admin.execute(f'DROP DATABASE "{database}" WITH (FORCE)'.encode())
+    admin.execute(f"DROP ROLE IF EXISTS {role}".encode())
+
+
+@contextmanager
+def made_history(shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: Path, spark: Ready) -> Iterator[History]:
+    """A full snapshot and its increments, some of them restored; the last but one takes two attempts.
+
+    `other` is a primary of another version and its standbys, if there is one.
+    """
+    shards = {
+        shard: (primary, *shared.backups_of(primary))
+        for shard, primary in zip((EXACT, REDEFINED), shared.primaries, strict=True)
+    }
+    if other:
+        shards[OTHER] = tuple(other)
+    with described(shards, folder) as fleet, ExitStack() as stack:
+        # A role that is serializable by default can do nothing on a standby.
+        nodes = tuple(replace(node, dsn=make_conninfo(node.dsn, user="postgres")) for node in fleet.nodes)
+        stack.enter_context(chains_dropped(replace(fleet, nodes=nodes)))
+        databases = {shard: nodes[0].dsn(DATABASE) for shard, nodes in shards.items()}
+        exact = Exact(databases[EXACT])
+        versions = Versions(databases[OTHER], Exact(databases[OTHER])) if other else None
+        history = History(Runs(fleet, spark), databases, exact, versions)
+        take(history)
+        yield history
+
+
+def take(history: History) -> None:
+    """Take the snapshots and restore."""
+    runs, made = history.runs, [one for one in (history.exact, history.versions) if one]
+    for one in made:
+        one.fill()
+    redefined(history.databases[REDEFINED], 0)
+    runs.init()
+    history.commits.append(runs.full(NAME))
+    history.read()
+    for increment in range(1, LAST + 1):
+        for one in made:
+            one.change(increment)
+        redefined(history.databases[REDEFINED], increment)
+        if increment == LAST - 1:
+            with pytest.raises(DiedError):
+                create_increment(runs.fleet, CreateRequest(NAME), runs.spark, Dying())
+            redefined(history.databases[REDEFINED], increment, is_aftermath=True)
+        history.read()
+        history.commits.append(runs.increment(NAME))
+    for increment in RESTORED:
+        history.restore(increment)

@@ -1,0 +1,24 @@
+"""Rows that only functions of their own admit: those name what they need without a schema.
+
+pg_dump's own script can't load such rows.
+"""
+
+from __future__ import annotations
+
+STEPS = (
+    (
+        "CREATE SCHEMA IF NOT EXISTS {0}",
+        "SET search_path = {0}; CREATE FUNCTION plain(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT lower($1)'",
+        "CREATE FUNCTION {0}.named(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN plain($1); END'",
+        "CREATE DOMAIN {0}.small AS text CHECK ({0}.named(VALUE) = VALUE)",
+        "CREATE TABLE {0}.admitted (id int PRIMARY KEY, v {0}.small, w text CHECK ({0}.named(w) <> 'never'),"
+        " g text GENERATED ALWAYS AS ({0}.named(w)) STORED)",
+        "INSERT INTO {0}.admitted VALUES (1, 'one', 'One'), (2, 'two', 'Two'), (3, NULL, NULL)",
+    ),
+    ("UPDATE {0}.admitted SET w = 'New' WHERE id = 2", "INSERT INTO {0}.admitted VALUES (4, 'four', 'Four')"),
+)
+
+
+def own_functions(schema: str, increment: int) -> list[str]:
+    """What is there first, then what the first increment does."""
+    return [statement.format(schema) for statement in STEPS[increment]] if increment < len(STEPS) else []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,12 +21,18 @@ from urllib.parse import urlsplit
 
 from storage.errors import SnapshotError
 from storage.open import open_store
+from tests.soak import SEED, SOAK_SECONDS
 
 NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")
 NAMED_OPTIONS = os.environ.get("SNAPSHOT_TEST_S3_OPTIONS", "{}")
 # Each is the name of a fixture of tests/integration. Only the last is a server whose keeper is not the test.
 REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
 KINDS = ["s3", *REAL_KINDS]
+# Before which of them a proxy loses requests: that is the same before each, so in short before one that is drawn.
+_OWN = ["s3", *["versitygw"] * bool(shutil.which("go"))]
+# Where whole chains are: the server that is no test double, where it can be built.
+ONE_KIND = _OWN[-1]
+DRAWN_KINDS = KINDS if SOAK_SECONDS else [_OWN[SEED % len(_OWN)], *REAL_KINDS[1:]]
 
 
 class S3Place(Protocol):

@@ -5,7 +5,6 @@ Judged by PostgreSQL: its COPY of the source, and how many rows the statements o
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,9 +24,10 @@ from fleet.config import Fleet
 from fleet.nodes.connections import connect
 from fleet.tables.append_only import AppendOnlyChangedError, Counters, has_changed, is_untold, read_counters
 from snapshots.records.commits import increment_numbers
+from tests.commands.in_process import run_here, told_here
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import execute, go_on, refused
-from tests.snapshot_runs import Ready, Runs, command_line, run_command, sorted_copies
+from tests.snapshot_runs import Ready, Runs, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,9 +57,9 @@ FOLLOWED = (
     "DELETE FROM keyed WHERE id > 40",
     "VACUUM (FULL, ANALYZE) log",
 )
-# Each statement, and what is counted of which table when it has been executed after those before.
+# Each statement, and what is counted of which table when it has been executed after those before, and after HOT.
+HOT = ("UPDATE log SET what = 'hot' WHERE at = 1", "public.log (1 rows updated, 0 deleted)")
 NOT_FOLLOWED = (
-    ("UPDATE log SET what = 'hot' WHERE at = 1", "public.log (1 rows updated, 0 deleted)"),
     ("UPDATE log SET at = 2 WHERE at = 1", "public.log (2 rows updated, 0 deleted)"),
     ("INSERT INTO log VALUES (2, 'x') ON CONFLICT (at) DO UPDATE SET what = 'y'",
      "public.log (3 rows updated, 0 deleted)"),
@@ -96,7 +96,8 @@ def counters(fleet: Fleet, table: str = "log") -> Counters:
 
 def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(runs: Runs) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
-    runs.full(NAME)
+    commit = runs.full(NAME)
+    assert WARNING not in create_lines(commit)
     execute(source, *FOLLOWED)
     commit = runs.increment(NAME)
     assert {one.name for one in commit.left_out or ()} == set(TABLES)
@@ -104,19 +105,23 @@ def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(r
     assert expected["public.log"] == b"1\tagain\n"
     runs.restore(NAME, back(runs.fleet))
     assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected
+    assert_a_session_that_reports_late_is_noticed(runs, source)
     for statement, counted in NOT_FOLLOWED:
         execute(source, statement)
         with refused(runs.fleet, "append-only-changed") as errors:
             go_on(runs.fleet, NAME)
         assert counted in errors[0].message, statement
         assert errors[0].message.startswith(
-            "node s1: append-only tables were updated or deleted from since increment 1"
+            "node s1: append-only tables were updated or deleted from since increment 2"
         )
-        assert "increment 1 itself may lack the earliest" in errors[0].message
+        assert "increment 2 itself may lack the earliest" in errors[0].message
         assert "REPLICA IDENTITY FULL" in (errors[0].hint or "")
-    # The state before is what it was; and what the hint says mends the chain.
+    # The state before is what it was, but for what the session wrote; and what the hint says mends the chain.
     runs.restore(NAME, back(runs.fleet))
-    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected
+    found = sorted_copies(back(runs.fleet).nodes[0].dsn)
+    keyed, found_keyed = (set(rows.pop("public.keyed").splitlines()) for rows in (expected, found))
+    assert found_keyed == keyed | {b"1000\treported"}
+    assert found == expected
     for table in ("log", "measured_1", "measured_2"):
         execute(source, f"ALTER TABLE {table} REPLICA IDENTITY FULL")
     runs.increment(NAME)
@@ -126,13 +131,13 @@ def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(r
     assert sorted_copies(back(runs.fleet).nodes[0].dsn) == sorted_copies(source)
 
 
-def test_what_a_session_reports_late_refuses_the_next_increment(runs: Runs) -> None:
-    (source,) = (node.dsn for node in runs.fleet.nodes)
-    runs.full(NAME)
+def assert_a_session_that_reports_late_is_noticed(runs: Runs, source: str) -> None:
+    """What it did before an increment refuses the next one."""
+    statement, counted = HOT
     with psycopg.connect(source, autocommit=True) as late:
         # It has just reported, so it reports the UPDATE only once it is idle outside of a transaction.
-        late.execute("INSERT INTO keyed VALUES (100, 'reported')")
-        late.execute("UPDATE log SET what = 'late' WHERE at = 1")
+        late.execute("INSERT INTO keyed VALUES (1000, 'reported')")
+        late.execute(statement.encode())
         late.execute("BEGIN")
         assert counters(runs.fleet).rows == (0, 0)
         runs.increment(NAME)
@@ -140,9 +145,10 @@ def test_what_a_session_reports_late_refuses_the_next_increment(runs: Runs) -> N
     assert counters(runs.fleet).rows == (1, 0)
     with refused(runs.fleet, "append-only-changed") as errors:
         go_on(runs.fleet, NAME)
-    assert "since increment 1," in errors[0].message
+    assert counted in errors[0].message
+    assert "since increment 2," in errors[0].message
     assert (
-        "increment 1 itself may lack the earliest of these changes, as sessions report them late" in errors[0].message
+        "increment 2 itself may lack the earliest of these changes, as sessions report them late" in errors[0].message
     )
 
 
@@ -177,7 +183,7 @@ def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> N
     commit = runs.full(NAME)
     assert WARNING not in create_lines(commit)
     execute(source, "UPDATE keyed SET what = 'x'", "SELECT pg_stat_reset()")
-    code, document = run_command(runs.fleet, "create", NAME, "--incremental", "--dry-run")
+    code, document = run_here(runs.fleet, "create", NAME, "--incremental", "--dry-run")
     assert (code, uncounted(document["left_out"])) == (0, TABLES)
     commit = runs.increment(NAME)
     assert WARNING in create_lines(commit)
@@ -193,8 +199,8 @@ def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> N
     assert f"  {WARNING}" in check_lines(checked)
     assert uncounted(checked.to_json()["snapshots"][0]["warned"]) == TABLES
     for command, entry in ((("list",), ("snapshots", "warned")), (("show", NAME), ("left_out",))):
-        assert WARNING in told(runs.fleet, *command)
-        code, document = run_command(runs.fleet, *command)
+        assert WARNING in told_here(runs.fleet, *command)
+        code, document = run_here(runs.fleet, *command)
         found = document[entry[0]] if len(entry) == 1 else document[entry[0]][0][entry[1]]
         assert (code, uncounted(found)) == (0, TABLES)
     # What is counted since is known.
@@ -205,11 +211,6 @@ def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> N
 
 def uncounted(left_out: list[dict[str, Any]]) -> list[str]:
     return sorted(one["name"] for one in left_out if one["kind"] == "uncounted_table")
-
-
-def told(fleet: Fleet, *words: str) -> str:
-    line = command_line(fleet, *words)
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def eventually(claim: Callable[[], bool]) -> bool:

@@ -25,10 +25,11 @@ from snapshots.base_copy.large_objects import PART_BYTES
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.records.commit import FullSnapshot
-from tests.integration.large_object_states import all_large
+from tests.commands.in_process import run_here
 from tests.integration.own_database import back, own_database
 from tests.integration.refusing import NoSpark, execute, refused
-from tests.snapshot_runs import Ready, Runs, run_command
+from tests.snapshot_runs import Ready, Runs
+from tests.tables.large_object_states import all_large
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +113,7 @@ def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pyte
     assert f"  read back whole, and compared with nothing: {COUNT} large objects" in lines
     assert f"  {warning}" in lines
     for command in (("list",), ("show", NAME)):
-        _, document = run_command(runs.fleet, *command)
+        _, document = run_here(runs.fleet, *command)
         entry = document["snapshots"][0] if command == ("list",) else document
         assert [(one["kind"], one["count"]) for one in entry["warned"]] == [("large_objects_of_full", COUNT)]
 

@@ -6,7 +6,7 @@ Judged by the catalogs: whatever the source has and the restored database has no
 from __future__ import annotations
 
 import re
-import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ import pytest
 from cli.commands.check import lines_of as check_lines
 from cli.commands.create import lines_of as create_lines
 from cli.commands.restore import lines_of as restore_lines
-from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from snapshots.records.commits import read_chain
+from tests.commands.in_process import run_here, told_here
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, command_line, described, run_command
+from tests.snapshot_runs import Ready, Runs, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
 
 NAME = "named"
+END_SECONDS_MAX = 30
 RULES = '[groups]\nexclude = ["audit.*"]\nappend_only = ["public.log"]\n'
-COMMAND_SECONDS_MAX = 60
 WARNING = "warning: inserts and truncates only, updates and deletes are not followed: public.log"
 
 SCHEMA = """
@@ -161,13 +161,18 @@ def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
     with psycopg.connect(source) as session:
         session.execute("CREATE TEMPORARY TABLE passing (id int)")
         session.commit()
-        code, document = run_command(runs.fleet, "create", NAME, "--dry-run")
+        code, document = run_here(runs.fleet, "create", NAME, "--dry-run")
         assert code == 0
         assert {(one["kind"], one["name"]) for one in document["left_out"]} == EXPECTED
         commit = runs.full(NAME)
     assert named(commit.left_out) == EXPECTED
     assert read_chain(runs.fleet.store.open(), NAME).left_out == commit.left_out
     assert_every_line(create_lines(commit))
+    # Its server goes on when the session has ended, and drops its tables.
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while rows(source, "SELECT FROM pg_class WHERE relname = 'passing'"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     before = rows(source, OBJECTS_QUERY)
 
     target = replace(runs.fleet, nodes=(with_database(runs.fleet.nodes[0], "back"),))
@@ -237,16 +242,10 @@ def assert_increments_name_what_is_left_out_then(runs: Runs, source: str) -> Non
 
 def assert_append_only_is_warned_about_everywhere(runs: Runs) -> None:
     for words in (("list",), ("show", NAME)):
-        assert WARNING in told(runs.fleet, *words)
-    code, document = run_command(runs.fleet, "show", NAME)
+        assert WARNING in told_here(runs.fleet, *words)
+    code, document = run_here(runs.fleet, "show", NAME)
     assert (code, document["append_only"]) == (0, ["public.log"])
     assert ("unlogged_table", "public.later") in {(one["kind"], one["name"]) for one in document["left_out"]}
     report = runs.check(NAME)
     assert f"  {WARNING}" in check_lines(report)
     assert report.to_json()["snapshots"][0]["append_only"] == ["public.log"]
-
-
-def told(fleet: Fleet, *words: str) -> str:
-    """What a command says to a person."""
-    line = command_line(fleet, *words)
-    return subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=True).stdout

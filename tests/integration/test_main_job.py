@@ -1,14 +1,16 @@
-"""The main job: a bank at work, a full snapshot and five increments, and each of the six states restored.
+"""The main job, by its commands on S3: a bank at work, a full snapshot and increments, and its states restored.
 
-Once with a folder as the store and once with S3. The last increment is taken with the bank at rest: that
-state must equal the sources row for row, by PostgreSQL's own sorted COPY.
+The last increment is taken with the bank at rest: that state must equal the sources row for row, by PostgreSQL's own
+sorted COPY. In short three increments, of whose states the last and one that is drawn are restored; in the long form
+five, and all of them.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,14 +18,18 @@ from embedded.bank import read_invariants
 from embedded.bank_workload import BankWorkload
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, load_fleet
-from tests.s3_server import S3Server
+from tests.commands.in_process import run_here
+from tests.s3_kinds import NAMED_URL, ONE_KIND, S3Place
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, sorted_copies
+from tests.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "main"
-INCREMENTS = 5
+INCREMENTS = 5 if SOAK_SECONDS else 3
+STATES = range(INCREMENTS + 1)
+RESTORED = [*STATES] if SOAK_SECONDS else [random.Random(SEED).randrange(INCREMENTS), INCREMENTS]
 TRANSACTIONS_BETWEEN = 100
 WAIT_SECONDS = 0.05
 
@@ -32,23 +38,20 @@ WAIT_SECONDS = 0.05
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A fresh second fleet, without the database that is restored into it."""
     directory = tmp_path_factory.mktemp("target") / "fleet"
-    fleet = start_fleet(directory, shards=2, backups=0, schema=False)
+    fleet = start_fleet(directory, shards=2, backups=0, schema=False, settings={"fsync": "off"})
     try:
         yield load_fleet(fleet.fleet_toml)
     finally:
         stop_fleet(directory, delete=True)
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=[ONE_KIND, *["named_s3"] * bool(NAMED_URL)])
 def runs(
     request: pytest.FixtureRequest, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> Iterator[Runs]:
-    """The shared fleet with an empty store of each kind."""
-    if request.param == "folder":
-        fleet = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    else:
-        server: S3Server = request.getfixturevalue("s3")
-        fleet = described(shared_fleet, tmp_path / "fleet.toml", server.bucket("main-job"), server.options)
+    """The shared fleet with an empty bucket."""
+    server: S3Place = request.getfixturevalue(request.param)
+    fleet = described(shared_fleet, tmp_path / "fleet.toml", server.bucket("main-job"), server.options)
     with chains_dropped(fleet):
         yield Runs(fleet, Ready(spark))
 
@@ -59,27 +62,32 @@ def work(bank: BankWorkload) -> None:
         assert bank.wait(WAIT_SECONDS)
 
 
-def test_each_of_six_states_of_a_bank_at_work_comes_back(
-    runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet
-) -> None:
-    runs.init()
+def test_the_states_of_a_bank_at_work_come_back(runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet) -> None:
+    def snapshot(*words: str) -> dict[str, Any]:
+        code, document = run_here(runs.fleet, *words, spark=runs.spark.running)
+        assert code == 0, document
+        return document
+
+    snapshot("init")
     with BankWorkload(shared_fleet.dsns(), clients=4, pause_seconds=0.005) as bank:
-        commits = [runs.full(NAME)]
+        commits = [snapshot("create", NAME)]
         for _ in range(INCREMENTS - 1):
             work(bank)
-            commits.append(runs.increment(NAME))
+            commits.append(snapshot("create", NAME, "--incremental"))
         work(bank)
         bank.stop()
         crossed = bank.committed.cross
-    commits.append(runs.increment(NAME))
-    assert [commit.increment for commit in commits] == list(range(INCREMENTS + 1))
-    assert all(commit.counts["transactions"] >= TRANSACTIONS_BETWEEN for commit in commits[1:])
+    commits.append(snapshot("create", NAME, "--incremental"))
+    assert [commit["increment"] for commit in commits] == [*STATES]
+    assert all(commit["transactions"] >= TRANSACTIONS_BETWEEN for commit in commits[1:])
+    (listed,) = snapshot("list")["snapshots"]
+    assert [one["number"] for one in listed["increments"]] == [*STATES][1:]
 
     restored = [node.dsn for node in target.primaries]
     transfers = []
-    for increment in range(INCREMENTS + 1):
-        report = runs.restore(NAME, target, increment)
-        assert report.increment == increment
+    for increment in RESTORED:
+        report = snapshot("restore", NAME, "--increment", str(increment), "--to", str(target.path), "--replace")
+        assert report["increment"] == increment
         found = read_invariants(restored)
         assert found.hold, (increment, found)
         transfers.append(sum(found.transfers))
@@ -87,9 +95,10 @@ def test_each_of_six_states_of_a_bank_at_work_comes_back(
     for source, copy in zip(shared_fleet.dsns(), restored, strict=True):
         assert sorted_copies(copy) == sorted_copies(source)
 
-    report = runs.check_one(NAME)
-    assert (report.result, report.conflicts, report.skipped) == ("valid", [], [])
-    assert report.compared.transactions > 0
-    assert report.compared.transactions <= crossed
-    assert report.compared.partitions >= 4
+    document = snapshot("check", NAME)
+    (checked,) = document["snapshots"]
+    assert document["result"] == checked["result"] == "valid"
+    assert (checked["conflicts"], checked["skipped"]) == ([], [])
+    assert 0 < checked["compared"]["transactions"] <= crossed
+    assert checked["compared"]["partitions"] >= 4
     assert names_of_snapshots(runs.fleet) == [NAME]

@@ -1,7 +1,7 @@
 """Snapshots taken where deleting is forbidden, and read where writing is: under the policies of docs/storage.md.
 
 versitygw enforces them itself, users and all. Before moto's server, which lets everybody do everything, a proxy does.
-The bucket of the whole chain also locks every object for a day.
+The bucket of the whole chain, which in short is on one of the two, also locks every object for a day.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from snapshots.operations.operation import pending
 from snapshots.removal.gc import collect_garbage
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, WritingRefusedError
-from tests.policies import ROLES, bucket_policy, forbidden_operations
+from tests.commands.in_process import run_here
+from tests.s3.policies import ROLES, bucket_policy, forbidden_operations
+from tests.s3_kinds import ONE_KIND
 from tests.s3_proxy import s3_proxy
 from tests.s3_server import S3Server
 from tests.snapshot_runs import Ready, Runs, chains_dropped, described, run_command, sorted_copies, transfers_taken_back
+from tests.soak import SOAK_SECONDS
 from tests.versitygw import create_user
 from tests.watching import Watching
 
@@ -94,6 +97,8 @@ def enforced_by_proxies(server: S3Server, _: str, stack: ExitStack) -> dict[str,
 
 
 ENFORCED = {"s3": enforced_by_proxies, "versitygw": enforced_by_users}
+# Where the whole chain is taken: on the server that is no test double, where that can be.
+OF_CHAIN = [*ENFORCED] if SOAK_SECONDS else [ONE_KIND]
 RETENTION = {"s3": "COMPLIANCE", "versitygw": "GOVERNANCE"}
 MakePlace: TypeAlias = Callable[[str], Place]
 
@@ -155,6 +160,7 @@ def test_who_creates_deletes_nothing_who_reads_writes_nothing_and_retention_free
 
 
 @pytest.mark.timeout(CHAIN_SECONDS_MAX)
+@pytest.mark.parametrize("kind", OF_CHAIN, indirect=True)
 def test_a_chain_is_taken_and_read_by_those_who_may_no_more_than_that(
     kind: str, make_place: MakePlace, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, restored: None
 ) -> None:
@@ -164,7 +170,7 @@ def test_a_chain_is_taken_and_read_by_those_who_may_no_more_than_that(
         for role in ("create", "read")
     )
     with chains_dropped(creating.fleet):
-        code, report = run_command(creating.fleet, "init")
+        code, report = run_here(creating.fleet, "init")
         assert (code, "object probes/" in report["deleting_refused"]) == (0, True), report
 
         # Taken where nothing can be deleted, also after one that has to be settled.
@@ -181,7 +187,7 @@ def test_a_chain_is_taken_and_read_by_those_who_may_no_more_than_that(
 
     # Read where nothing can be written.
     kept = place.kept()
-    assert [run_command(reading.fleet, *words)[0] for words in (("list",), ("show", NAME))] == [0, 0]
+    assert [run_here(reading.fleet, *words)[0] for words in (("list",), ("show", NAME))] == [0, 0]
     report = reading.check_one(NAME)
     assert (report.result, report.conflicts, report.skipped) == ("valid", [], [])
     target = replace(reading.fleet, nodes=tuple(with_database(node, RESTORED) for node in reading.fleet.primaries))
@@ -209,5 +215,5 @@ def test_a_chain_is_taken_and_read_by_those_who_may_no_more_than_that(
     assert {one["object"] for one in report["refused"]} == {
         key for key in locked if key.startswith(f"snapshots/{NAME}/")
     }
-    assert run_command(reading.fleet, "list")[1]["snapshots"] == []
-    assert run_command(collecting, "delete", NAME)[0] == 3
+    assert run_here(reading.fleet, "list")[1]["snapshots"] == []
+    assert run_here(collecting, "delete", NAME)[0] == 3

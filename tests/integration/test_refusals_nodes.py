@@ -60,13 +60,24 @@ def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.
     return Runs(described(embedded, directory / "fleet.toml", f"file://{directory}/store"), Ready(spark))
 
 
+STANDING: dict[tuple[Node, ...], Commit] = {}
+
+
 def begun(runs: Runs) -> Commit:
     """What NEW_CHAIN says, command by command; the slots of chains that have ended are dropped."""
     for node in runs.fleet.nodes:
         for slot in slots_of(node.dsn):
             assert drop_slots([node], slot) == []
     runs.init()
-    commit = runs.full(next(NAMES))
+    STANDING.clear()
+    commit = STANDING[runs.fleet.nodes] = runs.full(next(NAMES))
+    return commit
+
+
+def standing(runs: Runs) -> Commit:
+    """The chain that the test before has begun, which goes on with an increment, or a new one; the test ends it."""
+    commit = STANDING.pop(runs.fleet.nodes, None) or begun(runs)
+    STANDING.clear()
     runs.increment(commit.snapshot)
     return commit
 
@@ -99,7 +110,7 @@ def await_standby(embedded: EmbeddedFleet) -> None:
 
 
 def test_a_lowered_wal_level_is_named_before_the_slot_that_it_cost(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = begun(runs)
+    chain = standing(runs)
     primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
     slot = slot_name(chain.operation)
     # With a logical slot PostgreSQL would not start at a lower level.
@@ -123,7 +134,7 @@ def test_a_lowered_wal_level_is_named_before_the_slot_that_it_cost(embedded: Emb
 
 
 def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = begun(runs)
+    chain = standing(runs)
     dsn = runs.fleet.node("s1").dsn
     fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
     execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
@@ -140,7 +151,7 @@ def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet
 
 
 def test_a_database_that_was_created_again_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = begun(runs)
+    chain = standing(runs)
     primary = embedded.node("s1")
     execute(primary.dsn("postgres"), "DROP DATABASE bank WITH (FORCE)", "CREATE DATABASE bank")
     create_bank(primary.dsn(), shard=0)
@@ -151,7 +162,7 @@ def test_a_database_that_was_created_again_ends_a_chain(embedded: EmbeddedFleet,
 
 
 def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = begun(runs)
+    chain = standing(runs)
     slot = slot_name(chain.operation)
     report = runs.restore(chain.snapshot, runs.fleet)
     assert sorted(report.slots_dropped) == [f"s1-b1: {slot}", f"s1: {slot}"]
@@ -166,7 +177,7 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
 
 
 def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = begun(runs)
+    chain = standing(runs)
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
     of_primaries = begun(alone)
     promoted = runs.fleet.node("s1-b1")
@@ -187,7 +198,7 @@ def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: 
 
 def test_a_primary_that_was_put_back_or_replaced_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
-    chain = begun(alone)
+    chain = standing(alone)
     node = embedded.node("s1")
     copy = node.folder / "copy"
     embedded.stop_node(node)
@@ -250,7 +261,7 @@ def test_an_upgraded_server_ends_a_chain(
     execute(node.dsn(), ROWS_KEPT)
     fleet = replace(runs.fleet, store=StoreLocation(f"file://{tmp_path}/store"), nodes=(Node("s1", node.dsn()),))
     before = Runs(fleet, runs.spark)
-    chain = begun(before)
+    chain = standing(before)
     # From before 17 no logical slot comes along; pg_upgrade wants the server stopped, and a cluster of the same kind.
     stop_server(node)
     create_cluster(new, after, "--no-data-checksums")

@@ -16,7 +16,7 @@ import pytest
 from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
-from tests.s3_kinds import KINDS, S3Place
+from tests.s3_kinds import DRAWN_KINDS, S3Place
 from tests.s3_proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3_server import in_folder
 
@@ -47,7 +47,7 @@ class Profile(Protocol):
     def __call__(self, *, renewed: bool) -> dict[str, object]: ...
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=DRAWN_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     if not place.endpoint_url or "key" not in place.options:

@@ -21,7 +21,7 @@ from storage.store import (
     StoreUnfitError,
     StoreUnreachableError,
 )
-from tests.s3_kinds import KINDS, S3Place
+from tests.s3_kinds import DRAWN_KINDS, S3Place
 from tests.s3_proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, in_folder, s3_server
 from tests.versitygw import versitygw_server
@@ -41,10 +41,10 @@ BROKEN_AFTER = Fault(arrives=True, status=500, code="InternalError")
 
 OwnServer: TypeAlias = Callable[[], AbstractContextManager[S3Server]]
 # Those that a test may stop and kill.
-OWN_SERVERS = [s3_server, versitygw_server]
+OWN_SERVERS = [{"s3": s3_server, "versitygw": versitygw_server}[kind] for kind in DRAWN_KINDS if kind != "named_s3"]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=DRAWN_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     return place

@@ -21,7 +21,7 @@ from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.s3_multipart import PART_BYTES
 from storage.store import AnswerLostError, DeletionRefusedError, ObjectExistsError, StoreUnreachableError, Unfinished
-from tests.s3_kinds import KINDS, S3Place
+from tests.s3_kinds import DRAWN_KINDS, S3Place
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 
 WAIT_SECONDS_MAX = 30
@@ -47,7 +47,7 @@ class Line:
     direct: FsspecStore
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=DRAWN_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     return place

@@ -16,7 +16,7 @@ from storage.errors import SnapshotError
 from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError
-from tests.s3_kinds import KINDS, S3Place
+from tests.s3_kinds import DRAWN_KINDS, S3Place
 from tests.s3_proxy import Fault, S3Proxy, s3_proxy
 from tests.s3_server import ACCESS_KEY, in_folder
 
@@ -42,7 +42,7 @@ class Line:
     store: ObjectStore
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=DRAWN_KINDS)
 def opened(request: pytest.FixtureRequest) -> Iterator[Line]:
     server: S3Place = request.getfixturevalue(request.param)
     if not server.endpoint_url:

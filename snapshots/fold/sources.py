@@ -156,15 +156,15 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
     """Filter the changes of a segment to those that belong to the state, without TRUNCATEs."""
     op = _numbers(table, "op")
     lsn = _numbers(table, "lsn")
-    effective = np.isin(op, [code for code in CHANGE_OPS if code != TRUNCATE]) & (lsn < source.position)
+    filter_effective = np.isin(op, [code for code in CHANGE_OPS if code != TRUNCATE]) & (lsn < source.position)
     if source.excluded:
-        effective &= ~np.isin(lsn, np.fromiter(source.excluded, np.int64))
+        filter_effective &= ~np.isin(lsn, np.fromiter(source.excluded, np.int64))
     if source.truncated:
         group, seq = _numbers(table, "group"), _numbers(table, "seq")
         for number, (at_lsn, at_seq) in source.truncated.items():
             before = (lsn < at_lsn) | ((lsn == at_lsn) & (seq < at_seq))
-            effective &= ~((group == number) & before)
-    return table if effective.all() else table.filter(to_mask(effective))
+            filter_effective &= ~((group == number) & before)
+    return table if filter_effective.all() else table.filter(to_mask(filter_effective))
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, tzinfo
 from types import SimpleNamespace
@@ -13,33 +13,16 @@ from snapshots.operations import leases
 from snapshots.operations import operation as operations
 from snapshots.operations import settling as settle
 from snapshots.records import commits, documents
-from snapshots.removal import deletion, garbage, old_records, pruning, removal
+from snapshots.removal import deletion, garbage, pruning
 from snapshots.removal import gc as collecting
 from storage import ids, storing
+from tests.simulation.calls_in_order import calls_in_order
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process
 
 _verified: dict[bytes, tuple[bytes, str]] = {}
 _understood: dict[tuple[bytes, Any], Any] = {}
 REMEMBERED_MAX = 2000
-
-
-class InlineExecutor:
-    """A ThreadPoolExecutor of no threads, so that a process makes its calls in one order."""
-
-    def __init__(self, _threads: int) -> None: ...
-
-    def __enter__(self) -> InlineExecutor:
-        return self
-
-    def __exit__(self, *_error: object) -> None: ...
-
-    def shutdown(self, *, cancel_futures: bool) -> None:
-        """See Executor."""
-
-    def map(self, ask: Callable[[Any], Any], *items: Iterable[Any]) -> Iterator[Any]:
-        """See Executor."""
-        return map(ask, *items)
 
 
 def verified_once(key: str, body: bytes) -> tuple[bytes, str]:
@@ -88,6 +71,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
         return world.running.drop_slots(slot)
 
     with ExitStack() as stack:
+        stack.enter_context(calls_in_order())
         for module, name, value in (
             (operations, "datetime", Clock),
             (leases, "datetime", Clock),
@@ -95,14 +79,10 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (collecting, "datetime", Clock),
             (deletion, "datetime", Clock),
             (pruning, "datetime", Clock),
-            (removal, "ThreadPoolExecutor", InlineExecutor),
-            (collecting, "ThreadPoolExecutor", InlineExecutor),
-            (old_records, "ThreadPoolExecutor", InlineExecutor),
             (leases, "_renewing", not_renewed),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
             (ids, "secrets", SimpleNamespace(token_hex=world.token)),
             (storing, "time", SimpleNamespace(sleep=sleep)),
-            (commits, "ThreadPoolExecutor", InlineExecutor),
             (settle, "drop_slots", drop_slots),
             (documents, "unseal", verified_once),
             (commits, "unseal", verified_once),

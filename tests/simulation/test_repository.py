@@ -48,7 +48,8 @@ def test_the_history_of_the_seed_keeps_every_promise() -> None:
     run_repository(SEED)
 
 
-# A minute on two idle cores; a machine that does other things too may take long.
+# Half a minute on two idle cores; a machine that does other things too may take long.
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
 def test_ten_thousand_histories_keep_every_promise() -> None:

@@ -11,7 +11,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from threading import RLock
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ from snapshots.removal import garbage
 from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectMissingError
+from tests.simulation.calls_in_order import calls_in_order
 from tests.soak import SOAK_SECONDS
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import NODES, MadeStore, collected, needed_by
@@ -52,7 +52,7 @@ class Between:
     """The store as gc sees it: before each of its calls the others may do something."""
 
     def __init__(self, store: Any, others: Callable[[], None]) -> None:
-        self._store, self._others, self._lock = store, others, RLock()
+        self._store, self._others = store, others
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -60,9 +60,8 @@ class Between:
             return found
 
         def call(*arguments: Any) -> Any:
-            with self._lock:
-                self._others()
-                return found(*arguments)
+            self._others()
+            return found(*arguments)
 
         return call
 
@@ -255,6 +254,12 @@ def run(seed: int) -> int:
     crowd.check()
     assert crowd.left() == set()
     return removed
+
+
+@pytest.fixture(autouse=True)
+def _a_seed_is_a_history() -> Iterator[None]:
+    with calls_in_order():
+        yield
 
 
 @pytest.fixture(autouse=True)

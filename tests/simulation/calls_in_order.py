@@ -1,0 +1,38 @@
+"""The calls that a command makes to the store several at a time, made one after the other: always in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from snapshots.records import commits
+from snapshots.removal import gc, old_records, removal
+
+
+class InlineExecutor:
+    """A ThreadPoolExecutor of no threads, so that a process makes its calls in one order."""
+
+    def __init__(self, _threads: int) -> None: ...
+
+    def __enter__(self) -> InlineExecutor:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        """See Executor."""
+
+    def map(self, ask: Callable[[Any], Any], *items: Iterable[Any]) -> Iterator[Any]:
+        """See Executor."""
+        return map(ask, *items)
+
+
+@contextmanager
+def calls_in_order() -> Iterator[None]:
+    """Let everything that reads or removes objects run without threads."""
+    with ExitStack() as stack:
+        for module in (commits, gc, old_records, removal):
+            stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))
+        yield

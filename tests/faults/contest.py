@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,10 +52,13 @@ class Stop:
 def stops(*, incremental: bool, nodes: int) -> list[Stop]:
     """Every point of a create; of those that are reached on every node the first and the last."""
     found: list[Stop] = []
+    reached: Counter[Point] = Counter()
     for point in INCREMENT_POINTS if incremental else FULL_POINTS:
         if point is CrashPoint.COMMITTED:
             found.append(Stop(ABOUT_TO_COMMIT, 1, len(found)))
-        counts = (1, nodes) if point in PER_NODE else (1,)
+        # A full create has Spark ready twice: for its copy and for its cut.
+        reached[point] += 1
+        counts = (1, nodes) if point in PER_NODE else (reached[point],)
         found += [Stop(str(point), count, len(found) + number) for number, count in enumerate(counts)]
     return found
 

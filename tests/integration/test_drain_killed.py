@@ -60,8 +60,8 @@ def create_some(store, prefix, number, held, *rest):
     return create(store, prefix, number, held, *rest)
 
 wal.drain.drain.create_segment = create_some
-wal.drain.drain.FIRST_CHUNK_MESSAGES = wal.drain.drain.CHUNK_MESSAGES_MIN = wal.drain.drain.CHUNK_MESSAGES_MAX =
-{messages}
+for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):
+    setattr(wal.drain.drain, name, {messages})
 """
 
 

@@ -52,7 +52,7 @@ class Stop:
 def stops(*, incremental: bool, nodes: int) -> list[Stop]:
     """Every point of a create; of those that are reached on every node the first and the last."""
     found: list[Stop] = []
-    reached: Counter[Point] = Counter()
+    reached: Counter[CrashPoint] = Counter()
     for point in INCREMENT_POINTS if incremental else FULL_POINTS:
         if point is CrashPoint.COMMITTED:
             found.append(Stop(ABOUT_TO_COMMIT, 1, len(found)))

@@ -128,6 +128,14 @@ class Bucket:
             return False
         return True
 
+    def copy_to(self, other: Bucket) -> None:
+        """Put all that is and was here into an empty bucket. Puts under way are left out."""
+        for key in self.stored.list(""):
+            other.stored.create(key, self.stored.read(key))
+        other.log += self.log
+        other.first |= self.first
+        other.created_at |= self.created_at
+
     def keys_at(self, moment: int) -> set[str]:
         """The keys that were there after the first `moment` changes."""
         found: set[str] = set()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from storage.digest import digest
 from storage.memory import InMemoryStore
@@ -74,8 +74,7 @@ OF_LIST = (*ANY, Fault.STALE, Fault.REORDERED)
 OF_DELETE = (*ANY, Fault.REFUSED, Fault.LOST_DELETED)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of a process, as the weather sees it."""
 
     verb: str
@@ -280,7 +279,7 @@ class FaultyStore:
         fault = self._begin(Call(verb, folder, OF_LIST))
         if fault is Fault.STALE:
             return chosen(sorted(self._bucket.keys_at(self._weather.below(len(self._bucket.log) + 1))))
-        found = chosen(self._bucket.stored.list(""))
+        found = chosen(self._bucket.stored.list(folder))
         if fault is Fault.REORDERED:
             middle = self._weather.below(len(found) + 1)
             return [*found[middle:], *found[:middle]]

@@ -69,7 +69,7 @@ class InMemoryStore:
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         with self._lock:
-            return sorted(key for key in self._objects if key.startswith(start))
+            return sorted([key for key in self._objects if key.startswith(start)])
 
     def list_children(self, prefix: str) -> Keys:
         """See ObjectStore."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from storage.digest import digest
 from storage.memory import InMemoryStore
@@ -74,8 +74,7 @@ OF_LIST = (*ANY, Fault.STALE, Fault.REORDERED)
 OF_DELETE = (*ANY, Fault.REFUSED, Fault.LOST_DELETED)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of a process, as the weather sees it."""
 
     verb: str
@@ -127,6 +126,14 @@ class Bucket:
         except ObjectExistsError:
             return False
         return True
+
+    def copy_to(self, other: Bucket) -> None:
+        """Put all that is and was here into an empty bucket. Puts under way are left out."""
+        for key in self.stored.list(""):
+            other.stored.create(key, self.stored.read(key))
+        other.log += self.log
+        other.first |= self.first
+        other.created_at |= self.created_at
 
     def keys_at(self, moment: int) -> set[str]:
         """The keys that were there after the first `moment` changes."""
@@ -272,7 +279,7 @@ class FaultyStore:
         fault = self._begin(Call(verb, folder, OF_LIST))
         if fault is Fault.STALE:
             return chosen(sorted(self._bucket.keys_at(self._weather.below(len(self._bucket.log) + 1))))
-        found = chosen(self._bucket.stored.list(""))
+        found = chosen(self._bucket.stored.list(folder))
         if fault is Fault.REORDERED:
             middle = self._weather.below(len(found) + 1)
             return [*found[middle:], *found[:middle]]

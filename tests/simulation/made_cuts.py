@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pyarrow as pa
 
@@ -112,10 +113,9 @@ def cuts_of(worlds: Sequence[World]) -> Iterator[tuple[Cut, list[Made]]]:
         }
         cut = rule.resolve(windows)
         assert [part.node for part in cut.nodes] == list(windows)
-        made: list[Made] = []
+        made, parts = [], iter(cut.nodes)
         for wave, fleet, last in zip(waves, nodes, before, strict=True):
-            first = sum(len(one.nodes) for one in made)
-            made.append(_made(wave, fleet, cut.nodes[first : first + len(fleet)], last))
+            made.append(_made(wave, fleet, tuple(islice(parts, len(fleet))), last))
         yield cut, made
         before = list(made)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -85,6 +85,20 @@ class RepositoryWorld:
         self.tally: Counter[str] = Counter()
         self.story: list[str] = []
         self._ids = Random(seed)
+
+    def copied(self) -> RepositoryWorld:
+        """Another world in which the same has happened, while nothing runs: what happens in one is not in the other."""
+        copy = RepositoryWorld(0)
+        copy.draw.setstate(self.draw.getstate())
+        copy._ids.setstate(self._ids.getstate())
+        copy.schedule.steps, copy.skipped = self.schedule.steps, self.skipped
+        self.bucket.copy_to(copy.bucket)
+        copy.nodes = ModelNodes(dict(self.nodes.wal), {slot: dict(at) for slot, at in self.nodes.slots.items()})
+        copy.attempts = {operation: replace(one) for operation, one in self.attempts.items()}
+        copy.deletions = {name: replace(one) for name, one in self.deletions.items()}
+        copy.prunings = {name: replace(one) for name, one in self.prunings.items()}
+        copy.seen, copy.tally, copy.story = dict(self.seen), self.tally.copy(), list(self.story)
+        return copy
 
     def now(self) -> datetime:
         """The time of day everywhere."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 from fleet.config import Retention
@@ -46,25 +46,32 @@ THEN = (
 )
 
 
-def prepare(world: RepositoryWorld, *commands: str) -> tuple[str, ...]:
-    """Let there be a snapshot x of one increment, and garbage; for what prunes it an older w. The names to be seen."""
+@cache
+def _prepared(names: tuple[str, ...]) -> RepositoryWorld:
+    """A world in which all but the last of the names are snapshots of one increment, beside which there is garbage."""
+    world = RepositoryWorld(0)
+    with simulated(world):
+        for name in names[:-1]:
+            run_calm(world, f"create {name}", partial(create_full, name=name))
+            run_calm(world, f"increment {name}", partial(create_increment, name=name))
+            world.skip(HOUR_SECONDS)
+        for name, work in (("create y", create_full), ("increment x", create_increment)):
+            killed = Process(world, f"{name} that is killed", CALM)
+            killed.weather.kills_before_commit = True
+            killed.run(partial(work, name=name[-1]))
+    return world
+
+
+def prepared(*commands: str) -> tuple[RepositoryWorld, tuple[str, ...]]:
+    """A world with a snapshot x and garbage; for what prunes it an older w. And the names to be seen there."""
     names = ("w", "x", "y") if any(command.endswith("w") for command in commands) else ("x", "y")
-    for name in names[:-1]:
-        run_calm(world, f"create {name}", partial(create_full, name=name))
-        run_calm(world, f"increment {name}", partial(create_increment, name=name))
-        world.skip(HOUR_SECONDS)
-    for name, work in (("create y", create_full), ("increment x", create_increment)):
-        killed = Process(world, f"{name} that is killed", CALM)
-        killed.weather.kills_before_commit = True
-        killed.run(partial(work, name=name[-1]))
-    return names
+    return _prepared(names).copied(), names
 
 
 def calls_of(command: str) -> list[Call]:
     """The calls that a command makes where nothing happens."""
-    world = RepositoryWorld(0)
+    world, _ = prepared(command)
     with simulated(world):
-        prepare(world, command)
         process = Process(world, command, CALM)
         assert process.run(COMMANDS[command]) == "yes"
     return process.weather.calls
@@ -101,9 +108,8 @@ def run_stricken(command: str, plan: Mapping[int, Fault]) -> Counter[str]:
 
     Raises PromiseBrokenError.
     """
-    world = RepositoryWorld(0)
+    world, names = prepared(command)
     with promising(world, f"{command} at call {plan}"), simulated(world):
-        names = prepare(world, command)
         process = Process(world, command, CALM)
         process.weather.plan = plan
         process.run(COMMANDS[command])
@@ -123,9 +129,8 @@ def walk_rivals(command: str, rival: str) -> Counter[str]:
 
 def run_rivals(command: str, rival: str, number: int, plan: Mapping[int, Fault] | None = None) -> Counter[str]:
     """Run a command that is stopped before its call `number` while the rival runs to its end."""
-    world = RepositoryWorld(0)
+    world, names = prepared(command, rival)
     with promising(world, f"{command} stopped at call {number}, {rival}, {plan}"), simulated(world):
-        names = prepare(world, command, rival)
         process, other = Process(world, command, CALM), Process(world, f"{rival} beside it", CALM)
         process.weather.aside = (number, partial(other.run, COMMANDS[rival]))
         process.weather.plan = plan or {}

@@ -66,16 +66,19 @@ def test_histories_keep_every_promise_for_as_long_as_asked() -> None:
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_fault_at_every_call_of_a_command_is_mended_by_the_next(command: str) -> None:
     assert walk_faults(command)["histories"] > 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMITTING)
 def test_every_two_faults_around_a_commit_are_mended_by_the_next_command(command: str) -> None:
     assert walk_commit(command)["histories"] > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "rival"), list(product(RIVALS, COMMANDS)))
 def test_a_command_that_is_stopped_at_any_call_while_another_runs_keeps_every_promise(command: str, rival: str) -> None:
     assert walk_rivals(command, rival)["histories"] > 10

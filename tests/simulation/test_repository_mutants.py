@@ -48,6 +48,7 @@ def caught() -> Iterator[Mapping[Mutant, Future[int | None]]]:
         processes.shutdown(cancel_futures=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.__name__ for mutant in MUTANTS])
 def test_a_broken_protocol_is_caught(caught: Mapping[Mutant, Future[int | None]], mutant: Mutant) -> None:

@@ -25,8 +25,8 @@ GARBAGE_OBJECTS = 50_000
 
 # Of successive seeds: the first, and how many.
 RunSeeds = Callable[[int, int], Counter[str]]
-# How many fleets are side by side, again and again: most histories are with many, one in thirty is alone.
-SIDE_BY_SIDE = (*(1,) * 10, 2, 4, 8, 16, *(65,) * 4)
+# How many fleets are side by side, again and again: most histories are with many, one in seventy is alone.
+SIDE_BY_SIDE = (*(1,) * 4, 2, 4, 8, 16, *(66,) * 4)
 
 
 class PromiseBrokenError(Exception):

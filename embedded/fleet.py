@@ -153,7 +153,7 @@ def start_fleet(
         if shape != [(node.id, node.backup_of) for node in fleet.nodes]:
             raise FolderTakenError(
                 f"{directory} holds a fleet with other nodes: {', '.join(node.id for node in fleet.nodes)}",
-                hint=f"request the same shards and backups, or first run: snapshot demo down {directory} --delete",
+                hint=f"request the same shards and standbys, or first run: snapshot demo down {directory} --delete",
             )
         return _resume(fleet)
 

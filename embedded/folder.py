@@ -117,8 +117,8 @@ def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
     """The id of every node with its backup_of: s1, s2, …, then s1-b1, …; raise UsageError."""
     if not (1 <= shards <= SHARDS_MAX and 0 <= backups <= BACKUPS_MAX):
         raise UsageError(
-            f"an embedded fleet can't have {shards} shards with {backups} backups each",
-            hint=f"choose 1 to {SHARDS_MAX} shards and 0 to {BACKUPS_MAX} backups",
+            f"an embedded fleet can't have {shards} shards with {backups} standbys each",
+            hint=f"choose 1 to {SHARDS_MAX} shards and 0 to {BACKUPS_MAX} standbys",
         )
     primaries = [f"s{shard}" for shard in range(1, shards + 1)]
     standbys = [(f"{name}-b{number}", name) for name in primaries for number in range(1, backups + 1)]

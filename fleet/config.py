@@ -162,6 +162,7 @@ def load_fleet(path: Path) -> Fleet:
     except (msgspec.DecodeError, ValueError) as error:
         # msgspec names the key as JSONPath does: `$.node[0].dsn`.
         problem = str(error).replace("`$.", "`")
+        problem = problem[:1].lower() + problem[1:]
         raise FleetFileError(f"{path}: {problem}", hint="docs/fleet-file.md lists every key") from error
 
 
@@ -172,7 +173,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     retention, spark = file.retention, dict(file.spark)
     master = spark.pop("master", "local[*]")
     if not isinstance(master, str) or not master:
-        raise ValueError("Expected `str`, not empty - at `spark.master`")
+        raise ValueError("`spark.master` must be a non-empty string")
     return Fleet(
         path=path,
         name=file.name,

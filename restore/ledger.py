@@ -18,7 +18,7 @@ COUNTED_AT_ONCE = 100
 
 
 class LoadError(RefusedError):
-    """A target node refused rows, or has another number than were loaded; the restore leaves nothing there."""
+    """A target node refused rows, or holds another number of rows than were loaded; the restore drops its database."""
 
 
 def create_ledger(connection: psycopg.Connection[Any]) -> None:

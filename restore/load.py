@@ -173,7 +173,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
         node = targets[batch.column("node")[int(lacking[0])].as_py()].node.id
         key = batch.column("key")[int(lacking[0])].as_py()
         raise LoadError(
-            f"node {node}: the snapshot lacks earlier images that the changes of the row with key {key!r} need",
+            f"node {node}: the row with key {key!r} can't be completed: the snapshot lacks an earlier image of it",
             hint="run: snapshot check   to see what is missing",
             details={"node": node},
         )

@@ -53,7 +53,7 @@ class RefusedError(SnapshotError):
 
 
 class IndeterminateError(SnapshotError):
-    """It is not known whether a commit was stored; the next command decides it."""
+    """It is not known whether a commit was stored; the next create, delete, prune or gc settles it."""
 
     exit_code = 5
 

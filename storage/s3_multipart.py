@@ -70,7 +70,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
     try:
         began = await filesystem.request("create_multipart_upload", **creation.place, Metadata=metadata)
     except Exception as error:
-        raise creation.nothing_stored(error) from error
+        raise creation.not_stored_error(error) from error
     upload = Upload(creation.bucket, creation.name, began["UploadId"])
     UNDERWAY.uploads[upload] = (filesystem, os.getpid())
     try:
@@ -81,7 +81,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
         await asyncio.shield(try_abort(filesystem, upload))
         if isinstance(error, SnapshotError) or not isinstance(error, Exception):
             raise
-        raise creation.nothing_stored(error) from error
+        raise creation.not_stored_error(error) from error
     finally:
         del UNDERWAY.uploads[upload]
 

@@ -64,9 +64,9 @@ class Creation:
                 break
         if may_be_stored:
             raise AnswerLostError(url=self.url, key=self.key, reason=reason_of(cause)) from cause
-        raise self.nothing_stored(cause) from cause
+        raise self.not_stored_error(cause) from cause
 
-    def nothing_stored(self, cause: Exception) -> SnapshotError:
+    def not_stored_error(self, cause: Exception) -> SnapshotError:
         """Return the error for a failure after which certainly nothing is stored."""
         if failure_of(cause) is S3Failure.NOT_IMPLEMENTED:
             return StoreUnfitError(url=self.url, lack="it does not implement conditional puts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from wal.segments.segments import SegmentMetadata, segment_bytes
 
 Document = dict[str, Any]
 EVENT_OPS = tuple(ord(letter) for letter in "CPKRM")
-
-
-def copied_store(store: Path, target: Path) -> Path:
-    """A copy of `store` that a test may damage."""
-    shutil.copytree(store, target)
-    return target
 
 
 def flip_byte(path: Path, place: float = 0.5) -> None:

@@ -24,7 +24,8 @@ MEANINGS: dict[int, str] = {
     USAGE: "usage: arguments or fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check was inconclusive: something was skipped, or nothing was there to compare",
-    INDETERMINATE: "indeterminate: whether the commit was stored is not known; the next command settles it",
+    INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
+    " settles it",
     UNREACHABLE: "a node or the store can't be reached",
     BUSY: "another operation is running",
     CANCELLED: "cancelled from elsewhere, or by SIGTERM",

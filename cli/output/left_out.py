@@ -22,13 +22,15 @@ class KindText(NamedTuple):
 KINDS: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.UNLOGGED_TABLE: KindText("unlogged table", "unlogged tables", "empty when restored"),
     LeftOutKind.FOREIGN_TABLE: KindText("foreign table", "foreign tables", "only the definition is restored"),
-    LeftOutKind.TEMPORARY_TABLES: KindText("temporary table", "temporary tables", "of sessions, not restored"),
+    LeftOutKind.TEMPORARY_TABLES: KindText("temporary table", "temporary tables", "session-local, not restored"),
     LeftOutKind.LARGE_OBJECTS: KindText("large object", "large objects", "not restored"),
     LeftOutKind.EXCLUDED_TABLE: KindText("excluded table", "excluded tables", "empty when restored"),
     LeftOutKind.EXTENSION_TABLE: KindText(
         "table of an extension", "tables of extensions", "restored as CREATE EXTENSION makes them"
     ),
-    LeftOutKind.UNLOGGED_SEQUENCE: KindText("unlogged sequence", "unlogged sequences", "at the start when restored"),
+    LeftOutKind.UNLOGGED_SEQUENCE: KindText(
+        "unlogged sequence", "unlogged sequences", "restart at their initial value"
+    ),
     LeftOutKind.SUBSCRIPTION: KindText("subscription", "subscriptions", "not restored"),
     LeftOutKind.DATABASE_SETTING: KindText("database setting", "database settings", "not restored"),
     LeftOutKind.DATABASE_PRIVILEGES: KindText("database's privileges", "databases' privileges", "not restored"),
@@ -40,8 +42,8 @@ KINDS: Mapping[LeftOutKind, KindText] = {
 # What is restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
     LeftOutKind.APPEND_ONLY_TABLE: "inserts and truncates only, updates and deletes are not followed",
-    LeftOutKind.UNCOUNTED_TABLE: "whether rows of append-only tables were updated or deleted is not known, PostgreSQL's"
-    " counters were reset or do not count",
+    LeftOutKind.UNCOUNTED_TABLE: "it is not known whether rows of append-only tables were updated or deleted:"
+    " PostgreSQL's counters were reset or are disabled",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as they were at the full snapshot, increments do not follow them",
     LeftOutKind.STANDBY_COPY: "standbys below PostgreSQL 16 can't decode WAL: check has no copy to compare",
 }

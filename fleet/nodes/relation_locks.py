@@ -74,9 +74,9 @@ def locked_error(
     with connect(node) as connection:
         holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), names, names))]
     return RelationLockedError(
-        f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock;"
-        f" locked now: {', '.join(holders) or 'nothing any more'}",
-        hint="end the transaction that holds the lock, or repeat the command after it ended",
+        f"node {node.id}: {what} waited {seconds or LOCK_SECONDS_MAX:.0f} s for a lock; "
+        + (f"held now: {', '.join(holders)}" if holders else "the lock has been released since"),
+        hint="wait until the transaction that holds the lock ends, or end it; then repeat the command",
         details={"node": node.id, "holders": holders},
     )
 

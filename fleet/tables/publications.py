@@ -88,7 +88,11 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
         failing = ", ".join(f"{table.group.name} on {node}" for node, table in refused if table.is_published)
         raise TableNotAdmissibleError(
             f"no replica identity, so updates and deletes can't be captured: {names}"
-            + (f"; PostgreSQL rejects those of {failing}, published while it had an identity" if failing else ""),
+            + (
+                f"; PostgreSQL rejects updates and deletes of {failing}, because these tables are still published"
+                if failing
+                else ""
+            ),
             hint=f"give them one, or list them in fleet.toml under groups.exclude or groups.append_only:\n{remedies}"
             + ("\nthen remove tables without one from the publication: snapshot init" if failing else ""),
             details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
@@ -100,7 +104,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     found = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
     if unreadable := [name for name, table in found if not table.readable]:
         raise TableNotAdmissibleError(
-            f"our role may not read {', '.join(unreadable)}",
+            f"the role of the dsn may not read {', '.join(unreadable)}",
             hint="GRANT pg_read_all_data TO the role, or exclude the tables in fleet.toml under groups.exclude",
         )
     unloadable = [
@@ -115,7 +119,7 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
         )
     if hidden := [name for name, table in found if table.hides_rows]:
         raise TableNotAdmissibleError(
-            f"row-level security keeps the role from rows of {', '.join(hidden)}",
+            f"row-level security hides from the role of the dsn rows of {', '.join(hidden)}",
             hint="ALTER ROLE … BYPASSRLS, or exclude the tables in fleet.toml under groups.exclude",
         )
 

@@ -143,7 +143,7 @@ def _why_copy(
     if was is None:
         return "it is new"
     if is_moved:
-        return "it had other columns in between and was written then"
+        return "its columns differed in between, and rows were written then"
     if any(one.is_copied or one.group.definition() != table.group.definition() for one in tried):
         return "a failed attempt archived it under another definition"
     if was.state is None:

@@ -74,7 +74,7 @@ class Listing:
             if entry and entry.lost:
                 warnings.append(f"{over_limit_text(kept)}: the next create drops its slots")
             elif kept.worst.is_past_limit:
-                warnings.append(f"{over_limit_text(kept)}: the next create gives it up")
+                warnings.append(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
             elif kept.worst.is_past_half:
                 warnings.append(warning_text(kept))
         return warnings

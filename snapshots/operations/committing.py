@@ -83,7 +83,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
         what = increment_label(commit.snapshot, commit.increment)
         raise CommitIndeterminateError(
             f"it is not known whether {what} was committed: the store's answer was lost",
-            hint="run: snapshot list   once the store answers; the next create settles it",
+            hint="run: snapshot list   once the store answers; the next create, delete, prune or gc settles it",
             details={"snapshot": commit.snapshot, "increment": commit.increment, "operation": commit.operation},
         ) from error
 

@@ -44,7 +44,7 @@ class OpenOperation:
             return f"{what} yet: its commit is in the store, so {increment_label(one.snapshot, one.increment)} exists"
         return (
             f"{what} yet: {increment_label(one.snapshot, one.increment)} is not committed by it;"
-            " it is running, or the next create settles it"
+            " it is running, or the next create, delete, prune or gc settles it"
             + (
                 "; until then the fleet may accept no writes, unless you run: snapshot resume"
                 if one.is_terminal

@@ -89,7 +89,7 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
             continue
         if kept.snapshot and kept.chain == continued:
             raise chain_lost_error(_lost_chain(store, kept, kept.snapshot))
-        progress.note(f"{over_limit_text(kept)}: the next create gives it up")
+        progress.note(f"{over_limit_text(kept)}: the next create marks the chain as lost and drops its slots")
 
 
 def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress) -> list[KeptChain]:
@@ -97,7 +97,7 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
     retained = [one for node in sessions.nodes for one in read_retained(node, sessions.connections[node.id])]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
     for node, why in others.not_asked.items():
-        progress.note(f"node {node} was not asked how much WAL it keeps: {why}")
+        progress.note(f"node {node}: its retained WAL is not known: {why}")
     answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:

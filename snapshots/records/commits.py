@@ -76,7 +76,7 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
         if not isinstance(found, Void):
             return CommitPlace(key, turn, found)
         # A void copied here from another commit's place would hide a commit.
-        check_about(key, (found.snapshot, found.increment), (name, increment))
+        check_about(key, increment_label(found.snapshot, found.increment), increment_label(name, increment))
         turn += 1
 
 

@@ -107,6 +107,9 @@ def checking(key: str) -> Iterator[None]:
 
 def check_about(key: str, found: object, expected: object) -> None:
     """Raise ManifestError unless a document is about what its key says: `found` must equal `expected`."""
-    with checking(key):
-        if found != expected:
-            raise ValueError(f"it is about {found}, not {expected}")
+    if found != expected:
+        raise ManifestError(
+            f"object {key} describes {found}, not {expected}",
+            hint="somebody copied it there: put the right object back from a copy of the store",
+            details={"object": key},
+        )

@@ -71,7 +71,7 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None
         lost: LostChain = read_sealed(store, key, LostChain)
     except ObjectMissingError:
         return None
-    check_about(key, (lost.snapshot, lost.chain), (snapshot, chain))
+    check_about(key, f"chain {lost.chain} of snapshot {lost.snapshot}", f"chain {chain} of snapshot {snapshot}")
     return lost
 
 
@@ -86,6 +86,6 @@ def chain_lost_error(lost: LostChain) -> ChainLostError:
     """The error for an increment of a lost chain."""
     return ChainLostError(
         f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
-        hint=f"{NEW_CHAIN}   (all restore points of this one can still be restored)",
+        hint=f"{NEW_CHAIN}   (the restore points of snapshot {lost.snapshot} can still be restored)",
         details={"snapshot": lost.snapshot, **lost.details()},
     )

@@ -85,7 +85,7 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
     """Read an intent; raise ObjectMissingError, ManifestError."""
     key = operation_key(operation_id, "intent")
     intent: Intent = read_document(store, key, Intent)
-    check_about(key, intent.operation, operation_id)
+    check_about(key, f"operation {intent.operation}", f"operation {operation_id}")
     with checking(key):
         check_time(intent.began_at)
         if intent.kind == "create" and not NAME.fullmatch(intent.snapshot):
@@ -100,7 +100,7 @@ def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
         outcome: Outcome = read_document(store, key, Outcome)
     except ObjectMissingError:
         return None
-    check_about(key, outcome.operation, operation_id)
+    check_about(key, f"operation {outcome.operation}", f"operation {operation_id}")
     return outcome
 
 
@@ -111,7 +111,7 @@ def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRen
         renewal: LeaseRenewal = read_document(store, key, LeaseRenewal)
     except ObjectMissingError:
         return None
-    check_about(key, renewal.operation, operation_id)
+    check_about(key, f"operation {renewal.operation}", f"operation {operation_id}")
     with checking(key):
         check_time(renewal.expires_at)
     return renewal

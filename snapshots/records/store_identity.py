@@ -68,7 +68,8 @@ def foreign_snapshot_error(name: str, fleet_id: str, store_fleet_id: str) -> For
     """The error for a snapshot of another fleet."""
     key = commit_key(name, 0)
     return ForeignSnapshotError(
-        f"object {key} belongs to fleet {fleet_id}, but by {FLEET_KEY} the store belongs to fleet {store_fleet_id}",
+        f"object {key} belongs to fleet {fleet_id}, but according to {FLEET_KEY} the store belongs to"
+        f" fleet {store_fleet_id}",
         hint="objects were copied here from another store: use one store per fleet",
         details={"snapshot": name, "object": key, "fleet": fleet_id},
     )

@@ -98,15 +98,15 @@ def _with_increments(
     if len(one.points) == 1 or keep is None:
         return RetentionVerdict(one.name, RetentionFate.KEEP, why)
     if number < keep:
-        reason = f"its increments by keep_increments {keep}: it is number {number + 1} from the newest"
+        reason = f"increments kept by keep_increments {keep}: number {number + 1} from the newest"
     elif number == 0:
         # keep_increments 0. The newest chain keeps its increments, because only that one is being continued.
-        reason = "its increments because the newest chain is being continued"
+        reason = "increments kept because the newest chain is being continued"
     elif _is_young(one, rules, now):
-        reason = f"its increments by keep_days {rules.keep_days}"
+        reason = f"increments kept by keep_days {rules.keep_days}"
     else:
         return RetentionVerdict(
-            one.name, RetentionFate.ONLY_FULL, (*why, f"without its increments: keep_increments {keep}")
+            one.name, RetentionFate.ONLY_FULL, (*why, f"increments removed: keep_increments {keep}")
         )
     return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason))
 

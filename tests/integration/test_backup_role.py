@@ -52,7 +52,7 @@ PRIVILEGES = (
 )
 TO_PUBLISH = f"GRANT role_owner TO {ROLE}"
 TO_RESTORE = f"ALTER ROLE {ROLE} CREATEDB"
-HIDDEN = "row-level security keeps the role from rows of app.secret on s1"
+HIDDEN = "row-level security hides from the role of the dsn rows of app.secret on s1"
 
 
 @pytest.fixture

@@ -98,6 +98,9 @@ class Walk:
     def world(self, case: Case) -> World:
         return self.worlds[case.fault in STORE_FAULTS]
 
+    def other(self, world: World) -> World:
+        return self.worlds[world is self.worlds[0]]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def impatient_watch() -> Iterator[None]:
@@ -197,9 +200,7 @@ def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
         world.end(name)
     if case.step.anew:
         # The other chain has to copy the new table, too: not in a case that holds a prepared transaction.
-        for other in walk.worlds:
-            if other is not world:
-                other.next(CHAIN)
+        walk.other(world).next(CHAIN)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
 
 

@@ -195,10 +195,10 @@ def assert_every_line(lines: list[str]) -> None:
     assert len(shown) == len({kind for kind, _ in EXPECTED})
     for kind, name in EXPECTED - {("large_objects", "pg_largeobject"), ("temporary_tables", "pg_temp")}:
         assert any(name in line for line in shown), (kind, name)
-    assert "not in the snapshot: 1 temporary table (of sessions, not restored): 1 on s1" in shown
+    assert "not in the snapshot: 1 temporary table (session-local, not restored): 1 on s1" in shown
     assert "not in the snapshot: 2 large objects (not restored): 2 on s1" in shown
     sequences = "public.cache_id_seq on s1; public.ticket on s1"
-    assert f"not in the snapshot: 2 unlogged sequences (at the start when restored): {sequences}" in shown
+    assert f"not in the snapshot: 2 unlogged sequences (restart at their initial value): {sequences}" in shown
     assert WARNING in shown
 
 

@@ -141,7 +141,7 @@ def assert_named(fleet: Fleet, work: Work, what: str, holders: str) -> None:
     with pytest.raises(SnapshotError) as raised:
         work(fleet)
     node = fleet.nodes[-1].id
-    assert raised.value.message == f"node {node}: {what} waited 1 s for a lock; locked now: {holders}"
+    assert raised.value.message == f"node {node}: {what} waited 1 s for a lock; held now: {holders}"
     assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == ("relation-locked", 3, node)
 
 

@@ -11,7 +11,6 @@ from snapshots.listing.listing import Entry
 from snapshots.operations.open_operations import OpenOperation
 from snapshots.operations.operation import pending_operations
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit
 from snapshots.records.operation_records import read_outcome
 from storage.digest import digest
 from tests.simulation.faulty_store import Bucket, Fault, FaultyStore, Weather
@@ -167,11 +166,6 @@ def check_never_overwritten(bucket: Bucket) -> None:
     for key in bucket.stored.list(""):
         is_first = digest(bucket.stored.read(key)) == bucket.first[key]
         assert is_first, f"overwritten: {key} is not what it was"
-
-
-def committed_of(commits: Iterable[Commit]) -> dict[Numbers, str]:
-    """The operations of commits by their number."""
-    return {(one.snapshot, one.increment): one.operation for one in commits}
 
 
 def tally_of(attempts: Iterable[Attempt]) -> dict[str, int]:

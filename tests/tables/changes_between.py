@@ -35,7 +35,7 @@ CHANGES: dict[str, tuple[Step, Step]] = {
     ),
     "renamed": (
         (["ALTER TABLE kept.{t} RENAME TO somebody", "UPDATE kept.somebody SET age = 4 WHERE id = 1",
-          "ALTER TABLE kept.somebody RENAME TO {t}"], "it had other columns in between"),
+          "ALTER TABLE kept.somebody RENAME TO {t}"], "its columns differed in between"),
         SAME,
     ),
     "labelled": ((["ALTER TYPE kept.mood_{t} RENAME VALUE 'sad' TO 'blue'"],

@@ -13,7 +13,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
 # `snapshots/fold/fold.py`, `wal/segments/`; not what a store holds: its folder `snapshots` has names in <>.
 PATHS = re.compile(
-    rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w/.-]*\w/|(?:{'|'.join(FOLDERS)})/[\w/.-]+\.(?:py|md|json))"
+    rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w/.-]+\.(?:py|md|json)|(?:{'|'.join(FOLDERS)})/[\w/.-]*\w/)"
 )
 OF_A_STORE = re.compile(r"^(?:snapshots/.*\.json|snapshots/nightly|docs/format/$)")
 PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

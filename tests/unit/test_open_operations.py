@@ -34,7 +34,7 @@ def test_one_that_has_not_committed_is_named_without_alarm() -> None:
     (found,) = read_open_operations(store)
     assert found.text == (
         f"operation {one.id} (create daily, begun 2026-11-20T11:00:00.000Z) has no outcome yet: increment 3 of daily is"
-        " not committed by it; it is running, or the next create settles it"
+        " not committed by it; it is running, or the next create, delete, prune or gc settles it"
     )
     assert found.to_json() == {
         "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,

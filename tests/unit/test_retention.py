@@ -90,9 +90,9 @@ def test_every_verdict_says_why() -> None:
     assert found[0].why == (
         "keep_full 2: it is number 1 from the newest",
         "keep_days 1: its newest restore point was taken at 2026-11-20 00:00",
-        "its increments by keep_increments 1: it is number 1 from the newest",
+        "increments kept by keep_increments 1: number 1 from the newest",
     )
-    assert found[1].why == ("keep_full 2: it is number 2 from the newest", "without its increments: keep_increments 1")
+    assert found[1].why == ("keep_full 2: it is number 2 from the newest", "increments removed: keep_increments 1")
 
 
 COUNTS = st.none() | st.integers(0, 6)

@@ -16,7 +16,6 @@ from storage.store import AnswerLostError, ObjectExistsError, StoreUnfitError, S
 
 KEY = "snapshots/nightly/snapshot.json"
 BODY = b"the body" * 1000
-CHANGING_CALLS = ("mkdir", "open", "fsync", "link", "unlink")
 
 
 class PowerCutError(BaseException):

@@ -130,7 +130,10 @@ class WaitNotes:
 def describe_waits(awaited: list[Awaited]) -> str:
     """Describe the first NAMED_MAX transactions, for messages."""
     more = [f"and {len(awaited) - NAMED_MAX} more"] if len(awaited) > NAMED_MAX else []
-    return "; ".join([*(one.text() for one in awaited[:NAMED_MAX]), *more]) or "nothing that its primary shows"
+    return (
+        "; ".join([*(one.text() for one in awaited[:NAMED_MAX]), *more])
+        or "transactions that its primary does not show"
+    )
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from fleet.durations import Duration
-from fleet.record import Record
+from fleet.record import END, Record
 from fleet.sizes import Size
 from storage.errors import UsageError
 from storage.location import StoreLocation
 
-NODE_ID = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RETAINED_WAL_MAX = Size(16 * 1024**3)
 GC_GRACE = Duration.parse("24h")
@@ -123,6 +123,14 @@ class RetentionTable(Record, frozen=True):
     gc_grace: Duration = GC_GRACE
 
 
+class GroupsTable(Record, frozen=True):
+    """`[groups]` of fleet.toml."""
+
+    include: tuple[Text, ...] = ("*",)
+    exclude: tuple[Text, ...] = ()
+    append_only: tuple[Text, ...] = ()
+
+
 class NodeTable(Record, frozen=True):
     """One `[[node]]` of fleet.toml."""
 
@@ -141,7 +149,7 @@ class FleetFile(Record, frozen=True):
     store_options: dict[str, Any] = msgspec.field(default_factory=dict)
     cut: CutTable = CutTable()
     wal: WalTable = WalTable()
-    groups: GroupRules = GroupRules()
+    groups: GroupsTable = GroupsTable()
     retention: RetentionTable = RetentionTable()
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -159,11 +167,28 @@ def load_fleet(path: Path) -> Fleet:
         raise FleetFileError(f"{path}: {error}", hint="correct the file, then repeat the command") from error
     try:
         return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode))
-    except (msgspec.DecodeError, ValueError) as error:
-        # msgspec names the key as JSONPath does: `$.node[0].dsn`.
-        problem = str(error).replace("`$.", "`")
-        problem = problem[:1].lower() + problem[1:]
-        raise FleetFileError(f"{path}: {problem}", hint="docs/fleet-file.md lists every key") from error
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        is_syntax = isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError)
+        hint = "correct the TOML syntax; texts are quoted" if is_syntax else "docs/fleet-file.md lists every key"
+        raise FleetFileError(f"{path}: {_problem(error)}", hint=hint) from error
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong, in the words of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
+    text = str(error).replace("`$.", "`")
+    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
+    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
+    for json_word, toml_word in (("`array`", "list"), ("`object`", "table"), ("`str`", "text"), ("`int`", "integer")):
+        text = text.replace(json_word, toml_word)
+    return text[:1].lower() + text[1:]
+
+
+def _unknown_key(found: re.Match[str]) -> str:
+    return f"unknown key {found[1]}" + (f" in {found[2]}" if found[2] else "")
+
+
+def _missing_key(found: re.Match[str]) -> str:
+    return f"{found[2]} lacks the key {found[1]}" if found[2] else f"there is no {found[1]}"
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
@@ -180,7 +205,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         store=StoreLocation(_expand("store", file.store), _expand_all("store_options", file.store_options)),
         nodes=nodes,
         global_id=file.cut.global_id,
-        groups=file.groups,
+        groups=GroupRules(file.groups.include, file.groups.exclude, file.groups.append_only),
         spark_master=master,
         spark_settings={_spark_key(key): _setting(value) for key, value in _flatten(spark).items()},
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),

@@ -16,12 +16,15 @@ from fleet.lsn import Lsn
 
 T = TypeVar("T")
 INTEGER_MAX = 2**63 - 1
+# The end of a pattern. A `$` alone would also match before a newline at the end.
+END = r"$(?!\n)"
 
 # 64 bits, as in PostgreSQL and Parquet.
 Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # RFC 3339 with a time zone. It stays text, so that it is written exactly as it was read.
-Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$")]
+_DATE, _TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]{2}:[0-9]{2}:[0-9]{2}"
+Time = Annotated[str, msgspec.Meta(pattern=rf"^{_DATE}T{_TIME}(\.[0-9]{{1,9}})?(Z|[+-][0-9]{{2}}:[0-9]{{2}}){END}")]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -112,7 +112,7 @@ def report_of(error: SnapshotError) -> ErrorReport:
 def error_of(report: ErrorReport) -> SnapshotError:
     """The error that was passed to `report_of`, of the same class if that is loaded, else a ReportedError."""
     kind = SnapshotError if report["error"] == SnapshotError.__name__ else ERRORS.get(report["error"])
-    if kind is None:
+    if kind is None or issubclass(kind, ReportedError):
         return ReportedError(report)
     error = kind.__new__(kind)
     SnapshotError.__init__(error, report["message"], hint=report["hint"], details=report["details"])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import DryRun, Groups
+from cli.output.arguments import DryRun, Groups, check_text
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
@@ -65,6 +65,8 @@ def create(
             "an increment takes its nodes and tables from the full snapshot",
             hint="leave out --only-primary, --group, --exclude-group and --large-objects",
         )
+    check_text("--comment", comment)
+    check_text("--group or --exclude-group", *(group or ()), *(exclude_group or ()))
     options = command_context(context)
     fleet = options.load_fleet()
     name = (newest_name if incremental else new_name)(fleet, name)

@@ -93,7 +93,7 @@ class TableState(Record, frozen=True):
     attributes: Count
     columns: str
     types: tuple[str, ...]
-    counted: Counters | None = None
+    counted: Counters | None
 
     @property
     def printed(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ from snapshots.operations.slot_guard import preview_guard
 from snapshots.records.commits import check_name, commit_missing_error, free_turn, increment_numbers
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import check_not_deleted
+from storage.errors import UsageError
 from storage.store import ObjectStore
 
 
@@ -70,6 +71,11 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
     node_tables = read_fleet_tables(sessions, selection)
     groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}
+    if selection.rules.include != GroupRules().include and not any(groups.values()):
+        raise UsageError(
+            f"no table matches {', '.join(selection.rules.include)}, so the snapshot would be empty",
+            hint="correct --group, or groups.include in fleet.toml: a pattern names schema.table, with * and ?",
+        )
     left_out = read_left_out(sessions.primaries, selection.rules, groups)
     if request.large_objects:
         check_readable(sessions.primaries)

@@ -159,7 +159,7 @@ def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None,
         body = zstandard.compress(raw_bytes(script))
         key = f"{prefix}/{section}-{secrets.token_hex(4)}.sql.zst"
         create_or_find(store, key, body)
-        stored.append(StoredObject(key, section, node.id, len(body), digest(body)))
+        stored.append(StoredObject(key, section, node.id, len(body), digest(body), {}))
     return stored
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
@@ -187,15 +187,15 @@ def _lease(store: ObjectStore, intent: Intent) -> Lease:
     while renewal := read_renewal(store, intent.operation, number):
         until = max(until, datetime.fromisoformat(renewal.expires_at))
         number += 1
-    return Lease(intent, intent.by if isinstance(intent.by, str) else "", until)
+    return Lease(intent, "" if isinstance(intent.by, UnsetType) else intent.by, until)
 
 
 def _first_expiry(intent: Intent) -> datetime:
-    if isinstance(intent.expires_at, str):
-        with checking(operation_key(intent.operation, "intent")):
+    with checking(operation_key(intent.operation, "intent")):
+        if not isinstance(intent.expires_at, UnsetType):
             return datetime.fromisoformat(intent.expires_at)
-    # A restore by a version without leases.
-    return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
+        # A restore by a version without leases.
+        return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
 
 
 def _expiry() -> str:

@@ -35,7 +35,7 @@ class StoredObject(Record, frozen=True):
     node: str
     size: Count
     digest: str
-    rows: dict[int, Count] = field(default_factory=dict)
+    rows: dict[int, Count]
 
 
 class Sequence(Record, frozen=True):

@@ -97,7 +97,7 @@ def checking(key: str) -> Iterator[None]:
     """Turn errors in the block about a document's values into a ManifestError that names the object."""
     try:
         yield
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError, ValueError) as error:
         raise ManifestError(
             f"object {key} is not a valid document for this version: {error}",
             hint=f"{NEWER_HINT}; else put it back from a copy of the store",

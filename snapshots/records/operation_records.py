@@ -101,6 +101,8 @@ def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
     except ObjectMissingError:
         return None
     check_about(key, f"operation {outcome.operation}", f"operation {operation_id}")
+    with checking(key):
+        check_time(outcome.ended_at)
     return outcome
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from fleet.config import Fleet
-from fleet.record import Record
+from fleet.record import END, Record
 from snapshots.records.chain import Chain
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import read_document, seal
@@ -34,7 +34,7 @@ class ForeignSnapshotError(RefusedError):
 class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/1"):
     """The fleet that a store belongs to; `fleet_id` also names the fleet's publications."""
 
-    fleet_id: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = field(name="fleet")
+    fleet_id: Annotated[str, Meta(pattern=f"^[0-9a-f]{{1,16}}{END}")] = field(name="fleet")
     name: str
     format: Literal[1] = 1
 

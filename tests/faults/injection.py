@@ -172,7 +172,8 @@ def on_small_disk(servers: EmbeddedFleet, node: EmbeddedNode) -> Iterator[None]:
         yield
     finally:
         servers.stop_node(node, immediate=True)
-        subprocess.run(["umount", str(data)], check=True)
+        # Detached at once: a child of the server may still end.
+        subprocess.run(["umount", "--lazy", str(data)], check=True)
 
 
 def may_mount(folder: Path) -> bool:

@@ -249,7 +249,7 @@ def test_load_says_when_the_books_are_wrong(shared_fleet: EmbeddedFleet) -> None
     finally:
         execute(dsn, "UPDATE account SET balance = balance - 1 WHERE id = 1")
     assert process.returncode == 1
-    assert "WRONG: 20,000,001 in all instead of 20,000,000" in answer
+    assert "DO NOT BALANCE: 20,000,001 in all instead of 20,000,000" in answer
 
 
 @pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8)])

@@ -245,7 +245,7 @@ def _store_base(process: Process, operation: Operation, node: str, position: int
     key = f"snapshots/{operation.snapshot}/base/{node}/{operation.id}/part-1.parquet"
     body = f"{node} {operation.id} 0 {position} .".encode()
     create_or_find(process.store, key, body)
-    return StoredObject(key, "base", node, len(body), digest(body))
+    return StoredObject(key, "base", node, len(body), digest(body), {})
 
 
 def _check_slots(process: Process, chain: Chain) -> None:

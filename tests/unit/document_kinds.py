@@ -110,7 +110,7 @@ OPTIONAL = {
 }
 # Objects that are no records: by node, by shard or by name.
 MAPS = {"counts", "sequences", "segments", "groups", "base", "roles", "tables", "fingerprints"}
-DEFAULTED = {"count", "rows", "include", "exclude", "append_only"}
+DEFAULTED = {"count", "include", "exclude", "append_only"}
 # A number of seconds may be any that there is.
 OF_THEIR_TYPE = (("seconds", 1.5), ("seconds", 10**30), ("in_recovery", True), ("is_called", True), ("cycles", True))
 

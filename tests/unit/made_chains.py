@@ -41,7 +41,7 @@ def take(store: ObjectStore, name: str, *taken_at: str) -> str:
         if isinstance(made, FullSnapshot):
             base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
             ddl = [(f"snapshots/{name}/schema/a/{chain}/{one}.sql.zst", one, "a") for one in SECTIONS]
-            made = structs.replace(made, copied=tuple(StoredObject(*one, 5, "d") for one in (*base, *ddl)))
+            made = structs.replace(made, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
         made = structs.replace(
             made, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
         )

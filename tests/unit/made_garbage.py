@@ -140,7 +140,7 @@ class MadeStore:
 
     def _stored(self, key: str) -> StoredObject:
         body = self.store.read(key)
-        return StoredObject(key, "base", key.split("/")[3], len(body), digest(body))
+        return StoredObject(key, "base", key.split("/")[3], len(body), digest(body), {})
 
 
 def age(store: Any, days: float, prefix: str = "") -> None:

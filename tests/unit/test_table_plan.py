@@ -26,7 +26,7 @@ HIGHEST = 40
 
 def state(group: Group, attributes: int = 3, **changes: object) -> TableState:
     stamps = " ".join(f"{one.number}.700" for one in sorted(group.columns, key=lambda one: one.number))
-    found = TableState(group.name, OID, "1.600", "2.600", 5000, attributes, stamps, ())
+    found = TableState(group.name, OID, "1.600", "2.600", 5000, attributes, stamps, (), None)
     return replace(found, **changes)
 
 

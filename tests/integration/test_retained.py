@@ -228,7 +228,7 @@ def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(gu
     with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
         guard_nodes(store, sessions, notes)
     assert notes.only(STRAY, "node s1", "of no snapshot in this store")
-    assert notes.only(STRAY, "is dropped")
+    assert notes.only(STRAY, "was dropped")
     with psycopg.connect(primary.dsn) as connection:
         query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
         assert connection.execute(query).fetchall() == [(FOREIGN,)]
@@ -260,8 +260,8 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_
     (entry,) = document["snapshots"]
     assert (entry["state"], entry["retained_wal"]) == ("complete", {})
     shown = told(fleet, "list")
-    assert "node s1 was not asked" in shown
-    assert "node s1-b1 was not asked" in shown
+    assert "node s1: its retained WAL is not known" in shown
+    assert "node s1-b1: its retained WAL is not known" in shown
 
 
 def moved(node: Node, port: int) -> str:

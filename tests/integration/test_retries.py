@@ -208,7 +208,7 @@ def test_markers_that_never_come_out_end_it_after_all_attempts(
     causes = raised.value.details["attempts"]
     assert isinstance(causes, list)
     assert len(causes) == retries + 1
-    assert all("marker finish did not come out" in cause for cause in causes)
+    assert all("its decoded WAL lacks the finish marker" in cause for cause in causes)
     assert len([text for text in notes.texts if text.startswith("attempt ")]) == retries + 1
     assert committed(chain) == before
 

@@ -66,7 +66,7 @@ def test_a_server_that_lacks_what_the_source_is_built_with_takes_what_does_not_n
 ) -> None:
     source, has = history.databases[OTHER], versions.has
     if "xml" in has:
-        said = r"node s3: its PostgreSQL is built without XML, which the snapshot has in own\.papers\.a, "
+        said = r"node s3: its PostgreSQL is built without XML support, but the snapshot has XML in own\.papers\.a, "
         with pytest.raises(TargetUnfitError, match=said) as refused:
             history.runs.restore(NAME, lacking)
         # `e` came after the full snapshot.

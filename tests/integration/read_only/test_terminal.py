@@ -160,7 +160,9 @@ def interrupt() -> None:
 def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
     first, second = runs.fleet.primaries
     was = settings(runs.fleet)
-    with pytest.raises(FinalStateError, match=rf"node {first.id}: public.entry was written") as caught:
+    with pytest.raises(
+        FinalStateError, match=rf"node {first.id}: tables were written after writes had ended: public.entry"
+    ) as caught:
         taken(runs, "insisted", at(CrashPoint.STARTS_WRITTEN, lambda: insist(first)))
     assert caught.value.exit_code == 3
     assert caught.value.details == {"node": first.id, "groups": ["public.entry"]}

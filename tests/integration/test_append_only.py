@@ -73,8 +73,8 @@ NOT_FOLLOWED = (
      "public.measured_1 (0 rows updated, 1 deleted); public.measured_2 (0 rows updated, 1 deleted)"),
 )  # fmt: skip
 WARNING = (
-    "warning: it is not known whether rows of append-only tables were updated or deleted: PostgreSQL's counters were reset"
-    " or are disabled: public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
+    "warning: it is not known whether rows of append-only tables were updated or deleted: PostgreSQL's counters were"
+    " reset or are disabled: public.log on s1; public.measured_1 on s1; public.measured_2 on s1"
 )
 TABLES = ["public.log", "public.measured_1", "public.measured_2"]
 

@@ -260,8 +260,8 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_
     (entry,) = document["snapshots"]
     assert (entry["state"], entry["retained_wal"]) == ("complete", {})
     shown = told(fleet, "list")
-    assert "node s1: its retained WAL is not known" in shown
-    assert "node s1-b1: its retained WAL is not known" in shown
+    assert "node s1: retained WAL is not known" in shown
+    assert "node s1-b1: retained WAL is not known" in shown
 
 
 def moved(node: Node, port: int) -> str:

@@ -74,7 +74,7 @@ def test_a_restore_to_an_increment_that_is_not_there_is_refused(chain: Runs) -> 
     with refused(chain.fleet, "snapshot-missing") as errors:
         plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME, 9))
     assert "increment 9" in errors[0].message
-    assert "newest is 1" in errors[0].hint
+    assert "newest increment is 1" in errors[0].hint
 
 
 def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:
@@ -117,7 +117,7 @@ def test_a_standby_called_primary_and_one_server_twice_are_refused(chain: Runs) 
     twin = replace(fleet.primaries[0], id="twin", dsn=f"{fleet.primaries[0].dsn}?application_name=twin")
     with refused(fleet, "fleet-topology") as errors:
         create(replace(fleet, nodes=(*fleet.nodes, twin)), "another")
-    assert "one server" in errors[0].message
+    assert "are the same server" in errors[0].message
 
 
 def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:

@@ -180,7 +180,7 @@ def assert_the_hint_helps(guarded: Guarded) -> None:
     guarded.runs.full("fourth")
     assert guarded.runs.increment("fourth").increment == 1
     assert guarded.listed() == {"first": "lost", "second": "lost", "fourth": "complete"}
-    assert documents_known(guarded.fleet.store.open())["Lost"] == 2
+    assert documents_known(guarded.fleet.store.open())["LostChain"] == 2
 
 
 @pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])

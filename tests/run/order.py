@@ -1,40 +1,66 @@
-"""Which modules begin first where several processes share the tests, a module each at a time.
+"""Which tests begin first where several processes share them, and which stay together.
 
-A long one that begins last keeps one process busy while the others have nothing left. Inside of a module nothing moves.
+A process gets a module at a time, or a folder below tests/integration, whose modules share servers and chains. A long
+one that begins last would keep one process busy while the others have nothing left.
 """
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
 import pytest
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
+
+TOGETHER = "tests/integration"
 # The longest first, as far as it matters; the end of a run names those that are missing here.
-LONG_MODULES = (
-    "tests/simulation/test_repository.py",
+LONG = (
+    "tests/integration/exact",
     "tests/integration/test_fault_walk.py",
+    "tests/simulation/test_repository.py",
     "tests/simulation/test_cut.py",
-    "tests/fuzz/test_database.py",
-    "tests/integration/test_causal_chains.py",
+    "tests/integration/test_secrets.py",
+    "tests/integration/damage",
     "tests/spark/test_session.py",
     "tests/spark/test_killed_executors.py",
-    "tests/fuzz/test_decoder.py",
-    "tests/integration/test_drain_killed.py",
-    "tests/simulation/test_repository_mutants.py",
     "tests/integration/test_demo.py",
-    "tests/integration/test_bank.py",
+    "tests/fuzz/test_database.py",
+    "tests/integration/test_causal_chains.py",
+    "tests/integration/test_schema_attempts.py",
+    "tests/integration/test_stalled_nodes.py",
+    "tests/integration/test_global_ids.py",
+    "tests/integration/test_gc.py",
+    "tests/integration/test_refusals_nodes.py",
+    "tests/integration/test_docs_commands.py",
+    "tests/simulation/test_repository_mutants.py",
     "tests/integration/test_lost_commits.py",
     "tests/integration/test_fencing.py",
-    "tests/integration/test_mixed_fleet.py",
-    "tests/integration/test_secrets.py",
+    "tests/integration/test_bank.py",
 )
-PLACES = {module: place for place, module in enumerate(LONG_MODULES)}
+PLACES = {unit: place for place, unit in enumerate(LONG)}
 
 
-def module_of(nodeid: str) -> str:
-    """The file of a test."""
-    return nodeid.partition("::")[0]
+def unit_of(nodeid: str) -> str:
+    """The folder or file of a test that one process runs as a whole."""
+    module = PurePosixPath(nodeid.partition("::")[0])
+    return str(module.parent if str(module.parent.parent) == TOGETHER else module)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Hand out units rather than files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadUnitScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return LoadUnitScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests of long modules first; every process has the same order, as xdist wants it."""
+    """Put the tests of long units first; every process has the same order, as xdist wants it."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: PLACES.get(module_of(item.nodeid), len(PLACES)))
+        items.sort(key=lambda item: PLACES.get(unit_of(item.nodeid), len(PLACES)))

@@ -12,10 +12,10 @@ from pathlib import PurePosixPath
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from tests.run.order import LONG_MODULES, module_of
+from tests.run.order import LONG, unit_of
 
 SLOWEST = 10
-# A module that takes longer than that had better begin early.
+# A unit that takes longer than this should begin early.
 LONG_SECONDS = 40
 # A run of few tests needs no table; --durations is there for it.
 RUN_TESTS_MIN = 100
@@ -29,10 +29,10 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     if len(tests) < RUN_TESTS_MIN:
         return
     folders: dict[str, float] = defaultdict(float)
-    modules: dict[str, float] = defaultdict(float)
+    units: dict[str, float] = defaultdict(float)
     for test, seconds in tests.items():
         folders[_folder_of(test)] += seconds
-        modules[module_of(test)] += seconds
+        units[unit_of(test)] += seconds
     counts = Counter(map(_folder_of, tests))
     terminalreporter.section("what the tests took")
     for folder, seconds in _longest(folders):
@@ -41,12 +41,10 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     for test, seconds in _longest(tests)[:SLOWEST]:
         terminalreporter.write_line(f"{seconds:8.1f} s  {test}")
     late = [
-        f"{name} ({seconds:.0f} s)"
-        for name, seconds in _longest(modules)
-        if seconds > LONG_SECONDS and name not in LONG_MODULES
+        f"{name} ({seconds:.0f} s)" for name, seconds in _longest(units) if seconds > LONG_SECONDS and name not in LONG
     ]
     if late:
-        terminalreporter.write_line(f"better named in tests/run/order.py: {', '.join(late)}")
+        terminalreporter.write_line(f"add to tests/run/order.py: {', '.join(late)}")
 
 
 def _reports(terminalreporter: TerminalReporter) -> Iterator[pytest.TestReport]:
@@ -60,4 +58,4 @@ def _longest(seconds: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _folder_of(test: str) -> str:
-    return str(PurePosixPath(module_of(test)).parent)
+    return str(PurePosixPath(test.partition("::")[0]).parent)

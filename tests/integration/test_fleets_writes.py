@@ -163,7 +163,9 @@ def test_a_table_that_loses_its_identity_is_named_and_init_takes_it_out(fleet: F
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
     message = errors[0].message
-    assert message.endswith("; PostgreSQL rejects updates and deletes of kept.t on s1: they are still published")
+    assert message.endswith(
+        "; PostgreSQL rejects updates and deletes of kept.t on s1, because these tables are still published"
+    )
     assert errors[0].hint.endswith("then remove tables without one from the publication: snapshot init")
     for rules in (with_rules(fleet, exclude=("kept.t",)), with_rules(fleet, append_only=("kept.t",))):
         initialise(rules, Silent())

@@ -19,6 +19,7 @@ from msgspec import UnsetType, structs
 
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
+from fleet.record import Time
 from snapshots.operations.operation import begin, readable_pending, reason_of, record_outcome
 from snapshots.records.commits import increments_pruned_error
 from snapshots.records.documents import checking
@@ -67,7 +68,7 @@ class Lease:
             "host": owner.host if owner else None,
             "process": owner.process if owner else None,
             "since": self.operation.began_at,
-            "until": time_text(self.until),
+            "until": Time.of(self.until),
         }
 
 
@@ -198,10 +199,5 @@ def _first_expiry(intent: Intent) -> datetime:
         return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
 
 
-def _expiry() -> str:
-    return time_text(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))
-
-
-def time_text(moment: datetime) -> str:
-    """A time as documents store it."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _expiry() -> Time:
+    return Time.of(datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS))

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from fleet.progress import Progress, Silent
+from fleet.record import Time
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.records.commit import Commit
@@ -59,7 +60,7 @@ class Operation:
         return self.intent.increment
 
     @property
-    def began_at(self) -> str:
+    def began_at(self) -> Time:
         """When it began, RFC 3339 UTC."""
         return self.intent.began_at
 
@@ -72,9 +73,9 @@ class CommittedIncrement:
     increment: int
 
 
-def now_text() -> str:
+def current_time() -> Time:
     """The current time, as documents store it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Time.of(datetime.now(UTC))
 
 
 def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ...]) -> Intent:
@@ -84,7 +85,7 @@ def new_operation(kind: str, snapshot: str, increment: int, nodes: tuple[str, ..
         kind=kind,
         snapshot=snapshot,
         increment=increment,
-        began_at=now_text(),
+        began_at=current_time(),
         nodes=nodes,
         slot=None,
     )
@@ -151,7 +152,7 @@ def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "f
         increment=intent.increment,
         state=state,
         reason=reason,
-        ended_at=now_text(),
+        ended_at=current_time(),
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

@@ -15,7 +15,7 @@ from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
 from fleet.sizes import size_text
 from snapshots.operations.deciding import has_committed
-from snapshots.operations.operation import has_failed, now_text
+from snapshots.operations.operation import current_time, has_failed
 from snapshots.records.commits import increment_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
@@ -128,7 +128,7 @@ def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain
     """The mark that the chain is lost."""
     last = max(increment_numbers(store, snapshot), default=0)
     worst = kept.worst
-    return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, now_text())
+    return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
 
 
 def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:

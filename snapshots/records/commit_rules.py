@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from fleet.record import check_time
 from snapshots.records.chain import Chain
 from snapshots.records.commit import (
     LARGE_OBJECTS,
@@ -28,7 +27,6 @@ COUNTS_SHOWN = ("bytes", "changes", "transactions")
 
 def check_commit(commit: Commit) -> None:
     """Raise ValueError unless the commit's parts fit each other."""
-    check_time(commit.created_at)
     if isinstance(commit, FullSnapshot) != (commit.increment == 0):
         raise ValueError(f"increment number {commit.increment} does not match the kind of commit")
     for name in COUNTS_SHOWN:

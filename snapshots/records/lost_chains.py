@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from fleet.hints import NEW_CHAIN
-from fleet.record import Count, Record, Time, check_time, fields_of
+from fleet.record import Count, Record, Time, fields_of
 from fleet.sizes import size_text
 from snapshots.records.chain import Chain
-from snapshots.records.documents import check_about, checking, read_sealed, seal
+from snapshots.records.documents import check_about, read_sealed, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
@@ -72,8 +72,6 @@ def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None
     except ObjectMissingError:
         return None
     check_about(key, f"chain {lost.chain} of snapshot {lost.snapshot}", f"chain {chain} of snapshot {snapshot}")
-    with checking(key):
-        check_time(lost.at)
     return lost
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from fleet.record import Count, Record, Time, check_time
+from fleet.record import Count, Record, Time
 from snapshots.records.commits import NAME
 from snapshots.records.documents import check_about, checking, read_document, seal
 from storage.store import ObjectMissingError, ObjectStore
@@ -87,7 +87,6 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
     intent: Intent = read_document(store, key, Intent)
     check_about(key, f"operation {intent.operation}", f"operation {operation_id}")
     with checking(key):
-        check_time(intent.began_at)
         if intent.kind == "create" and not NAME.fullmatch(intent.snapshot):
             raise ValueError(f"snapshot {intent.snapshot!r}")
     return intent
@@ -101,8 +100,6 @@ def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
     except ObjectMissingError:
         return None
     check_about(key, f"operation {outcome.operation}", f"operation {operation_id}")
-    with checking(key):
-        check_time(outcome.ended_at)
     return outcome
 
 
@@ -114,6 +111,4 @@ def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRen
     except ObjectMissingError:
         return None
     check_about(key, f"operation {renewal.operation}", f"operation {operation_id}")
-    with checking(key):
-        check_time(renewal.expires_at)
     return renewal

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Literal
 
-from fleet.record import Count, Record, Time, check_time
-from snapshots.records.documents import ManifestError, check_about, checking, read_sealed, seal
+from fleet.record import Count, Record, Time
+from snapshots.records.documents import ManifestError, check_about, read_sealed, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
@@ -110,7 +110,4 @@ def read_mark(store: ObjectStore, key: str) -> Mark:
     """Read a mark; raise ObjectMissingError, ManifestError."""
     mark: Mark = read_sealed(store, key, Mark)
     check_about(key, mark.key, key)
-    with checking(key):
-        for time in (mark.at, *(point.created_at for point in mark.points)):
-            check_time(time)
     return mark

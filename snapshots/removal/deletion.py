@@ -22,7 +22,7 @@ from fleet.progress import Progress
 from fleet.tables.publications import drop_publications
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.leases import Lease, check_not_in_use, open_leases
-from snapshots.operations.operation import new_operation, now_text
+from snapshots.operations.operation import current_time, new_operation
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import SnapshotMissingError, check_name, find_place, listed_numbers, snapshot_names
 from snapshots.records.documents import ManifestError
@@ -240,7 +240,7 @@ def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -
     """The snapshot's tombstone, without the id of the operation that deletes it."""
     held = slots_of(store, fleet, surveyed)
     return Mark(
-        DELETED, surveyed.name, "", now_text(), own_label(DELETE, surveyed.name), held.chain, held.slots,
+        DELETED, surveyed.name, "", current_time(), own_label(DELETE, surveyed.name), held.chain, held.slots,
         held.nodes, surveyed.points, len(surveyed.objects), surveyed.size_bytes,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from fleet.config import Fleet, Retention
 from fleet.label import own_label
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import new_operation, now_text
+from snapshots.operations.operation import current_time, new_operation
 from snapshots.records.commits import read_commit, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
@@ -158,7 +158,7 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
         raise RuntimeError("only a readable snapshot is pruned")
     chain, objects = surveyed.chain, _increment_objects(surveyed)
     return Mark(
-        ONLY_FULL, surveyed.name, "", now_text(), own_label(PRUNE, surveyed.name), chain.full.chain,
+        ONLY_FULL, surveyed.name, "", current_time(), own_label(PRUNE, surveyed.name), chain.full.chain,
         (slot_name(chain.full.chain),), tuple(identity.node for identity in chain.nodes), surveyed.points[1:],
         len(objects), sum(one.size for one in objects),
     )  # fmt: skip

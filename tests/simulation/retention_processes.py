@@ -10,7 +10,7 @@ from fleet.config import Retention
 from fleet.nodes.lock import FleetBusyError
 from snapshots.operations.leases import open_leases
 from snapshots.operations.open_operations import read_open_operations
-from snapshots.operations.operation import now_text, record_outcome
+from snapshots.operations.operation import current_time, record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import read_chain
 from snapshots.records.lost_chains import LostChain, mark_lost
@@ -121,5 +121,5 @@ def give_up(process: Process, name: str) -> None:
     with exclusive(process):
         settle_operations(store, FLEET, process)
         chain = read_chain(store, name)
-        mark_lost(store, LostChain(name, chain.full.chain, chain.last.increment, "a", 9, 5, now_text()))
+        mark_lost(store, LostChain(name, chain.full.chain, chain.last.increment, "a", 9, 5, current_time()))
         process.drop_slots(slot_name(chain.full.chain))

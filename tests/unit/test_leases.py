@@ -12,7 +12,8 @@ from msgspec import structs
 
 import snapshots.operations.leases as module
 from fleet.progress import Noting, Silent
-from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases, time_text
+from fleet.record import Time
+from snapshots.operations.leases import SnapshotInUseError, check_not_in_use, hold_lease, open_leases
 from snapshots.operations.operation import begin, is_open, new_operation, pending_operations
 from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.documents import ManifestError, seal
@@ -31,7 +32,7 @@ def restoring(increment: int = 0) -> Intent:
 
 def begun(store: InMemoryStore, expires_at: datetime) -> Intent:
     """A restore whose process says nothing any more."""
-    operation = structs.replace(restoring(), expires_at=time_text(expires_at), by="cutline restore daily ops@db7:4711")
+    operation = structs.replace(restoring(), expires_at=Time.of(expires_at), by="cutline restore daily ops@db7:4711")
     begin(store, operation)
     return operation
 
@@ -62,7 +63,7 @@ def test_a_refusal_tells_who_reads_since_when_and_until_when() -> None:
         check_not_in_use(store, "daily")
     assert error.value.details == {
         "snapshot": "daily", "operation": operation.id, "user": "ops", "host": "db7", "process": 4711,
-        "since": operation.began_at, "until": time_text(until),
+        "since": operation.began_at, "until": Time.of(until),
     }  # fmt: skip
     assert "ops@db7 (process 4711)" in error.value.message
 
@@ -80,7 +81,7 @@ def test_the_newest_renewal_counts(renewals: int) -> None:
     store = memory()
     operation = begun(store, NOW)
     for number in range(1, renewals + 1):
-        renew(store, operation, number, time_text(NOW + timedelta(minutes=number)))
+        renew(store, operation, number, Time.of(NOW + timedelta(minutes=number)))
     (lease,) = open_leases(store, "daily")
     assert lease.until == NOW + timedelta(minutes=renewals)
     assert lease.is_running(NOW + timedelta(minutes=renewals, seconds=-1))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure Cutline beside PostgreSQL's own tools and print the ratios.
+"""`python -m benchmarks`: compare Cutline with PostgreSQL's own tools and print the ratios.
 
 `python -m benchmarks writers` measures what cuts and increments cost the fleet's writers, `… scale` measures time and
 memory at unusual sizes.
@@ -68,7 +68,7 @@ def main(
     options = {"rows": rows, "transactions": transactions, "backups": backups, "parts": sorted(parts)}
     facts = environment()
     results = Results()
-    # Ended from outside, it stops its servers and shows what it has, as after Ctrl-C.
+    # On SIGTERM, stop the servers and show the results so far, as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
         progress.print(f"[dim]starting a server with {rows} rows[/dim]")
@@ -86,9 +86,9 @@ def main(
 @app.command()
 def writers(
     *,
-    cuts: Annotated[int, typer.Option(min=1, help="How many cuts to make.")] = 100,
-    seconds: Annotated[float, typer.Option(min=1, help="For how long with cuts, and for how long without.")] = 20,
-    increments: Annotated[int, typer.Option(min=0, help="How many whole increments to take.")] = 10,
+    cuts: Annotated[int, typer.Option(min=1, help="Number of cuts.")] = 100,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds with cuts, and as many without.")] = 20,
+    increments: Annotated[int, typer.Option(min=0, help="Number of whole increments.")] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure how long the bank's transactions take with and without cuts; everything is removed afterwards."""
@@ -114,8 +114,8 @@ def writers(
 def scale_cut(
     *,
     nodes: Annotated[int, typer.Option(min=1, help="The largest fleet: 1, 10, … 10000.")] = 10_000,
-    transactions: Annotated[int, typer.Option(min=1, help="Global transactions in flight, all told.")] = 1_000_000,
-    links: Annotated[int, typer.Option(min=1, help="How long a chain of raised positions is.")] = 100_000,
+    transactions: Annotated[int, typer.Option(min=1, help="Global transactions in flight, in total.")] = 1_000_000,
+    links: Annotated[int, typer.Option(min=1, help="Length of a chain of raised positions.")] = 100_000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure how resolving a cut and its wave of markers grow with the fleet; needs no server."""
@@ -134,12 +134,12 @@ def scale_cut(
 def scale_sizes(
     *,
     part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(scale.PARTS)}; repeatable.")] = None,
-    tables: Annotated[int, typer.Option(min=1, help="How many tables.")] = Sizes().tables,
+    tables: Annotated[int, typer.Option(min=1, help="Number of tables.")] = Sizes().tables,
     changes: Annotated[int, typer.Option(min=1, help="Changes of one transaction.")] = Sizes().changes,
     gigabytes: Annotated[float, typer.Option(min=0.001, help="Size of one transaction.")] = Sizes().bytes / 2**30,
     rows: Annotated[int, typer.Option(min=100, help="Rows of one table.")] = Sizes().rows,
     backups: Annotated[int, typer.Option(min=0, max=2, help="Standbys.")] = Sizes().backups,
-    master: Annotated[str, typer.Option(help="Spark's; driver and executors have 1 GiB each.")] = Sizes().master,
+    master: Annotated[str, typer.Option(help="Spark's master; driver and executors have 1 GiB each.")] = Sizes().master,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure time and memory at unusual sizes; everything is removed afterwards."""
@@ -165,7 +165,7 @@ def scale_sizes(
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
-    """Run the requested parts, and what they need of the others."""
+    """Run the requested parts, and those steps of the others that they need."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()
     bench = Bench(shard, peers, results, transactions, say)

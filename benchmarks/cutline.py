@@ -123,7 +123,7 @@ def cold_increment(fleet_toml: Path, name: str, cache: Path) -> dict[str, Any]:
         env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
     )
     if completed.returncode:
-        said = (completed.stdout + completed.stderr).strip()[-2000:]
-        raise RuntimeError(f"the command ended with {completed.returncode}: {said}")
+        output = (completed.stdout + completed.stderr).strip()[-2000:]
+        raise RuntimeError(f"the command ended with {completed.returncode}: {output}")
     document: dict[str, Any] = json.loads(completed.stdout)
     return document

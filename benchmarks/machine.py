@@ -39,8 +39,8 @@ def java_version() -> str:
         home = find_java(cache_folder() or Path("/nonexistent")).launch_home
     except (SnapshotError, OSError):
         return "none"
-    said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)
-    return said.stderr.partition('"')[2].partition('"')[0] or "unknown"
+    completed = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)
+    return completed.stderr.partition('"')[2].partition('"')[0] or "unknown"
 
 
 def package_version(name: str) -> str:

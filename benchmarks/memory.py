@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROCESSES = Path("/proc")
-LOOK_SECONDS = 0.5
+SAMPLE_SECONDS = 0.5
 DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL = "driver", "driver's JVM", "executor's JVM", "Python worker", "pg_dump"
 KINDS = (DRIVER, DRIVER_JVM, EXECUTOR_JVM, WORKER, TOOL)
 
@@ -23,14 +23,14 @@ def watched_memory(pid: int) -> Iterator[Mapping[str, int]]:
     peaks: dict[str, int] = {}
     done = threading.Event()
 
-    def look() -> None:
-        while not done.wait(LOOK_SECONDS):
+    def sample() -> None:
+        while not done.wait(SAMPLE_SECONDS):
             for one in family(pid):
                 kind, size = _kind(one, pid), peak_bytes(one)
                 if kind and size > peaks.get(kind, 0):
                     peaks[kind] = size
 
-    thread = threading.Thread(target=look, name="memory", daemon=True)
+    thread = threading.Thread(target=sample, name="memory", daemon=True)
     thread.start()
     try:
         yield peaks
@@ -54,7 +54,7 @@ def family(pid: int) -> set[int]:
 
 
 def peak_bytes(pid: int) -> int:
-    """The peak resident bytes of the process, 0 if it is gone."""
+    """The peak resident bytes of the process, 0 if it has ended."""
     try:
         lines = (PROCESSES / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -77,7 +77,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the program's name, which is in parentheses and may contain anything; [] if it is gone."""
+    """The fields after the program's name, which is in parentheses and may contain anything; [] if it has ended."""
     try:
         return (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

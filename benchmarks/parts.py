@@ -1,7 +1,6 @@
 """The run, part by part. Every part records its figures and failures in Results and continues.
 
-What is cheap to repeat is repeated. Tools take turns at going first, so that none always finds warm caches or a busy
-disk.
+Cheap steps are repeated. The tools take turns at running first, so that none always finds warm caches or a busy disk.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Bench:
     state: tuple[Any, ...] = ()
     dump: Path | None = None
 
-    def in_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
+    def take_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
         """Run every tool once per repeat, starting with another one each time."""
         ordered = list(tools)
         for repeat in range(repeats):
@@ -66,7 +65,7 @@ def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
         bench.results.measure("pg_dump", lambda: bench.peers.dump("dump"), peer_side.size_bytes)
 
     bench.shard.checkpoint()
-    bench.in_turns(repeats, [create, dump])
+    bench.take_turns(repeats, [create, dump])
     if SPARE in bench.chains:
         cutline.forget(bench.chains[SPARE])
 
@@ -81,8 +80,8 @@ def check_part(bench: Bench, cutline: Cutline) -> None:
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
     """Increments, compared with draining the same WAL and with a physical increment.
 
-    The first one's transactions come in ten pieces, each an increment of the chain "ten", so that both chains end in
-    the same state, which the restores are compared by.
+    In the first repeat the transactions come in ten pieces, each also an increment of the chain "ten": both chains end
+    in the same state, and their restores can be compared.
     """
     results = bench.results
     results.attempt("follow", bench.peers.follow)
@@ -103,11 +102,11 @@ def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
     tools = [increment, drain, backup]
     for repeat in range(repeats):
         if repeat == 0:
-            _transactions_in_pieces(bench, cutline)
+            _run_in_pieces(bench, cutline)
         else:
             bench.say(f"{bench.transactions} transactions")
             results.attempt("transactions", lambda: bench.shard.run_transactions(bench.transactions))
-        bench.in_turns(1, tools[repeat % 3 :] + tools[: repeat % 3])
+        bench.take_turns(1, tools[repeat % 3 :] + tools[: repeat % 3])
         if repeat == 0:
             bench.state = results.attempt("state", bench.shard.state) or ()
             bench.dump = results.attempt("final dump", lambda: bench.peers.dump("final"))
@@ -115,7 +114,7 @@ def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
                 cutline.forget(bench.chains[TEN])
 
 
-def _transactions_in_pieces(bench: Bench, cutline: Cutline) -> None:
+def _run_in_pieces(bench: Bench, cutline: Cutline) -> None:
     piece = bench.transactions // SPLIT
     for number in range(1, SPLIT + 1):
         bench.say(f"{piece} transactions and increment {number} of {SPLIT}")
@@ -154,7 +153,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
         lambda _repeat: restore("restore of 10 increments", TEN, SPLIT),
         lambda repeat: bench.results.attempt("pg_restore", lambda: peer(repeat)),
     ]
-    bench.in_turns(REPEATS, tools)
+    bench.take_turns(REPEATS, tools)
 
 
 def _expect_state(bench: Bench, database: str) -> bool:

@@ -29,7 +29,7 @@ class Peers:
 
     def dump(self, name: str) -> Path:
         """pg_dump of all tables that Cutline copies."""
-        target = self._emptied(name)
+        target = self._clear(name)
         how = ["--format=directory", "--jobs=2", "--compress=gzip:1", f"--exclude-table={EXCLUDED}"]
         run_tool("pg_dump", *how, f"--file={target}", self.shard.dsn, seconds_max=SECONDS_MAX)
         return target
@@ -43,14 +43,14 @@ class Peers:
     def follow(self) -> None:
         """Create the slot that pg_recvlogical drains, and take the backup that the increments build on."""
         self.shard.ask(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {PUBLISHED}")
-        # As Cutline's slots: prepared transactions are decoded at PREPARE.
+        # Like Cutline's slots: prepared transactions are decoded at PREPARE.
         self.shard.ask(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', false, true)")
         self._base_backup()
 
     def drain(self) -> Path:
         """pg_recvlogical of everything up to now, into a file."""
         (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
-        # It ends when something at or after its end arrives; without this it would wait for a keepalive.
+        # pg_recvlogical ends at a message at or after --endpos; without this one it would wait for a keepalive.
         self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
         target = self.folder / "drained"
         target.unlink(missing_ok=True)
@@ -68,12 +68,12 @@ class Peers:
     def _base_backup(self, *more: str) -> Path:
         """Take a physical backup without the WAL needed to restore it, which favours the tool."""
         self.backups += 1
-        target = self._emptied(f"backup-{self.backups}")
+        target = self._clear(f"backup-{self.backups}")
         how = ["--checkpoint=fast", "--wal-method=none", *more]
         run_tool("pg_basebackup", f"--dbname={self.shard.dsn}", f"--pgdata={target}", *how, seconds_max=SECONDS_MAX)
         return target
 
-    def _emptied(self, name: str) -> Path:
+    def _clear(self, name: str) -> Path:
         target = self.folder / name
         if target.exists():
             shutil.rmtree(target)

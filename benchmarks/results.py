@@ -1,4 +1,4 @@
-"""Measurements, comparisons and failures, as plain values. Nothing here runs."""
+"""Measurements, comparisons and failures, as plain values; nothing here knows the tools."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Results:
         return result
 
     def attempt(self, task: str, work: Callable[[], Result]) -> Result | None:
-        """Do what is needed but not measured; on a failure, record it and return None."""
+        """Run `work` without timing it; on a failure, record it and return None."""
         try:
             return work()
         except Exception as error:  # noqa: BLE001  # reported with the figures, and makes the run fail

@@ -1,7 +1,7 @@
 """Sizes: thousands of tables, one huge transaction, many rows; every command as a separate process.
 
-A command's time is measured, and the peak memory of its processes. A restore counts only if the restored database has
-the content that the source had when the increment was taken.
+The time of every command is measured, and the peak memory of its processes. A restore counts only if the restored
+database has the content that the source had when the increment was taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DONE, INCONCLUSIVE = 0, 4
 CHANGED_TABLES = 200
 ROW_BYTES = 1 << 10
 RESTORED, PEER = "restored_by_cutline", "restored_by_peer"
-# One lock for every table at once is what pg_dump takes; the rest keeps checkpoints and vacuum out of the figures.
+# pg_dump locks all tables at once; the other settings keep checkpoints and vacuum out of the figures.
 SETTINGS = {
     "max_locks_per_transaction": "256",
     "max_wal_size": "16GB",
@@ -49,7 +49,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large everything is made; `master` is Spark's."""
+    """The sizes to measure; `master` is Spark's."""
 
     tables: int = 10_000
     changes: int = 5_000_000
@@ -61,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One command or tool: its seconds, the peak memory of its processes by kind, what it stored or reported.
+    """One command or tool: its seconds, the peak memory of its processes by kind, and what it stored or reported.
 
     `cpu_seconds` is the processor time of its processes, `server_seconds` the servers': a busy machine affects them
     little.
@@ -111,11 +111,11 @@ class Scale:
             ) as process,
             watched_memory(process.pid) as peaks,
         ):
-            said, errors = process.communicate(timeout=SECONDS_MAX)
+            output, errors = process.communicate(timeout=SECONDS_MAX)
         times = self._since(began)
         if process.returncode not in accepted:
-            raise RuntimeError(f"{task} ended with {process.returncode}: {(said + errors).strip()[-2000:]}")
-        document: dict[str, Any] = json.loads(said)
+            raise RuntimeError(f"{task} ended with {process.returncode}: {(output + errors).strip()[-2000:]}")
+        document: dict[str, Any] = json.loads(output)
         self.keep(Run(task, *times, dict(peaks), document.get("bytes"), remark_of(document)))
         return document
 
@@ -156,7 +156,7 @@ class Scale:
         found = databases.contents(self.fleet.primaries[0].dsn(database))
         if found != expected:
             wrong = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
-            raise RuntimeError(f"{database} is not what it must be: {len(wrong)} tables, among them {wrong[:3]}")
+            raise RuntimeError(f"{database} differs from the source in {len(wrong)} tables, among them {wrong[:3]}")
         self.ask(f"DROP DATABASE {database} WITH (FORCE)")
 
     def ask(self, statement: str) -> None:
@@ -177,12 +177,12 @@ def measure(parts: tuple[str, ...], sizes: Sizes, folder: Path, runs: list[Run],
     for part in parts:
         place = folder / part
         (place / "tmp").mkdir(parents=True)
-        with running(place, sizes, say, runs) as scale:
+        with running_scale(place, sizes, say, runs) as scale:
             work[part](scale)
 
 
 @contextmanager
-def running(place: Path, sizes: Sizes, say: Callable[[str], None], runs: list[Run]) -> Iterator[Scale]:
+def running_scale(place: Path, sizes: Sizes, say: Callable[[str], None], runs: list[Run]) -> Iterator[Scale]:
     """A fleet of one shard with an empty database; stopped and deleted at the end."""
     fleet = start_fleet(place / "fleet", shards=1, backups=sizes.backups, settings=SETTINGS, schema=False)
     try:
@@ -215,7 +215,7 @@ def many_tables(scale: Scale) -> None:
     into = f"--dbname={scale.fleet.primaries[0].dsn(PEER)}"
     scale.tool("pg_restore -j2", "pg_restore", "--jobs=2", "--exit-on-error", into, str(dump))
     scale.expect(PEER, full)
-    _look(scale)
+    _inspect(scale)
     for file in sorted((scale.fleet.store / "snapshots" / "big").rglob("*.json")):
         scale.runs.append(Run(f"commit {file.name}", 0, size_bytes=file.stat().st_size))
     objects = sum(1 for file in (scale.fleet.store / "snapshots" / "big" / "base").rglob("*") if file.is_file())
@@ -230,7 +230,7 @@ def many_changes(scale: Scale) -> None:
     databases.change_narrow(scale.dsn)
     scale.command(f"increment of {scale.sizes.changes} updates", "create", "big", "--incremental")
     scale.restore(1, databases.contents(scale.dsn))
-    _look(scale)
+    _inspect(scale)
 
 
 def many_bytes(scale: Scale) -> None:
@@ -243,7 +243,7 @@ def many_bytes(scale: Scale) -> None:
     databases.change_wide(scale.dsn)
     scale.command("increment of updates", "create", "big", "--incremental")
     scale.restore(2, databases.contents(scale.dsn))
-    _look(scale)
+    _inspect(scale)
 
 
 def many_rows(scale: Scale) -> None:
@@ -254,10 +254,10 @@ def many_rows(scale: Scale) -> None:
     databases.change_narrow(scale.dsn, every=100)
     scale.command("increment", "create", "big", "--incremental")
     scale.restore(1, databases.contents(scale.dsn))
-    _look(scale)
+    _inspect(scale)
 
 
-def _look(scale: Scale) -> None:
+def _inspect(scale: Scale) -> None:
     # Without standbys there is no other copy to compare with.
     scale.command("check", "check", "big", accepted=(DONE, INCONCLUSIVE))
     scale.command("list", "list")

@@ -1,7 +1,7 @@
-"""How a cut grows with the fleet: resolving it, and its wave of markers, for 1 to 10,000 nodes.
+"""How the cost of a cut grows with the fleet: resolving it, and its wave of markers, for 1 to 10,000 nodes.
 
-Resolving is measured on real columns, in a separate process for every size. The wave is the product's, over psycopg's
-sessions, to nodes that one other process simulates: real servers would add their own work, on their own machines.
+Resolving is measured on real columns, in a separate process for every size. The wave is the product's own code, over
+psycopg sessions to nodes that one other process simulates: real servers would do their work on their own machines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import raise_open_files, resident_bytes, resident_bytes_max
-from benchmarks.scale_cut_fleet import chained, in_flight
+from benchmarks.scale_cut_fleet import chain_windows, in_flight_windows
 from benchmarks.scale_cut_servers import simulated_nodes
 from wal.cut.cut_events import NodeWindow
 from wal.cut.markers import Marker, write_markers
@@ -28,7 +28,7 @@ from wal.cut.resolve import resolve
 
 SIZES = (1, 10, 100, 1_000, 10_000)
 REPEATS = 3
-# Of its open files a process needs some for itself.
+# A process needs some open files for itself.
 FILES_KEPT = 200
 RESOLVE, CHAIN, WAVE = "resolve", "resolve a chain", "marker wave"
 
@@ -55,22 +55,22 @@ def measure(nodes_max: int, transactions: int, links: int, say: Callable[[str], 
     sizes = [size for size in SIZES if size <= nodes_max]
     for size in sizes:
         say(f"resolving a cut of {size} nodes")
-        figures.append(alone(partial(resolve_in_flight, size, transactions)))
+        figures.append(measure_alone(partial(resolve_in_flight, size, transactions)))
     for size in sizes[1:]:
         say(f"resolving a chain over {size} nodes")
-        figures.append(alone(partial(resolve_chain, size, links)))
+        figures.append(measure_alone(partial(resolve_chain, size, links)))
     sessions_max = raise_open_files() - FILES_KEPT
     with simulated_nodes() as port:
         for size in sizes:
             say(f"writing markers on {size} simulated nodes")
             wanted = min(size, sessions_max)
-            figures.append(alone(partial(write_wave, wanted, port)))
+            figures.append(measure_alone(partial(write_wave, wanted, port)))
             if wanted < size:
                 say(f"only {wanted} sessions: the limit of open files is {sessions_max + FILES_KEPT}")
     return figures
 
 
-def alone(task: Callable[[], Figure]) -> Figure:
+def measure_alone(task: Callable[[], Figure]) -> Figure:
     """Measure a task in a fresh process, so that its memory is separate."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(task).result()
@@ -78,7 +78,7 @@ def alone(task: Callable[[], Figure]) -> Figure:
 
 def resolve_in_flight(nodes: int, transactions: int) -> Figure:
     """Resolve with this many global transactions in flight in total."""
-    seconds, cpu, peak, cut = least(partial(resolve, in_flight(nodes, transactions)))
+    seconds, cpu, peak, cut = measure_least(partial(resolve, in_flight_windows(nodes, transactions)))
     raised = sum(part.position > part.start for part in cut.nodes)
     note = f"{cut.in_flight:,} in flight, {cut.included_early:,} included early, {raised:,} nodes raised"
     return Figure(RESOLVE, nodes, seconds, cpu, peak, note)
@@ -86,8 +86,8 @@ def resolve_in_flight(nodes: int, transactions: int) -> Figure:
 
 def resolve_chain(nodes: int, links: int) -> Figure:
     """Resolve a fleet in which every raised position raises one other."""
-    windows: dict[str, NodeWindow] = chained(nodes, links)
-    seconds, cpu, peak, cut = least(partial(resolve, windows))
+    windows: dict[str, NodeWindow] = chain_windows(nodes, links)
+    seconds, cpu, peak, cut = measure_least(partial(resolve, windows))
     return Figure(
         CHAIN, nodes, seconds, cpu, peak, f"{cut.global_transactions:,} links, {cpu / links * 1e6:.0f} µs each"
     )
@@ -97,7 +97,9 @@ def write_wave(nodes: int, port: int) -> Figure:
     """Write one marker on every node."""
     raise_open_files()
     with sessions(nodes, port) as connections:
-        seconds, cpu, peak, positions = least(partial(write_markers, connections, Marker("chain", "cut", "start")))
+        seconds, cpu, peak, positions = measure_least(
+            partial(write_markers, connections, Marker("chain", "cut", "start"))
+        )
     apart = (max(positions.values()) - min(positions.values())) / 1e9
     return Figure(WAVE, nodes, seconds, cpu, peak, f"{len(positions):,} answers, markers {apart * 1000:.1f} ms apart")
 
@@ -116,7 +118,7 @@ def sessions(nodes: int, port: int) -> Iterator[dict[str, psycopg.Connection[Any
             connection.close()
 
 
-def least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
+def measure_least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
     """The least wall-clock and processor seconds of several runs, the most memory, and the last result."""
     seconds: list[float] = []
     cpu_seconds: list[float] = []
@@ -132,7 +134,7 @@ def least(task: Callable[[], Any]) -> tuple[float, float, int, Any]:
 
 
 def growth(figures: list[Figure], task: str) -> float | None:
-    """The processor time of the largest fleet divided by that of a tenth of it; None if one was not measured."""
+    """The processor time for the largest fleet divided by that for a tenth of it; None if one was not measured."""
     seconds = {figure.nodes: figure.cpu_seconds for figure in figures if figure.task == task}
     largest = max(seconds, default=0)
     smaller = seconds.get(largest // 10)
@@ -141,7 +143,7 @@ def growth(figures: list[Figure], task: str) -> float | None:
 
 def show(console: Console, figures: list[Figure]) -> None:
     """Print the figures and their growth."""
-    table = Table("task", "nodes", "seconds", "CPU seconds", "peak MB", "what came out")
+    table = Table("task", "nodes", "seconds", "CPU seconds", "peak MB", "result")
     for one in figures:
         table.add_row(
             one.task,

@@ -1,4 +1,4 @@
-"""Windows of fleets of any size, to resolve cuts: a million global transactions in flight, or long chains."""
+"""Windows of fleets of any size, for resolving cuts: a million global transactions in flight, or long chains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ START, FINISH = 1 << 40, 1 << 41
 RECORD_BYTES = 64
 
 
-def in_flight(nodes: int, transactions: int) -> dict[str, NodeWindow]:
-    """Every global transaction is prepared on two nodes (on one, if there is no other), one in two committed on one.
+def in_flight_windows(nodes: int, transactions: int) -> dict[str, NodeWindow]:
+    """Every global transaction is prepared on two nodes (or one, if there is no other), half of them committed on one.
 
-    Of those that are committed, one in ten is prepared after the other node's start marker, and raises it.
+    Every tenth of the committed ones is prepared after the other node's start marker, and raises that node's position.
     """
     number = np.arange(transactions)
     one = number % nodes
@@ -32,8 +32,8 @@ def in_flight(nodes: int, transactions: int) -> dict[str, NodeWindow]:
     return windows(nodes, prepared, (one[committed], begin[committed] + 2 * RECORD_BYTES, committed))
 
 
-def chained(nodes: int, links: int) -> dict[str, NodeWindow]:
-    """Every raised position passes one commit, whose transaction raises the next node: as many rounds as links."""
+def chain_windows(nodes: int, links: int) -> dict[str, NodeWindow]:
+    """Every raised position includes one more commit, whose transaction raises the next node: one round per link."""
     number = np.arange(links)
     prepared = ((number + 1) % nodes, START + (2 * number + 1) * RECORD_BYTES, number)
     committed_at = np.where(number == 0, START - RECORD_BYTES, START + (2 * number - 2) * RECORD_BYTES)
@@ -50,7 +50,7 @@ def windows(
     order = np.lexsort((lsn, node))
     zeros = np.zeros(len(node), np.int64)
     nothing = pa.array([b""], pa.binary()).take(to_arrow(zeros))
-    # What an application would call it: some thirty characters.
+    # Global ids as long as an application's: some thirty characters.
     names = pa.array([f"payment-7f3a2c91-{one:012}" for one in range(int(number.max()) + 1)])
     columns = {
         "lsn": to_arrow(lsn[order]),

@@ -83,13 +83,13 @@ class Session(asyncio.Protocol):
             self.transport.close()
 
 
-def serve(told: Connection) -> None:
-    """Answer sessions until the process is ended; `told` receives the port."""
+def serve(port_pipe: Connection) -> None:
+    """Answer sessions until the process is terminated; send the port to `port_pipe`."""
     raise_open_files()
 
     async def forever() -> None:
         server = await asyncio.get_running_loop().create_server(Session, "127.0.0.1", 0, backlog=4096)
-        told.send(server.sockets[0].getsockname()[1])
+        port_pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     asyncio.run(forever())

@@ -42,17 +42,17 @@ def table_name(number: int) -> str:
 
 
 def make_tables(dsn: str, count: int) -> None:
-    """Make `count` small tables, each with a key."""
+    """Create `count` small tables, each with a key."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for number in range(-(-count // TABLES_PER_SCHEMA)):
             connection.execute(f"CREATE SCHEMA {quote_identifier(f's{number:03d}')}")
-        for numbers in _in_portions(range(count)):
-            made = [_made(number) for number in numbers]
-            connection.execute(";\n".join(statement for one in made for statement in one))
+        for numbers in _batches(range(count)):
+            created = [_table_statements(number) for number in numbers]
+            connection.execute(";\n".join(statement for one in created for statement in one))
         connection.execute("ANALYZE")
 
 
-def _made(number: int) -> Iterator[str]:
+def _table_statements(number: int) -> Iterator[str]:
     columns, rows, _ = KINDS[number % len(KINDS)]
     yield f"CREATE TABLE {table_name(number)} ({columns})"
     if number % 8 == 1:
@@ -64,20 +64,20 @@ def _made(number: int) -> Iterator[str]:
 def change_tables(dsn: str, count: int, of: int) -> None:
     """Change rows of `count` tables among `of`."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        # A step without a common divisor with the kinds, so that there are tables of each.
+        # An odd step: it shares no divisor with the number of kinds, so that tables of every kind change.
         step = max(1, of // count) | 1
-        for numbers in _in_portions(range(0, min(of, count * step), step)):
+        for numbers in _batches(range(0, min(of, count * step), step)):
             changes = [KINDS[number % len(KINDS)][2].format(table=table_name(number)) for number in numbers]
             connection.execute(";\n".join(changes))
 
 
-def _in_portions(numbers: range) -> Iterator[range]:
+def _batches(numbers: range) -> Iterator[range]:
     for start in range(0, len(numbers), TABLES_AT_ONCE):
         yield numbers[start : start + TABLES_AT_ONCE]
 
 
 def make_narrow(dsn: str, rows: int) -> None:
-    """A table of `rows` rows of three numbers."""
+    """Create a table of `rows` rows of three numbers."""
     _run(
         dsn,
         "CREATE TABLE narrow (id bigint PRIMARY KEY, a integer NOT NULL, b integer)",
@@ -92,7 +92,7 @@ def change_narrow(dsn: str, *, every: int = 1) -> None:
 
 
 def make_wide(dsn: str) -> None:
-    """Make an empty table for rows of a kilobyte; its values are stored uncompressed."""
+    """Create an empty table for rows of a kilobyte, which are stored uncompressed."""
     _run(dsn, "CREATE TABLE wide (id bigint PRIMARY KEY, body text STORAGE PLAIN NOT NULL)")
 
 
@@ -112,10 +112,10 @@ def contents(dsn: str) -> Mapping[str, tuple[int, int]]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         tables = [row[0] for row in connection.execute(TABLES_QUERY)]
         for start in range(0, len(tables), TABLES_AT_ONCE):
-            asked = tables[start : start + TABLES_AT_ONCE]
+            batch = tables[start : start + TABLES_AT_ONCE]
             each = (
                 f"SELECT '{one}', count(*), coalesce(sum(hashtextextended(t::text, 0)), 0)::numeric::text FROM {one} t"
-                for one in asked
+                for one in batch
             )
             for name, count, hashes in connection.execute(" UNION ALL ".join(each)):
                 found[name] = (count, int(hashes))

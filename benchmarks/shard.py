@@ -22,7 +22,7 @@ ROWS_PER_SCALE = 100_000
 CLIENTS = 4
 LOAD_SECONDS_MAX = 3600
 EXCLUDED = "public.pgbench_history"
-# summarize_wal is what pg_basebackup --incremental needs; the rest keeps checkpoints out of the figures.
+# pg_basebackup --incremental needs summarize_wal; the other settings keep checkpoints out of the figures.
 SETTINGS = {
     "summarize_wal": "on",
     "max_wal_size": "16GB",
@@ -66,7 +66,7 @@ class Shard:
 
     def run_transactions(self, count: int) -> None:
         """Run `count` of pgbench's simple updates."""
-        # The load is not what is measured, so its commits need not wait for the disk.
+        # The load is not measured, so its commits need not wait for the disk.
         dsn = f"{self.dsn}?options=-c%20synchronous_commit%3Doff"
         each = str(-(-count // CLIENTS))
         load = ["--builtin=simple-update", "--no-vacuum", f"--client={CLIENTS}", "--jobs=2"]

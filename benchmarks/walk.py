@@ -38,7 +38,7 @@ class Walk:
     calls: set[tuple[str, str]] = field(default_factory=set)
 
     def climbs(self, floors: dict[str, int]) -> list[tuple[str, str]]:
-        """The calls into a module that stands no lower than the caller."""
+        """The calls into a module that is not on a lower floor than the caller."""
         return sorted(call for call in self.calls if floors[call[1]] >= floors[call[0]])
 
 
@@ -53,7 +53,7 @@ def main() -> None:
             _run((*common, "init"))
             _run((*common, "create", "walk"))
             for title, command in COMMANDS.items():
-                with walked(set(floors)) as walk:
+                with traced_calls(set(floors)) as walk:
                     _run((*common, *command))
                 climbs = walk.climbs(floors)
                 print(f"{title}: {len(walk.modules)} modules, {len(walk.calls)} calls between them, {len(climbs)} up")
@@ -70,7 +70,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def walked(modules: set[str]) -> Iterator[Walk]:
+def traced_calls(modules: set[str]) -> Iterator[Walk]:
     """Record the calls between `modules` while the block runs, in threads that it starts too."""
     walk = Walk()
     name_of = _names(modules)
@@ -109,7 +109,7 @@ def _names(modules: set[str]) -> Callable[[str], str | None]:
 
 
 def floors_of(root: Path) -> dict[str, int]:
-    """The floor of every module of the product, by the imports at the top of each; those of a circle share one."""
+    """The floor of every module of the product, by its top-level imports; an import that closes a circle is ignored."""
     packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"tests", "benchmarks"}
     paths = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path

@@ -27,7 +27,7 @@ SHARDS = 3
 CLIENTS = 4
 PAUSE_SECONDS = 0.004
 CUTS_PER_WINDOW = 10
-# No cut is made right after a window begins or before it ends: a transaction that one stalls begins within it.
+# No cut is made close to a window's ends, so that a transaction stalled by a cut begins in the same window.
 MARGIN_SECONDS = 0.05
 REST_SECONDS_MIN = 0.2
 NAME = "writers"
@@ -35,7 +35,7 @@ WITH_CUTS, WITHOUT_CUTS = "with cuts", "without cuts"
 # Long transactions are more likely to run at any given moment, so moments are compared with moments.
 DURING_CUTS, DURING_NONE = "during a cut", "at such moments without"
 WITH_INCREMENTS, WITHOUT_INCREMENTS = "with increments", "between them"
-# Checkpoints and vacuum come when they come: out of figures about the longest of many.
+# Checkpoints and vacuum run at times of their own choosing, which would distort the longest latencies.
 SETTINGS = {"max_wal_size": "16GB", "checkpoint_timeout": "1h", "autovacuum": "off"}
 
 Window = tuple[float, float]
@@ -82,7 +82,7 @@ def measure_cuts(fleet: EmbeddedFleet, figures: WriterFigures, *, cuts: int, sec
     """Make `cuts` cuts in windows of `seconds` in total, alternating with windows of the same length without cuts."""
     windows = max(1, round(cuts / CUTS_PER_WINDOW))
     length = seconds / windows + 2 * MARGIN_SECONDS
-    made: list[Window] = []
+    cut_windows: list[Window] = []
     spans: dict[str, list[Window]] = {WITH_CUTS: [], WITHOUT_CUTS: []}
     with ExitStack() as opened, clients_at_work(fleet.dsns(), clients=CLIENTS, pause_seconds=PAUSE_SECONDS) as clients:
         nodes = load_fleet(fleet.fleet_toml).primaries
@@ -94,32 +94,32 @@ def measure_cuts(fleet: EmbeddedFleet, figures: WriterFigures, *, cuts: int, sec
                 began = time.monotonic()
                 if kind == WITH_CUTS:
                     share = cuts // windows + (number < cuts % windows)
-                    made += _cuts_within(sessions, began, length, share)
+                    cut_windows += _make_cuts(sessions, began, length, share)
                 _sleep_until(began + length)
                 spans[kind].append((began, time.monotonic()))
     for kind, found in spans.items():
         figures.latencies[kind] = distribution(clients, found)
-    figures.cut_seconds = [end - begin for begin, end in made]
+    figures.cut_seconds = [end - begin for begin, end in cut_windows]
     length_of_cut = float(np.median(figures.cut_seconds))
     moments = [moment for began, _ in spans[WITHOUT_CUTS] for moment in _moments(began, length, cuts // windows)]
-    figures.latencies[DURING_CUTS] = distribution(clients, made, overlapping=True)
+    figures.latencies[DURING_CUTS] = distribution(clients, cut_windows, overlapping=True)
     figures.latencies[DURING_NONE] = distribution(
         clients, [(moment, moment + length_of_cut) for moment in moments], overlapping=True
     )
 
 
-def _cuts_within(
+def _make_cuts(
     sessions: dict[str, psycopg.Connection[object]], began: float, length: float, count: int
 ) -> list[Window]:
-    made: list[Window] = []
+    cut_windows: list[Window] = []
     for moment in _moments(began, length, count):
         _sleep_until(moment)
         marker = Marker(NAME, str(moment), "start")
         begin = time.monotonic()
         write_markers(sessions, marker)
         write_markers(sessions, replace(marker, kind="finish"))
-        made.append((begin, time.monotonic()))
-    return made
+        cut_windows.append((begin, time.monotonic()))
+    return cut_windows
 
 
 def _moments(began: float, length: float, count: int) -> list[float]:
@@ -133,8 +133,8 @@ def _sleep_until(moment: float) -> None:
 
 
 def measure_increments(fleet: EmbeddedFleet, figures: WriterFigures, count: int, say: Callable[[str], None]) -> None:
-    """Take `count` increments, each followed by as long a time without."""
-    taken: list[Window] = []
+    """Take `count` increments, each followed by an equally long rest."""
+    increments: list[Window] = []
     rests: list[Window] = []
     with warm_session(fleet.fleet_toml) as cutline:
         commit = cutline.create(NAME)
@@ -147,18 +147,18 @@ def measure_increments(fleet: EmbeddedFleet, figures: WriterFigures, count: int,
                 began = time.monotonic()
                 cutline.create_incremental(NAME)
                 ended = time.monotonic()
-                taken.append((began, ended))
+                increments.append((began, ended))
                 _sleep_until(ended + max(ended - began, REST_SECONDS_MIN))
                 rests.append((ended, time.monotonic()))
         cutline.forget(commit)
-    figures.latencies[WITH_INCREMENTS] = distribution(clients, taken)
+    figures.latencies[WITH_INCREMENTS] = distribution(clients, increments)
     figures.latencies[WITHOUT_INCREMENTS] = distribution(clients, rests)
-    figures.increment_seconds = [end - begin for begin, end in taken]
+    figures.increment_seconds = [end - begin for begin, end in increments]
 
 
 def distribution(clients: Clients, windows: Sequence[Window], *, overlapping: bool = False) -> Distribution:
     """The latencies of the transactions that began in the windows, or with `overlapping` that overlap one."""
-    chosen = [_within(clients, window, overlapping=overlapping) for window in windows]
+    chosen = [_latencies_in(clients, window, overlapping=overlapping) for window in windows]
     chosen = [seconds for seconds in chosen if len(seconds)]
     if not chosen:
         raise RuntimeError("no transaction ran in these windows")
@@ -168,7 +168,7 @@ def distribution(clients: Clients, windows: Sequence[Window], *, overlapping: bo
     return Distribution(len(every), p50, p99, p999, max(longest), float(np.median(longest)))
 
 
-def _within(clients: Clients, window: Window, *, overlapping: bool) -> Seconds:
+def _latencies_in(clients: Clients, window: Window, *, overlapping: bool) -> Seconds:
     begin, end = window
     last = clients.starts + clients.seconds if overlapping else clients.starts
     found: Seconds = clients.seconds[(clients.starts < end) & (last >= begin)]

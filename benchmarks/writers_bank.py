@@ -36,15 +36,15 @@ def clients_at_work(dsns: Sequence[str], *, clients: int, pause_seconds: float) 
     """Run the bank's clients on the shards `dsns` while the block runs; raise RuntimeError if they ended early."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(list(dsns), clients, pause_seconds, there), daemon=True)
+    process = context.Process(target=_run_clients, args=(list(dsns), clients, pause_seconds, there), daemon=True)
     process.start()
     there.close()
     found = Clients()
     try:
-        _answer(here, START_SECONDS_MAX)
+        _receive(here, START_SECONDS_MAX)
         yield found
         here.send("end")
-        found.starts, found.seconds = _answer(here, END_SECONDS_MAX)
+        found.starts, found.seconds = _receive(here, END_SECONDS_MAX)
         process.join(END_SECONDS_MAX)
     finally:
         if process.is_alive():
@@ -52,7 +52,7 @@ def clients_at_work(dsns: Sequence[str], *, clients: int, pause_seconds: float) 
             process.join()
 
 
-def _answer(pipe: Connection, seconds_max: float) -> tuple[Seconds, Seconds]:
+def _receive(pipe: Connection, seconds_max: float) -> tuple[Seconds, Seconds]:
     try:
         answer = pipe.recv() if pipe.poll(seconds_max) else "the clients did not answer"
     except EOFError:
@@ -63,7 +63,7 @@ def _answer(pipe: Connection, seconds_max: float) -> tuple[Seconds, Seconds]:
     return starts, seconds
 
 
-def _work(dsns: list[str], clients: int, pause_seconds: float, pipe: Connection) -> None:
+def _run_clients(dsns: list[str], clients: int, pause_seconds: float, pipe: Connection) -> None:
     try:
         with BankWorkload(dsns, clients=clients, pause_seconds=pause_seconds) as bank:
             pipe.send((np.empty(0), np.empty(0)))
@@ -72,5 +72,5 @@ def _work(dsns: list[str], clients: int, pause_seconds: float, pipe: Connection)
                     break
         entries = np.array(bank.latencies.entries()).reshape(-1, 2)
         pipe.send((entries[:, 0], entries[:, 1]))
-    except Exception as error:  # noqa: BLE001  # the process that asked raises it
+    except Exception as error:  # noqa: BLE001  # the parent process raises it
         pipe.send(f"{type(error).__name__}: {error}")

@@ -1,4 +1,5 @@
 """Check: reads a chain back and proves it complete, or names what is damaged. It can't pass on nothing.
 
-Imports `snapshots` and what is below it.
+Imports `columns`, `fleet`, `fleet.tables`, `snapshots.base_copy`, `snapshots.ddl`, `snapshots.fold`,
+`snapshots.operations`, `snapshots.records`, `storage`, `wal.cut` and `wal.segments`.
 """

@@ -44,7 +44,7 @@ def _compare_transactions(session: SparkSession, copies: Copies, store: StoreLoc
     pairs = compare_pairs(session, primaries, _undamaged_segments(copies, primaries, findings), store)
     findings.report.compared.transactions += pairs.transactions
     findings.report.conflicts += pairs.conflicts
-    # These objects were intact when they were first read: results from before stand, only this comparison is void.
+    # These objects were intact when they were first read: earlier results hold, only this comparison is dropped.
     for problem in pairs.problems:
         findings.damage(problem)
 

@@ -1,4 +1,6 @@
 """The command `snapshot`. The only package that prints, exits or builds a Spark session.
 
-`main` imports `cli.output`, and a command's module only once that command is to run.
+A command's module is imported only once that command is to run.
+
+Imports `cli.output` and `storage`.
 """

@@ -167,12 +167,6 @@ def half_present(foreign: Sequence[set[tuple[Any, ...]]]) -> tuple[str, ...]:
     return tuple(sorted(torn))
 
 
-def prepared_gids(dsn: str) -> list[str]:
-    """The gids of the bank's transactions that are prepared and undecided in this database."""
-    with psycopg.connect(dsn) as connection:
-        return read_prepared_gids(connection)
-
-
 def read_prepared_gids(connection: psycopg.Connection[Any]) -> list[str]:
     """The gids of the bank's prepared transactions in the session's database."""
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"

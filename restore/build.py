@@ -14,7 +14,7 @@ from fleet.tables.groups import Group
 from restore.ddl import find_views, refresh_views, remove_foreign_keys, run_section, set_sequences, show_name
 from restore.ledger import LEDGER_SCHEMA, check_counts, create_ledger
 from restore.load_target import LoadTarget
-from restore.partitions import find_roots
+from restore.partition_roots import find_roots
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, find_ddl_objects, read_ddl
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain

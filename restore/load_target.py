@@ -14,7 +14,7 @@ from snapshots.ddl.search_path import DEFAULT
 class LoadTarget:
     """A database with its tables, and the groups that are loaded there, by number.
 
-    `roots` are the partitioned tables that rows have to be loaded through (restore/partitions.py), by group number.
+    `roots` are the partitioned tables through which rows are loaded (restore/partition_roots.py), by group number.
     `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
     """
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def check_restore(plan: RestorePlan, progress: Progress) -> dict[str, list[str]]:
+def preview_restore(plan: RestorePlan, progress: Progress) -> dict[str, list[str]]:
     """Make every check of a restore, changing nothing; return the roles that each shard's target lacks.
 
     Raises what check_targets and lock_targets raise.

@@ -61,14 +61,14 @@ def split_statements(script: str) -> Iterator[str]:
 
 def statement_ends(script: str) -> Iterator[int]:
     """Yield the offset after the semicolon of every statement."""
-    place, parentheses, bodies = 0, 0, 0
+    offset, parentheses, bodies = 0, 0, 0
     is_routine: bool | None = None
-    while token := TOKEN.search(script, place):
-        place = token.end()
+    while token := TOKEN.search(script, offset):
+        offset = token.end()
         if token["comment"]:
-            place = _comment_end(script, place)
+            offset = _comment_end(script, offset)
         elif token["tag"] is not None:
-            place = _quote_end(script, place, token[0])
+            offset = _quote_end(script, offset, token[0])
         elif word := token["word"]:
             if is_routine is None:
                 is_routine = ROUTINE.match(script, token.start()) is not None
@@ -77,7 +77,7 @@ def statement_ends(script: str) -> Iterator[int]:
         elif mark := token["mark"]:
             parentheses = max(parentheses + {"(": 1, ")": -1, ";": 0}[mark], 0)
             if mark == ";" and parentheses == 0 and bodies == 0:
-                yield place
+                yield offset
                 is_routine = None
 
 
@@ -88,15 +88,15 @@ def _depth_change(word: str, bodies: int) -> int:
     return -1 if word == "end" and bodies else 0
 
 
-def _comment_end(script: str, place: int) -> int:
-    """The offset after the comment that was opened before `place`; comments nest."""
+def _comment_end(script: str, offset: int) -> int:
+    """The offset after the comment that was opened before `offset`; comments nest."""
     depth = 1
-    while depth and (mark := COMMENT_MARK.search(script, place)):
+    while depth and (mark := COMMENT_MARK.search(script, offset)):
         depth += 1 if mark[0] == "/*" else -1
-        place = mark.end()
-    return place if depth == 0 else len(script)
+        offset = mark.end()
+    return offset if depth == 0 else len(script)
 
 
-def _quote_end(script: str, place: int, quote: str) -> int:
-    end = script.find(quote, place)
+def _quote_end(script: str, offset: int, quote: str) -> int:
+    end = script.find(quote, offset)
     return end + len(quote) if end >= 0 else len(script)

@@ -17,7 +17,7 @@ from storage.memory import InMemoryStore
 from storage.store import ObjectStore, check_key, redact_url
 
 STORES_KEPT_MAX = 64
-Frozen: TypeAlias = tuple[Any, ...]
+HashableOptions: TypeAlias = tuple[Any, ...]
 
 
 class StoreUrlError(UsageError):
@@ -40,18 +40,18 @@ def open_store(url: str, options: Mapping[str, object]) -> ObjectStore:
     StoreUrlError.
     """
     # A forked process must not share its parent's connections, hence the process id.
-    return _open_once(url, freeze(options), os.getpid())
+    return _open_once(url, to_hashable(options), os.getpid())
 
 
 @lru_cache(maxsize=STORES_KEPT_MAX)
-def _open_once(url: str, options: Frozen, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
+def _open_once(url: str, options: HashableOptions, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
     protocol, separator, rest = url.partition("://")
     if not separator or protocol in ("file", "local"):
         return _open_folder(url, rest if separator else url)
     if protocol == "memory":
         return _open_memory(rest.strip("/"))
     try:
-        return _open_fsspec(url, protocol, thaw(options))
+        return _open_fsspec(url, protocol, from_hashable(options))
     except ImportError as error:
         raise StoreUrlError(url=redact_url(url), problem=str(error)) from error
     except (TypeError, ValueError, KeyError) as error:
@@ -104,28 +104,28 @@ def _s3_root(url: str) -> str:
         raise StoreUrlError(url=redact_url(url), problem=problem) from None
 
 
-def freeze(options: Mapping[str, object]) -> Frozen:
-    """Return `options` in a hashable form; `thaw` is the inverse."""
+def to_hashable(options: Mapping[str, object]) -> HashableOptions:
+    """Return `options` in a hashable form; `from_hashable` is the inverse."""
 
-    def freeze_value(value: object) -> object:
+    def hash_form(value: object) -> object:
         if isinstance(value, Mapping):
-            return ("mapping", tuple(sorted((name, freeze_value(inner)) for name, inner in value.items())))
+            return ("mapping", tuple(sorted((name, hash_form(inner)) for name, inner in value.items())))
         if isinstance(value, (list, tuple)):
-            return ("list", tuple(freeze_value(inner) for inner in value))
+            return ("list", tuple(hash_form(inner) for inner in value))
         return ("value", value)
 
-    return tuple(sorted((name, freeze_value(value)) for name, value in options.items()))
+    return tuple(sorted((name, hash_form(value)) for name, value in options.items()))
 
 
-def thaw(options: Frozen) -> dict[str, object]:
-    """Undo `freeze`; tuples come back as lists."""
+def from_hashable(options: HashableOptions) -> dict[str, object]:
+    """Undo `to_hashable`; tuples come back as lists."""
 
-    def thaw_value(value: Any) -> object:
+    def plain_form(value: Any) -> object:
         kind, inner = value
         if kind == "mapping":
-            return {name: thaw_value(item) for name, item in inner}
+            return {name: plain_form(item) for name, item in inner}
         if kind == "list":
-            return [thaw_value(item) for item in inner]
+            return [plain_form(item) for item in inner]
         return inner
 
-    return {name: thaw_value(value) for name, value in options}
+    return {name: plain_form(value) for name, value in options}

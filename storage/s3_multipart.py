@@ -41,7 +41,7 @@ class Upload(NamedTuple):
     upload_id: str
 
     @property
-    def place(self) -> dict[str, str]:
+    def address(self) -> dict[str, str]:
         """Its address, as parameters of an S3 request."""
         return {"Bucket": self.bucket, "Key": self.name, "UploadId": self.upload_id}
 
@@ -68,7 +68,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
     filesystem = creation.filesystem
     metadata = {PUT_ID: creation.put_id}
     try:
-        began = await filesystem.request("create_multipart_upload", **creation.place, Metadata=metadata)
+        began = await filesystem.request("create_multipart_upload", **creation.address, Metadata=metadata)
     except Exception as error:
         raise creation.not_stored_error(error) from error
     upload = Upload(creation.bucket, creation.name, began["UploadId"])
@@ -101,7 +101,7 @@ async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> lis
         for start in starts:
             number = start // size + 1
             part = bytes(view[start : start + size])
-            answer = await filesystem.request("upload_part", **upload.place, PartNumber=number, Body=part)
+            answer = await filesystem.request("upload_part", **upload.address, PartNumber=number, Body=part)
             sent[number] = answer["ETag"]
 
     senders = [asyncio.create_task(send(starts)) for _ in range(PARTS_AT_ONCE)]
@@ -121,7 +121,7 @@ async def _send_parts(filesystem: PatientS3, upload: Upload, body: bytes) -> lis
 
 async def _complete(filesystem: PatientS3, upload: Upload, parts: list[dict[str, object]]) -> None:
     await filesystem.send(
-        "complete_multipart_upload", **upload.place, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
+        "complete_multipart_upload", **upload.address, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
     )
 
 
@@ -135,7 +135,7 @@ async def abort_upload(filesystem: PatientS3, upload: Upload) -> None:
     """Abort an upload until the store no longer has it, at most ABORTS_MAX times; no error if it does not exist."""
     for _ in range(ABORTS_MAX):
         try:
-            await filesystem.request("abort_multipart_upload", **upload.place)
+            await filesystem.request("abort_multipart_upload", **upload.address)
         except Exception as error:
             if failure_of(error) is not S3Failure.MISSING or code_and_status(error)[0] == "NoSuchBucket":
                 raise
@@ -166,7 +166,7 @@ async def _size_and_last(filesystem: PatientS3, upload: Upload) -> tuple[int, da
     page: dict[str, Any] = {}
     while True:
         try:
-            answer = await filesystem.request("list_parts", **upload.place, **page)
+            answer = await filesystem.request("list_parts", **upload.address, **page)
         except Exception as error:
             if failure_of(error) is S3Failure.MISSING:
                 return size, last

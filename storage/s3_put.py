@@ -31,7 +31,7 @@ class Creation:
     put_id: str
 
     @property
-    def place(self) -> dict[str, str]:
+    def address(self) -> dict[str, str]:
         """The object's address, as parameters of an S3 request."""
         return {"Bucket": self.bucket, "Key": self.name}
 
@@ -76,12 +76,12 @@ class Creation:
         return fault.unreachable(self.url)
 
     async def _send(self, body: bytes, metadata: dict[str, str]) -> Any:
-        return await self.filesystem.send("put_object", **self.place, Body=body, IfNoneMatch="*", Metadata=metadata)
+        return await self.filesystem.send("put_object", **self.address, Body=body, IfNoneMatch="*", Metadata=metadata)
 
     async def _settle(self) -> None:
         """Return if an earlier attempt of this create took the key; else raise ObjectExistsError or AnswerLostError."""
         try:
-            head = await self.filesystem.request("head_object", **self.place)
+            head = await self.filesystem.request("head_object", **self.address)
         except Exception as error:
             raise AnswerLostError(url=self.url, key=self.key, reason=reason_of(error)) from error
         if head.get("Metadata", {}).get(PUT_ID) != self.put_id:

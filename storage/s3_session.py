@@ -138,15 +138,15 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
         bucket, key, _version = self.split_path(path)
-        place = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
+        address = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
         if start is not None or end is not None:
-            place["Range"] = await self._process_limits(path, start, end)
+            address["Range"] = await self._process_limits(path, start, end)
         tries = self.tries()
-        return await self.retry(lambda: self._read_body(place, tries), tries)
+        return await self.retry(lambda: self._read_body(address, tries), tries)
 
-    async def _read_body(self, place: Mapping[str, str], tries: Tries) -> bytes:
+    async def _read_body(self, address: Mapping[str, str], tries: Tries) -> bytes:
         """Read an object or a range of it; raise IncompleteReadError if the answer ends early."""
-        answer = await self.send("get_object", **place)
+        answer = await self.send("get_object", **address)
         size = int(answer.get("ContentLength") or 0)
         tries.size_bytes = size
         async with answer["Body"] as stream:

@@ -1,6 +1,6 @@
-"""One Spark session for all tests of a process, and how a run begins, ends and is told of.
+"""One Spark session for all tests of a process, and the plugins that order, interrupt and time a run.
 
-A process has one at a time, and the tests of several folders need it.
+A process can have only one session at a time, and tests in several folders need it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.spark.start import start_spark_at
-from tests.quick_spark import SETTINGS
-from tests.soak import SEED
+from tests.run.quick_spark import SETTINGS
+from tests.run.soak import SEED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,12 +22,12 @@ pytest_plugins = ["tests.run.interrupts", "tests.run.order", "tests.run.times"]
 
 
 def pytest_configure() -> None:
-    """Let what tests start draw the same, and the other processes of the run, and who repeats a part of it."""
+    """Export the seed, so that started programs, the run's other processes and its repeated parts draw the same."""
     os.environ["CUTLINE_SEED"] = str(SEED)
 
 
 def pytest_report_header() -> str:
-    """Say how to draw the same again."""
+    """Print the setting that repeats the draws of this run."""
     return f"CUTLINE_SEED={SEED}"
 
 

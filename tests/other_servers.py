@@ -1,9 +1,9 @@
-"""Servers of other versions of PostgreSQL than the wheel's, for the tests of fleets that mix them.
+"""PostgreSQL servers of other versions than the wheel's, for tests of fleets that mix versions.
 
     SNAPSHOT_TEST_PG_BINS=/usr/lib/postgresql/16/bin:/opt/17/bin    the folders of their programs
 
-Without it Debian's PostgreSQL 15 is taken; a folder without a server skips the tests. A server need not have all that
-there is: what it is built without (ICU, XML, lz4, contrib) is left out of the tests.
+The default is Debian's PostgreSQL 15. Tests of a folder without a server are skipped. What a server is built without
+(ICU, XML, lz4, contrib) is left out of its tests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
 OTHERS = [Path(one) for one in os.environ.get("SNAPSHOT_TEST_PG_BINS", str(POSTGRESQL_15)).split(os.pathsep) if one]
 
 
-def needed(programs: Path) -> Path:
-    """The folder, if there is a server in it; else the test is skipped."""
+def require_server(programs: Path) -> Path:
+    """Return the folder; skip the test if it has no server."""
     if not (programs / "postgres").exists():
         pytest.skip(f"there is no PostgreSQL in {programs}")
     return programs
@@ -30,9 +30,9 @@ def needed(programs: Path) -> Path:
 
 def major_of(programs: Path) -> int:
     """The major version of the server in the folder."""
-    said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\) (\d+)", said)
-    assert found, said
+    output = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\) (\d+)", output)
+    assert found, output
     return int(found[1])
 
 

@@ -1,4 +1,4 @@
-"""What Cutline is built from: declared, locked with hashes, and its licences listed."""
+"""Cutline's dependencies are declared and locked with hashes, and their licences are listed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.test_tidy import MODULES, PACKAGES
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKED = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
-# py4j comes with pyspark, whose way to the JVM it is.
+# py4j comes with pyspark, which uses it to reach the JVM.
 PART_OF = {"py4j": "pyspark"}
 
 
@@ -35,7 +35,7 @@ def imported_by_the_product() -> Iterator[str]:
                 yield str(node.module).partition(".")[0]
 
 
-def test_whatever_is_imported_is_declared() -> None:
+def test_every_imported_package_is_declared() -> None:
     foreign = {name for name in imported_by_the_product() if name not in {*sys.stdlib_module_names, *PACKAGES}}
     distributions = packages_distributions()
     declared = names(PROJECT["dependencies"])
@@ -47,7 +47,7 @@ def test_whatever_is_imported_is_declared() -> None:
     assert undeclared == set()
 
 
-def test_whatever_is_declared_is_locked() -> None:
+def test_every_declared_package_is_locked() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = names([*PROJECT["dependencies"], *extras["test"], *extras["dev"]])
     locked = {canonicalize_name(name) for name in LOCKED}
@@ -58,7 +58,7 @@ def test_whatever_is_declared_is_locked() -> None:
         assert wanted.specifier.contains(version), f"{one}: {version} is locked; run: make lock"
 
 
-def test_every_locked_file_has_a_hash_and_no_place_of_its_own() -> None:
+def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:
     text = (ROOT / "requirements.lock").read_text()
     assert text.count("==") == len(LOCKED) >= 50
     for block in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:

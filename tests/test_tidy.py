@@ -1,4 +1,4 @@
-"""The style that a machine can hold: direction of imports, sizes, names, who prints, how fast help is."""
+"""The style rules that a machine can check: direction of imports, sizes, names, who prints, how fast help is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cli.output.exit_codes import MEANINGS
 from storage.errors import SnapshotError
 
 ROOT = Path(__file__).parent.parent
-# The folders from the ground up. A module imports modules of its own folder and of lower floors, never of a neighbour.
+# The folders from the bottom up. A module imports modules of its own folder and of lower floors, never of a neighbour.
 FLOORS = (
     ("storage", "columns"),
     ("fleet",),
@@ -41,8 +41,8 @@ PACKAGES = tuple(sorted({folder.partition("/")[0] for folder in FLOOR_OF}))
 FOLDER_MODULES_MAX = 20
 MODULE_LINES_MAX = 320
 FUNCTION_LINES_MAX = 55
-PARAMETERS_MAX = 6  # five is the rule; the sixth is for what a reviewer was convinced of
-TUPLE_VALUES_MAX = 2  # of three and more nobody knows which is which
+PARAMETERS_MAX = 6  # the rule is five; a sixth needs a reviewer's consent
+TUPLE_VALUES_MAX = 2  # with three or more, nobody knows which is which
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")
 HELP_SECONDS_MAX = 0.3
@@ -68,7 +68,7 @@ PATH_OF = {name_of(path): path for path in MODULES}
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
-    """Our own modules that a module imports anywhere in it, in functions and for types too, with their lines."""
+    """Our own modules that a module imports anywhere, also in functions and for types, with their lines."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -100,12 +100,12 @@ def test_imports_go_downward_only(path: Path) -> None:
     assert not wrong, f"{path.relative_to(ROOT)}: {'; '.join(wrong)}"
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_imports_have_no_cycles() -> None:
     imports = {name: {other for other, _ in imported_modules(path)} for name, path in PATH_OF.items()}
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
-        assert name not in way, f"a circle: {' -> '.join((*way[way.index(name) :], name))}"
+        assert name not in way, f"an import cycle: {' -> '.join((*way[way.index(name) :], name))}"
         if name not in done:
             for other in imports.get(name, ()):
                 visit(other, (*way, name))
@@ -122,9 +122,13 @@ def test_every_folder_has_a_floor_and_few_modules() -> None:
 
 
 @pytest.mark.parametrize("folder", FLOOR_OF)
-def test_every_folder_says_what_it_may_import(folder: str) -> None:
+def test_every_folder_says_what_it_imports(folder: str) -> None:
     text = ast.get_docstring(tree_of(ROOT / folder / "__init__.py")) or ""
-    assert re.search(r"\bimports?\b", text, re.IGNORECASE), text
+    said = text.rpartition("\n\n")[2]
+    modules = [path for path in MODULES if folder_of(path) == folder]
+    imported = {folder_of(PATH_OF[name]).replace("/", ".") for path in modules for name, _ in imported_modules(path)}
+    assert said.startswith("Imports ")
+    assert set(re.findall(r"`([\w.]+)`", said)) == imported - {folder.replace("/", ".")}
 
 
 @pytest.mark.parametrize("path", SOURCES)
@@ -148,7 +152,7 @@ def test_functions_have_few_parameters(path: Path) -> None:
 
 
 def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether typer makes a command of it: then it takes the context first."""
+    """Whether the function is a typer command: its first parameter is the context."""
     first = next(iter(function.args.args), None)
     return first is not None and first.annotation is not None and "typer.Context" in ast.unparse(first.annotation)
 
@@ -163,7 +167,7 @@ def annotations_of(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_three_values_together_have_names(path: Path) -> None:
+def test_annotated_tuples_have_at_most_two_values(path: Path) -> None:
     for annotation in annotations_of(tree_of(path)):
         for node in ast.walk(annotation):
             if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple":
@@ -171,7 +175,7 @@ def test_three_values_together_have_names(path: Path) -> None:
                 assert len(parts) <= TUPLE_VALUES_MAX, f"line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_have_the_same_name() -> None:
     paths: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(tree_of(path)):
@@ -191,7 +195,7 @@ def test_nothing_below_cli_prints_or_exits(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_modules_are_named_for_what_they_hold(path: Path) -> None:
+def test_modules_are_named_for_what_they_contain(path: Path) -> None:
     assert path.stem not in FORBIDDEN_NAMES
     assert not path.stem.endswith(FORBIDDEN_ENDINGS)
 
@@ -201,7 +205,7 @@ def test_every_module_says_what_it_is_responsible_for(path: Path) -> None:
     assert ast.get_docstring(tree_of(path)), path.relative_to(ROOT)
 
 
-def test_every_error_has_a_code_of_the_table_and_a_name_of_its_own() -> None:
+def test_every_error_has_an_exit_code_of_the_table_and_its_own_slug() -> None:
     codes: dict[str, int] = {}
     for path in MODULES:
         for module in [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")]:
@@ -211,7 +215,7 @@ def test_every_error_has_a_code_of_the_table_and_a_name_of_its_own() -> None:
             continue
         assert error.exit_code in MEANINGS, f"{error.__name__} exits with {error.exit_code}"
         slug = error.slug.fget(error.__new__(error))  # type: ignore[attr-defined]
-        assert slug not in codes, f"two errors are called {slug}"
+        assert slug not in codes, f"two errors have the slug {slug}"
         codes[slug] = error.exit_code
     assert codes
 
@@ -239,13 +243,13 @@ def test_commands_that_need_no_job_do_not_import_spark(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_no_command_imports_spark_before_it_starts_one(name: str) -> None:
+def test_no_command_imports_spark_before_it_starts_a_session(name: str) -> None:
     assert "pyspark" not in modules_after(f"import {COMMANDS[name].module}")
 
 
 def modules_after(program: str) -> set[str]:
-    """What is imported once `program` has run in a process of its own."""
-    told = subprocess.run(
+    """The modules that are imported once `program` has run in a new process."""
+    done = subprocess.run(
         [sys.executable, "-c", f"{program}\nimport sys\nprint('loaded:', *sys.modules)"],
         capture_output=True,
         text=True,
@@ -253,11 +257,11 @@ def modules_after(program: str) -> set[str]:
         check=True,
         cwd=ROOT,
     )
-    return set(told.stdout.rpartition("loaded:")[2].split())
+    return set(done.stdout.rpartition("loaded:")[2].split())
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """In the processor's time: what else the machine does is not the program's. The first compiles for the others."""
+    """In processor time, which other load does not add to. The first attempt compiles the modules for the others."""
     compiled = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     seconds = []
     for _ in range(HELP_ATTEMPTS):
@@ -269,6 +273,6 @@ def test_help_answers_at_once(tmp_path: Path) -> None:
 
 
 def processor_seconds() -> float:
-    """What the children of this process have used so far."""
+    """What the child processes of this process have used so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,5 @@
 """Commands: one module per subcommand. Each reads its options, calls one function below `cli`, and renders its report.
 
-Imports `cli.output`, `cli.spark` and everything below `cli`.
+Imports `check`, `cli.output`, `cli.spark`, `fleet`, `fleet.nodes`, `fleet.read_only`, `fleet.tables`, `restore`,
+`snapshots.create`, `snapshots.listing`, `snapshots.records`, `snapshots.removal` and `storage`.
 """

@@ -13,7 +13,7 @@ from cli.output.format import count_text, seconds_text, size_text
 from cli.output.results import emit, progress
 from fleet.durations import Duration
 from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import Garbage, GcReport, SizeTotal, collect_garbage
+from snapshots.removal.gc import Garbage, GcReport, SizeTotal, collect_garbage, preview_garbage
 from storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"
@@ -54,7 +54,7 @@ def gc(
     fleet = command_context(context).load_fleet()
     seconds = fleet.retention.gc_grace_seconds if grace is None else _seconds(grace)
     with progress(context) as shown:
-        report = collect_garbage(fleet, seconds, shown, dry_run=dry_run)
+        report = (preview_garbage if dry_run else collect_garbage)(fleet, seconds, shown)
     emit(context, document_of(report), lines_of(report))
     raise typer.Exit(REFUSED if report.refused else DONE)
 

@@ -20,7 +20,7 @@ from fleet.record import to_builtins
 from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
-from restore.restore import check_restore, restore_fleet
+from restore.restore import preview_restore, restore_fleet
 from snapshots.listing.name_templates import newest_name
 
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
@@ -47,7 +47,7 @@ def restore(
     plan = plan_restore(source, target, request)
     if dry_run:
         with progress(context) as shown:
-            lacking = check_restore(plan, shown)
+            lacking = preview_restore(plan, shown)
         report = plan.report()
         missing = sorted({f"{one.node.id}: {role}" for one in plan.targets for role in lacking[one.shard]})
         document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}

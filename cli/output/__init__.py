@@ -2,5 +2,5 @@
 
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document.
 
-Imports everything below `cli`, and no other part of `cli`.
+Imports `check`, `fleet`, `fleet.tables` and `storage`.
 """

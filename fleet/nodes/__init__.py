@@ -4,5 +4,5 @@ A *session* is one connection to one node. The *baseline* identifies every node:
 database, version, encoding. The *fleet lock* is an advisory lock on every primary; it ends with its session. Every wait
 for a server is bounded: a node that stops answering ends the command.
 
-Imports `fleet` (its values) and `storage`.
+Imports `fleet` and `storage`.
 """

@@ -12,19 +12,21 @@ A session that sets the variable itself can still write, so whoever relies on th
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import sql
 
 from fleet.config import Node
 from fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
 from fleet.progress import Progress
+from fleet.record import Record, Time, fields_of, from_json
 from fleet.tables.publications import publication_names
+from storage.errors import RefusedError
 
-SCHEMA = "cutline/frozen/1"
 END_SECONDS_MAX = 10.0
 SETTING = sql.SQL("default_transaction_read_only")
 # The current setting by role ('' for the database): of the roles, all that have one in this database or in general.
@@ -55,8 +57,11 @@ SELECT pubname, obj_description(oid, 'pg_publication') FROM pg_publication
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOnlySetting:
+class FreezeRecordError(RefusedError):
+    """The record of a terminal snapshot on a node is not readable."""
+
+
+class ReadOnlySetting(Record, frozen=True):
     """The setting of a role in the database, or of the database if `role` is None. `value` None: not set."""
 
     role: str | None
@@ -77,13 +82,12 @@ class EffectiveSetting:
         return is_on(self.value_in_effect)
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
+class Frozen(Record, frozen=True, tag_field="schema", tag="cutline/frozen/1"):
     """The operation that froze a database, and the previous settings. `since` is RFC 3339, by the node's clock."""
 
     operation: str
     snapshot: str
-    since: str
+    since: Time
     before: tuple[ReadOnlySetting, ...]
 
     def text(self) -> str:
@@ -116,13 +120,23 @@ def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]
 
 
 def read_record(connection: psycopg.Connection[Any]) -> Frozen | None:
-    """The stored record of the database's freeze; None if there is none."""
+    """The stored record of the database's freeze; None if there is none. Raises FreezeRecordError."""
     row = connection.execute(RECORD_QUERY).fetchone()
     if row is None:
         return None
-    document = json.loads(row[1])
-    before = tuple(ReadOnlySetting(**entry) for entry in document["before"])
-    return Frozen(document["operation"], document["snapshot"], document["since"], before)
+    publication, comment = row
+    try:
+        frozen: Frozen = from_json(comment, Frozen)
+    except msgspec.MsgspecError as error:
+        raise FreezeRecordError(
+            f"database {connection.info.dbname}: the comment of publication {publication} is not a record of a"
+            f" terminal snapshot that this version can read: {error}",
+            hint="a newer version of Cutline may have written it: use that one; or undo the settings by hand:"
+            f" ALTER DATABASE {connection.info.dbname} RESET default_transaction_read_only;"
+            f" COMMENT ON PUBLICATION {publication} IS NULL",
+            details={"database": connection.info.dbname, "publication": publication},
+        ) from error
+    return frozen
 
 
 def read_frozen(connection: psycopg.Connection[Any]) -> Frozen | None:
@@ -136,7 +150,7 @@ def freeze(connection: psycopg.Connection[Any], fleet_id: str, operation: str, s
 
     Open sessions are not changed. The database must not be frozen; a record that is not in effect is undone first.
     """
-    since = server_time(connection).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    since = Time.of(server_time(connection))
     with connection.transaction():
         if stale := read_record(connection):
             _undo(connection, stale)
@@ -145,8 +159,7 @@ def freeze(connection: psycopg.Connection[Any], fleet_id: str, operation: str, s
         frozen = Frozen(operation, snapshot, since, tuple(changed))
         for setting in changed:
             _set(connection, ReadOnlySetting(setting.role, "on"))
-        document = json.dumps({"schema": SCHEMA, **asdict(frozen)})
-        _comment(connection, publication_names(fleet_id)[0], document)
+        _comment(connection, publication_names(fleet_id)[0], json.dumps(fields_of(frozen)))
     return frozen
 
 

@@ -11,7 +11,7 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
@@ -100,6 +100,24 @@ class Column(Record, frozen=True):
     missing: str | None = None
 
 
+class ColumnSignature(NamedTuple):
+    """What a relation message contains of a column, besides whether it is part of the key."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+
+
+class Signature(NamedTuple):
+    """What a relation message contains of a table: `key` are the names of the key's columns, none if `is_full`."""
+
+    schema: str
+    table: str
+    columns: tuple[ColumnSignature, ...]
+    key: frozenset[str]
+    is_full: bool
+
+
 class Group(Record, frozen=True):
     """One definition of a table of one shard: `columns` in stored order, of which the first `key_width` are the key.
 
@@ -127,12 +145,12 @@ class Group(Record, frozen=True):
         return self.key_width == 0
 
     @property
-    def signature(self) -> tuple[Any, ...]:
-        """What a decoded relation message contains of a definition: names, types and which columns are the key."""
+    def signature(self) -> Signature:
+        """What a decoded relation message contains of the definition."""
         ordered = sorted(self.columns, key=lambda column: column.position)
-        columns = tuple((column.name, column.type_oid, column.type_modifier) for column in ordered)
+        columns = tuple(ColumnSignature(column.name, column.type_oid, column.type_modifier) for column in ordered)
         key = frozenset(column.name for column in self.columns[: self.key_width])
-        return self.schema, self.table, columns, key, self.identity == "full"
+        return Signature(self.schema, self.table, columns, key, self.identity == "full")
 
     def definition(self) -> dict[str, Any]:
         """What distinguishes this definition from others: all fields but its number and partitions.

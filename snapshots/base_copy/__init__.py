@@ -1,4 +1,5 @@
 """Base copy: the rows of tables as an exported snapshot of a node shows them, stored as Parquet objects.
 
-Imports `snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `wal`, `columns`, `fleet` and `storage`.
+Imports `columns`, `fleet`, `fleet.nodes`, `fleet.tables`, `snapshots.ddl`, `snapshots.operations`,
+`snapshots.records`, `storage`, `wal.segments` and `wal.slots`.
 """

@@ -1,7 +1,7 @@
 """The context of a create that holds the fleet's lock and has stored its intent.
 
-Only the two attempts (`full_attempt`, `increment_attempt`) and the cut that they share take the whole context. Other
-functions take the sessions, the store or the operation.
+The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prepare_tables`, `cut_attempt`,
+`definitions`). A function that needs one or two of its values takes those.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make the cut of a full snapshot or an increment while DDL may change tables.
 
 An attempt prepares the tables, makes the cut, dumps the DDL of shards where it changed, and checks that no table
-changed since the plan. Segments that a void attempt archived stay, and the next attempt continues after them: the
+changed since the plan. Segments that an invalid attempt archived stay, and the next attempt continues after them: the
 segments hold their definitions.
 """
 
@@ -24,7 +24,7 @@ from snapshots.create.late_writers import find_late_writers
 from snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from snapshots.create.sequences import latest_sequences, read_sequences
-from snapshots.ddl.attempts import ChangedError, retry_until_unchanged, void_if
+from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.spark_jobs import SparkSource
@@ -98,7 +98,7 @@ def take_cut(
 
     def attempt() -> CutResult:
         try:
-            with void_if(lambda: find_change(sessions, state.seen, state.selection)):
+            with invalidate_if(lambda: find_change(sessions, state.seen, state.selection)):
                 return prepare_and_cut()
         except ChangedError as error:
             for shard, oids in error.moved.items():

@@ -33,7 +33,7 @@ from snapshots.create.full_plan import FullPlan
 from snapshots.create.make_cut import LastCut
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
-from snapshots.ddl.attempts import ChangedError, retry_until_unchanged, void_if
+from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from snapshots.ddl.dump import read_roles, store_ddl
 from snapshots.ddl.table_changes import (
     KnownTables,
@@ -105,7 +105,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
         try:
             with (
-                void_if(find_own_change),
+                invalidate_if(find_own_change),
                 export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
             ):
                 check_exported(now.nodes, slots, now.fingerprints)

@@ -17,7 +17,7 @@ from fleet.lsn import Lsn
 from storage.store import ObjectStore
 from wal.segments.archive import Segment
 from wal.segments.segment_schema import COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
-from wal.segments.segments import read_events, read_places
+from wal.segments.segments import read_events, read_positions_and_groups
 
 
 def find_late_writers(
@@ -39,6 +39,6 @@ def find_late_writers(
     prepared_at: set[int] = set()
     for segment in segments:
         if segment.changes:
-            lsn, group = read_places(store, segment)
+            lsn, group = read_positions_and_groups(store, segment)
             prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
     return [str(one["global_id"]) for one in late if one["lsn"] in prepared_at]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
+from msgspec import structs
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
@@ -54,7 +55,7 @@ class CutUnreachableError(UnreachableError):
 
 
 class _AttemptFailedError(Exception):
-    """One attempt is void. The text names the node and the cause; `unreachable` is the error if the node is away."""
+    """One attempt is invalid. The text names the node and the cause; `unreachable` is the error if the node is away."""
 
     def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
         super().__init__(cause)
@@ -141,7 +142,7 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
 
 
 def pause_seconds(attempt: int) -> float:
-    """The pause after void attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
+    """The pause after invalid attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
     seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
     return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
 
@@ -176,7 +177,7 @@ def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Marke
     try:
         starts = write_markers(primaries, start)
         progress.reached(CrashPoint.STARTS_WRITTEN)
-        finishes = write_markers(primaries, replace(start, kind="finish"))
+        finishes = write_markers(primaries, structs.replace(start, kind="finish"))
         progress.reached(CrashPoint.FINISHES_WRITTEN)
     except (psycopg.OperationalError, NodeUnreachableError) as error:
         raise _AttemptFailedError(_session_lost_text(primaries, error)) from error
@@ -258,7 +259,7 @@ def _check_markers(node: str, shard: str, marked: _Markers, events: pa.Table) ->
             continue
     expected = {
         marked.marker: marked.starts[shard],
-        replace(marked.marker, kind="finish"): marked.finishes[shard],
+        structs.replace(marked.marker, kind="finish"): marked.finishes[shard],
     }
     for marker, position in expected.items():
         if positions.get(marker) != position:

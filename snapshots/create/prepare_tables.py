@@ -19,7 +19,7 @@ from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
-from snapshots.ddl.attempts import ChangedError, void_if
+from snapshots.ddl.attempts import ChangedError, invalidate_if
 from snapshots.ddl.table_changes import (
     DdlPlan,
     add_to_publications,
@@ -132,7 +132,7 @@ def _copy_tables(
 
     try:
         with (
-            void_if(find_own_change),
+            invalidate_if(find_own_change),
             export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots,
         ):
             check_exported(nodes, slots, plan.fingerprints)

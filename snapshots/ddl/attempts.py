@@ -17,7 +17,8 @@ from fleet.tables.groups import SchemaChangedError
 # The errors that concurrent DDL causes: an object that was read from the catalogs is gone or has changed, or there is a
 # deadlock with the session that changes it.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
-# These void an attempt without a visible change: an object that was created and dropped meanwhile leaves no trace.
+# These invalidate an attempt even if no change is found: an object that was created and dropped meanwhile leaves no
+# trace.
 DROPPED_ERRORS = (
     psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject, psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
@@ -26,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class ChangedError(Exception):
-    """An attempt is void. The text says what changed; `moved` are the oids of tables to copy again, by shard."""
+    """An attempt is invalid. The text says what changed; `moved` are the oids of tables to copy again, by shard."""
 
     def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
         super().__init__(cause)
@@ -36,7 +37,7 @@ class ChangedError(Exception):
 def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
     """Run `attempt` and return its result; if it raises ChangedError, retry up to `retries` times.
 
-    Raises SchemaChangedError if all attempts were void.
+    Raises SchemaChangedError if all attempts were invalid.
     """
     cause, attempts = "", retries + 1
     for number in range(1, attempts + 1):
@@ -52,7 +53,7 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
 
 
 @contextmanager
-def void_if(find_change: Callable[[], str]) -> Iterator[None]:
+def invalidate_if(find_change: Callable[[], str]) -> Iterator[None]:
     """Turn an error of PostgreSQL or pg_dump into ChangedError if an object is gone or `find_change` returns a change.
 
     Otherwise the error is raised as it is.

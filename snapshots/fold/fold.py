@@ -18,7 +18,7 @@ from columns.bytes_column import column_of
 from columns.row_batches import row_batches
 from snapshots.fold.base_rows import read_wanted_rows
 from snapshots.fold.changed_keys import Keys, collect_changed_keys
-from snapshots.fold.lineage import BASE_LSN, CompletedImages, complete_images
+from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.long_images import LongImageReader
 from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD, read_with_places, with_stand_ins
 from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, problem_of, problem_row

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from fleet.config import Fleet
-from snapshots.operations.operation import pending_ids
+from snapshots.operations.operation import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, check_name, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import read_intent
@@ -142,7 +142,7 @@ def used_names(store: ObjectStore) -> set[str]:
 
 def _open_names(store: ObjectStore) -> Iterator[str]:
     """The snapshot names of operations without an outcome; an operation that can't be read is skipped."""
-    for operation_id in pending_ids(store):
+    for operation_id in open_operation_ids(store):
         with suppress(ManifestError):
             yield read_intent(store, operation_id).snapshot
 

@@ -98,7 +98,7 @@ def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     return (*points[:at], *COPY_POINTS, *points[at:last], CrashPoint.DDL_STORED, *points[last:])
 
 
-def void_attempt_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
+def invalidated_attempt_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     """The points of the same full create if DDL invalidates an attempt while it makes its slots."""
     at = points.index(CrashPoint.SLOT_MADE)
     return (*points[:at], CrashPoint.SLOT_MADE, CrashPoint.COPY_SLOTS_DROPPED, *points[at:])

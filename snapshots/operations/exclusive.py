@@ -1,6 +1,6 @@
 """One operation at a time on a fleet: it holds a lock on all primaries, a majority of the fleet, until its commit.
 
-The sessions that hold the lock are asked right before the commit is put. So a coordinator that was cut off from the
+The sessions that hold the lock are asked right before the commit is put. So a command that was cut off from the
 fleet for a while can't commit after another one has continued without it.
 """
 
@@ -14,7 +14,7 @@ from fleet.nodes.lock import FleetBusyError, FleetLock, lock_fleet
 from fleet.nodes.sessions import Sessions
 from snapshots.operations.committing import operation_settled_error
 from snapshots.operations.majority import claim_majority
-from snapshots.operations.operation import Operation, is_open, pending_operations
+from snapshots.operations.operation import Operation, is_open, read_open_intents
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 
@@ -24,7 +24,7 @@ SECOND = len("2026-11-20T11:02:03")
 
 @contextmanager
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
-    """Lock the fleet, and check that the locked primaries are more than half of the largest recorded baseline.
+    """Lock the fleet, and check that the locked primaries are more than half of the recorded primaries.
 
     Raises FleetBusyError naming the holder, and MajorityMissingError.
     """
@@ -55,7 +55,7 @@ def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:
     try:
         since = str(error.details.get("since"))[:SECOND]
         candidates = [
-            one for one in pending_operations(store) if one.snapshot == name and one.began_at[:SECOND] >= since
+            one for one in read_open_intents(store) if one.snapshot == name and one.began_at[:SECOND] >= since
         ]
     except SnapshotError:
         return None

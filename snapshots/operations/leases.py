@@ -20,7 +20,7 @@ from msgspec import UnsetType, structs
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
 from fleet.record import Time
-from snapshots.operations.operation import begin, readable_pending, reason_of, record_outcome
+from snapshots.operations.operation import begin, read_readable_intents, reason_of, record_outcome
 from snapshots.records.commits import increments_pruned_error
 from snapshots.records.documents import checking
 from snapshots.records.operation_records import (
@@ -151,7 +151,7 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
     """
     return [
         _lease(store, operation)
-        for operation in readable_pending(store)
+        for operation in read_readable_intents(store)
         if operation.kind == "restore" and snapshot in (None, operation.snapshot)
     ]
 

@@ -1,7 +1,7 @@
 """The primaries of the largest fleet that a store has served, and the majority of them that an operation must lock.
 
-Two coordinators that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
-created once, so if two coordinators begin with an empty store, the second one is measured against the record of the
+Two commands that each see only a part of the fleet can't both hold more than half of it. Records are numbered and
+created once, so if two commands begin with an empty store, the second one is measured against the record of the
 first. Each record has more primaries than the previous one, except a record that an operator requested (forget_nodes).
 The newest record counts.
 """
@@ -30,15 +30,15 @@ class MajorityMissingError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """The node ids of a recorded baseline's primaries; `number` is 0 if none is recorded yet."""
+class RecordedPrimaries:
+    """The node ids of the primaries in a record; `number` is 0 if none is stored yet."""
 
     number: int
     primaries: tuple[str, ...]
 
 
-def read_baseline(store: ObjectStore) -> Baseline:
-    """The baseline that counts now; if none is recorded yet, the largest among the committed snapshots."""
+def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
+    """Read the newest record; if there is none, the primaries of the largest fleet among the committed snapshots."""
     names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
     number = max((int(match[1]) for match in names if match), default=0)
     # A listing may be out of date.
@@ -46,21 +46,21 @@ def read_baseline(store: ObjectStore) -> Baseline:
         number += 1
     if number:
         record: BaselineRecord = read_document(store, baseline_key(number), BaselineRecord)
-        return Baseline(number, tuple(entry.node for entry in record.primaries))
+        return RecordedPrimaries(number, tuple(entry.node for entry in record.primaries))
     primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
-    return Baseline(0, max(primaries, key=len, default=()))
+    return RecordedPrimaries(0, max(primaries, key=len, default=()))
 
 
-def check_majority(baseline: Baseline, granted: Mapping[str, NodeIdentity]) -> None:
-    """Raise MajorityMissingError unless more than half of the baseline's primaries granted their lock."""
-    primaries = set(baseline.primaries)
+def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity]) -> None:
+    """Raise MajorityMissingError unless more than half of the recorded primaries granted their lock."""
+    primaries = set(recorded.primaries)
     held, needed = primaries & granted.keys(), len(primaries) // 2 + 1
     if not primaries or len(held) >= needed:
         return
     missing = sorted(primaries - held)
     raise MajorityMissingError(
-        f"{len(held)} of the {len(primaries)} primaries of the largest baseline granted their lock, and {needed} are"
-        f" needed; missing: {', '.join(missing)}",
+        f"{len(held)} of the {len(primaries)} primaries of the largest recorded fleet granted their lock,"
+        f" and {needed} are needed; missing: {', '.join(missing)}",
         hint="name all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
         " the missing nodes: snapshot init --forget-nodes",
         details={"granted": sorted(granted), "baseline": sorted(primaries), "needed": needed, "missing": missing},
@@ -73,23 +73,23 @@ def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> N
     The caller holds their locks. Raises MajorityMissingError.
     """
     while True:
-        baseline = read_baseline(store)
-        check_majority(baseline, granted)
-        if baseline.number and len(granted) <= len(baseline.primaries):
+        recorded = read_recorded_primaries(store)
+        check_majority(recorded, granted)
+        if recorded.number and len(granted) <= len(recorded.primaries):
             return
-        if _record(store, baseline.number + 1, granted, forgotten=()):
+        if _record(store, recorded.number + 1, granted, forgotten=()):
             return
 
 
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
-    """Record these primaries as the baseline that counts from now on; return the node ids that it drops.
+    """Record these primaries, whatever was recorded before; return the node ids that this drops.
 
-    Only an operator's explicit command makes the baseline smaller. The caller holds the locks of `granted`.
+    Only an operator's explicit command makes them fewer. The caller holds the locks of `granted`.
     """
     while True:
-        baseline = read_baseline(store)
-        forgotten = sorted(set(baseline.primaries) - granted.keys())
-        if not forgotten or _record(store, baseline.number + 1, granted, tuple(forgotten)):
+        recorded = read_recorded_primaries(store)
+        forgotten = sorted(set(recorded.primaries) - granted.keys())
+        if not forgotten or _record(store, recorded.number + 1, granted, tuple(forgotten)):
             return forgotten
 
 

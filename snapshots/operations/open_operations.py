@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshots.operations.deciding import has_committed
-from snapshots.operations.operation import pending_ids
+from snapshots.operations.operation import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent
@@ -76,7 +76,7 @@ def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[O
 
     It takes one listing, and a few reads per operation. Restores are left out: they commit nothing.
     """
-    operations = (_open_operation(store, operation_id) for operation_id in pending_ids(store))
+    operations = (_open_operation(store, operation_id) for operation_id in open_operation_ids(store))
     return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
 
 

@@ -158,26 +158,26 @@ def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "f
         write_operation_record(store, "outcome", outcome)
 
 
-def pending_operations(store: ObjectStore) -> list[Intent]:
+def read_open_intents(store: ObjectStore) -> list[Intent]:
     """All operations without an outcome, oldest first; raises ManifestError if an intent can't be read."""
     intents: list[Intent] = []
-    for operation_id in pending_ids(store):
+    for operation_id in open_operation_ids(store):
         # gc removes old records, the intent first.
         with suppress(ObjectMissingError):
             intents.append(read_intent(store, operation_id))
     return intents
 
 
-def readable_pending(store: ObjectStore) -> list[Intent]:
+def read_readable_intents(store: ObjectStore) -> list[Intent]:
     """All operations without an outcome whose intent can be read, oldest first: an unreadable one blocks nobody."""
     intents: list[Intent] = []
-    for operation_id in pending_ids(store):
+    for operation_id in open_operation_ids(store):
         with suppress(ManifestError, ObjectMissingError):
             intents.append(read_intent(store, operation_id))
     return intents
 
 
-def pending_ids(store: ObjectStore) -> list[str]:
+def open_operation_ids(store: ObjectStore) -> list[str]:
     """The ids of all operations without an outcome, oldest first: one listing, and one lookup for each."""
     documents: dict[str, set[str]] = {}
     for key in store.list("operations"):

@@ -6,7 +6,7 @@ from fleet.config import Fleet, Node
 from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
-from snapshots.operations.operation import pending_ids, record_outcome
+from snapshots.operations.operation import open_operation_ids, record_outcome
 from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent
@@ -27,7 +27,7 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
     lock, and of two commits of the same number only one can be stored. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
-    for operation_id in pending_ids(store):
+    for operation_id in open_operation_ids(store):
         try:
             operation = read_intent(store, operation_id)
             if operation.kind != "create":

@@ -6,14 +6,14 @@ from fleet.record import Record
 
 
 class RecordedPrimary(Record, frozen=True):
-    """One primary of a baseline."""
+    """One primary that granted its lock to an operation."""
 
     node: str
     system_identifier: str
 
 
 class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):
-    """A baseline. `forgotten` are the nodes that an operator has removed from the fleet (`init --forget-nodes`)."""
+    """The recorded primaries. An operator has removed the nodes `forgotten` from the fleet (`init --forget-nodes`)."""
 
     id: str
     primaries: tuple[RecordedPrimary, ...]

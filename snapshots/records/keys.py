@@ -40,7 +40,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParsedKey:
     """The parts of a key below a snapshot's folder. `number` is that of a segment or increment."""
 
     kind: Kind
@@ -60,7 +60,7 @@ def ddl_prefix(snapshot: str, node: str, operation: str) -> str:
     return f"snapshots/{snapshot}/schema/{node}/{operation}"
 
 
-def place_of(snapshot: str, key: str) -> Place | None:
+def parse_key(snapshot: str, key: str) -> ParsedKey | None:
     """Parse the key `snapshots/<snapshot>/…`; return None if it is not one of Cutline's."""
     rest = key.removeprefix(f"snapshots/{snapshot}/")
     for kind, patterns in KEYS.items():
@@ -68,5 +68,5 @@ def place_of(snapshot: str, key: str) -> Place | None:
             if match := pattern.fullmatch(rest):
                 parts = match.groupdict()
                 number = int(parts.get("number") or 0)
-                return Place(kind, snapshot, parts.get("owner") or "", parts.get("node") or "", number)
+                return ParsedKey(kind, snapshot, parts.get("owner") or "", parts.get("node") or "", number)
     return None

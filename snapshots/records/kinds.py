@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -65,6 +66,8 @@ def json_schemas() -> dict[str, dict[str, Any]]:
 def _schema(types: Iterable[type[Record]], *, is_sealed: bool, is_always: bool) -> dict[str, Any]:
     types = list(types)
     references, definitions = json_schema(types)
+    for definition in definitions.values():
+        definition["description"] = inspect.cleandoc(definition.get("description", ""))
     for kind in types if is_sealed else ():
         definition = definitions[kind.__name__]
         definition["properties"]["digest"] = DIGEST_SCHEMA

@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Literal
 
+from msgspec import field
+
 from fleet.record import Count, Record, Time
 from snapshots.records.documents import ManifestError, check_about, read_sealed, seal
 from storage.errors import RefusedError
@@ -34,12 +36,12 @@ class RestorePoint(Record, frozen=True):
 class Mark(Record, frozen=True):
     """What was removed, and all that is needed to resume the removal: the slots, and the nodes that may have them.
 
-    `schema` says whether the snapshot was deleted or its increments pruned. `chain` and `points` are empty if the
+    `format` says whether the snapshot was deleted or its increments pruned. `chain` and `points` are empty if the
     commits could not be read. `by` is the label of the command (fleet.label); `objects` and `bytes` count what it
     planned to delete.
     """
 
-    schema: Literal["cutline/deleted/1", "cutline/only-full/1"]
+    format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")
     snapshot: str
     operation: str
     at: Time
@@ -54,7 +56,7 @@ class Mark(Record, frozen=True):
     @property
     def key(self) -> str:
         """The key of the mark."""
-        return tombstone_key(self.snapshot) if self.schema == DELETED else only_full_key(self.snapshot)
+        return tombstone_key(self.snapshot) if self.format == DELETED else only_full_key(self.snapshot)
 
 
 def tombstone_key(name: str) -> str:

@@ -32,7 +32,7 @@ from snapshots.operations.operation import read_recorded_commits
 from snapshots.records.commit import Commit, Void
 from snapshots.records.commits import find_place, increment_label, increment_numbers, read_chain, read_commit, read_turn
 from snapshots.records.documents import ManifestError
-from snapshots.records.keys import Kind, Place
+from snapshots.records.keys import Kind, ParsedKey
 from snapshots.records.lost_chains import is_lost, lost_key
 from snapshots.records.operation_records import DONE, read_intent, read_outcome
 from snapshots.records.tombstones import is_deleted, is_only_full
@@ -86,7 +86,7 @@ class GarbageVerdict:
     text: str = ""
 
 
-Judge = Callable[[str, Place], GarbageVerdict]
+Judge = Callable[[str, ParsedKey], GarbageVerdict]
 NEEDED = GarbageVerdict(GarbageReason.NEEDED)
 
 
@@ -104,18 +104,18 @@ class GarbageRules:
         self._kept_by_restore = self._find_restore() if self.is_deleted or self.is_only_full else None
         self._owners: dict[str, Judge] = {}
 
-    def judge(self, key: str, place: Place) -> GarbageVerdict:
+    def judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         """Judge an object, regardless of its age."""
         if self.is_deleted:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
-        if place.kind is Kind.MARK:
+        if parsed.kind is Kind.MARK:
             return NEEDED
-        if place.kind is Kind.COMMIT:
+        if parsed.kind is Kind.COMMIT:
             # A void is needed as much as a commit: it makes a late put fail.
-            return self._pruned_verdict() if place.number and self.is_only_full else NEEDED
-        if place.owner not in self._owners:
-            self._owners[place.owner] = self._judge_of_owner(place.owner)
-        return self._owners[place.owner](key, place)
+            return self._pruned_verdict() if parsed.number and self.is_only_full else NEEDED
+        if parsed.owner not in self._owners:
+            self._owners[parsed.owner] = self._judge_of_owner(parsed.owner)
+        return self._owners[parsed.owner](key, parsed)
 
     def _find_restore(self) -> GarbageVerdict | None:
         """A restore that began before the snapshot was marked keeps its objects; None if there is none."""
@@ -140,16 +140,16 @@ class GarbageRules:
                 return self._judge_of_increment(commit) if commit.increment else self._judge_of_full(commit)
         except RefusedError as error:
             outcome = CreateOutcome(GarbageVerdict(GarbageReason.UNCLEAR, error.message))
-        return lambda _key, _place: outcome.verdict
+        return lambda _key, _parsed: outcome.verdict
 
     def _judge_of_full(self, full: Commit) -> Judge:
         objects = full.object_sizes.keys()
         judge_segment = self._judge_of_segments(full)
 
-        def judge(key: str, place: Place) -> GarbageVerdict:
+        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
             if key in objects:
                 return NEEDED
-            return judge_segment(key, place) if place.kind is Kind.SEGMENT else GarbageVerdict(GarbageReason.UNLISTED)
+            return judge_segment(key, parsed) if parsed.kind is Kind.SEGMENT else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
@@ -157,9 +157,9 @@ class GarbageRules:
         """The judge of an increment's base copies and DDL. Its segments belong to the chain."""
         objects = commit.object_sizes.keys()
 
-        def judge(key: str, place: Place) -> GarbageVerdict:
-            if place.kind is Kind.SEGMENT:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {place.owner} did not begin a chain")
+        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
+            if parsed.kind is Kind.SEGMENT:
+                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {parsed.owner} did not begin a chain")
             if self.is_only_full:
                 return self._pruned_verdict()
             return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
@@ -169,13 +169,15 @@ class GarbageRules:
     def _judge_of_segments(self, full: Commit) -> Judge:
         """The judge of those segments of a chain that its full snapshot does not list."""
         if self.is_only_full:
-            return lambda _key, _place: self._pruned_verdict()
+            return lambda _key, _parsed: self._pruned_verdict()
         if is_lost(self.store, self.snapshot, full.operation):
             return self._judge_of_lost_segments(full)
         last = _last_numbers(self.store, full)
 
-        def judge(_key: str, place: Place) -> GarbageVerdict:
-            return GarbageVerdict(GarbageReason.NEXT) if place.number > last.get(place.node, place.number) else NEEDED
+        def judge(_key: str, parsed: ParsedKey) -> GarbageVerdict:
+            return (
+                GarbageVerdict(GarbageReason.NEXT) if parsed.number > last.get(parsed.node, parsed.number) else NEEDED
+            )
 
         return judge
 
@@ -195,14 +197,14 @@ class GarbageRules:
             if number > chain.last.increment
         )
 
-        def judge(key: str, place: Place) -> GarbageVerdict:
+        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
             if key in listed:
                 return NEEDED
             if open_here:
                 return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
             if missing:
                 return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is gone")
-            if place.number <= last.get(place.node, 0):
+            if parsed.number <= last.get(parsed.node, 0):
                 return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between segments that are listed")
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 

@@ -26,7 +26,7 @@ from snapshots.operations.open_operations import CREATE, OpenOperation, read_ope
 from snapshots.operations.operation import record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import NAME
-from snapshots.records.keys import Kind, place_of
+from snapshots.records.keys import Kind, parse_key
 from snapshots.records.store_identity import FLEET_KEY, read_identity
 from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from snapshots.removal.old_records import RecordJudge, judge_probe
@@ -117,19 +117,27 @@ class GcReport:
         self.kept.setdefault(KeptKey(snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
 
 
-def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress, *, dry_run: bool = False) -> GcReport:
+def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
     """Find and remove the objects that no commit needs and no running operation uses.
 
-    A dry run only reads the store. The report lists what the store refuses to delete; the rest is removed anyway.
-    Raises StoreUnreachableError, and UndecidedError if the store does not tell whether an earlier operation committed.
+    The report lists what the store refuses to delete; the rest is removed anyway. Raises StoreUnreachableError, and
+    UndecidedError if the store does not tell whether an earlier operation committed.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
-    unsettled = "" if dry_run else _settle(store, fleet, progress)
+    unsettled = _settle(store, fleet, progress)
     report = find_garbage(store, grace_seconds, progress)
-    report.dry_run, report.unsettled = dry_run, unsettled
-    if not dry_run:
-        remove_garbage(store, report, progress)
+    report.unsettled = unsettled
+    remove_garbage(store, report, progress)
+    return report
+
+
+def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
+    """Find what `collect_garbage` would remove, by reading the store alone; raise StoreUnreachableError."""
+    store = fleet.store.open()
+    read_identity(store, fleet)
+    report = find_garbage(store, grace_seconds, progress)
+    report.dry_run = True
     return report
 
 
@@ -196,14 +204,14 @@ class _GarbageSearch:
         # Only now: the rules must be made after the listing.
         judge = GarbageRules(self._store, name, listed, self._now)
         for one in listed:
-            place = place_of(name, one.key)
-            if place is None:
+            parsed = parse_key(name, one.key)
+            if parsed is None:
                 self._report.unknown.append(one.key)
                 continue
-            if place.owner:
-                self._owners.add(place.owner)
-            verdict = judge.judge(one.key, place)
-            self._sort(Garbage(place.kind, verdict.why, (one,), name, place.owner), verdict, one.created_at)
+            if parsed.owner:
+                self._owners.add(parsed.owner)
+            verdict = judge.judge(one.key, parsed)
+            self._sort(Garbage(parsed.kind, verdict.why, (one,), name, parsed.owner), verdict, one.created_at)
 
     def _search_records(self) -> None:
         judge = RecordJudge(self._store, self._owners, self._now)
@@ -237,7 +245,7 @@ class _GarbageSearch:
             top, _, rest = one.key.partition("/")
             snapshot = rest.partition("/")[0] if top == SNAPSHOTS else ""
             if one.key and (
-                place_of(snapshot, one.key) is None if snapshot else top not in (OPERATIONS, PROBES, *PERMANENT)
+                parse_key(snapshot, one.key) is None if snapshot else top not in (OPERATIONS, PROBES, *PERMANENT)
             ):
                 self._report.unknown.append(f"{one.key} (unfinished)")
                 continue

@@ -1,10 +1,10 @@
-"""One client that writes one causal chain, link by link, and keeps a journal of what it was told.
+"""A client that writes one causal chain, link by link, and keeps a journal of the answers that it got.
 
-A link is a local transaction (its parent) and then a two-phase one (child and twin), which the client commits on its
-shards in any order and with any delay, rolls back, or holds: as a whole, so that the chain waits for it, or committed
-on one shard only, from which the chain goes on meanwhile. Of some the first shard commits its part in one phase, as a
-coordinator does that tags it with the gid of the other. The client never writes on a shard what refers to something
-that is not committed there. Trimming deletes the oldest link on both its shards, by a two-phase transaction too.
+A link is a local transaction (its parent) and then a two-phase one (child and twin). The client commits the second on
+its shards in any order and with any delay, rolls it back, or holds it: either as a whole, so that the chain waits for
+it, or committed on one shard only, where the chain continues meanwhile. For some, the first shard commits its part in
+one phase, like a coordinator that tags it with the gid of the other part. On a shard, the client never refers to a row
+that is not committed there. Trimming deletes the oldest link on both its shards, also in a two-phase transaction.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ CHILD = "INSERT INTO child VALUES (%(id)s, %(chain)s, %(link)s, %(parent)s, %(tw
 TWIN = "INSERT INTO twin VALUES (%(id)s, %(chain)s, %(link)s, %(child_shard)s)"
 DELETE_CHILD = "DELETE FROM child WHERE id = %(id)s; DELETE FROM parent WHERE id = %(parent)s"
 DELETE_TWIN = "DELETE FROM twin WHERE id = %(id)s"
-# Part of a transaction that is committed in one phase: what its parts on other shards are prepared under.
+# Written by a part that is committed in one phase: the gid under which the other parts are prepared.
 TAG = "SELECT pg_logical_emit_message(true, 'snapshot.gid', %(gid)s)"
 TAGGED_RATIO = 0.25
 
-# What becomes of a prepared transaction, and how often where it may be held.
+# The fates of a prepared transaction, and how often each is drawn while transactions may be held.
 COMMIT, ROLL_BACK, HOLD, HOLD_THEN_ROLL_BACK, HALF = "commit", "roll back", "hold", "hold, roll back", "half"
 WEIGHTS = {COMMIT: 76, ROLL_BACK: 12, HOLD: 3, HOLD_THEN_ROLL_BACK: 3, HALF: 6}
 
 
 @dataclass(slots=True)
 class Calendar:
-    """What the clients know of the increments: how many were taken, and whether they may hold transactions."""
+    """How many increments have been taken, and whether the clients may hold transactions."""
 
     cuts: int = 0
     may_hold: bool = False
@@ -49,9 +49,9 @@ class Calendar:
 
 @dataclass(slots=True, eq=False)
 class TwoPhase:
-    """A prepared transaction: the shards still to decide, the next one first, and when that is due.
+    """A prepared transaction: the shards still to decide, in order, and when the next decision is due.
 
-    `coordinator` is the shard, if any, on which it is not prepared, but open in the client's session.
+    `coordinator` is the shard, if any, where it is not prepared but still open in the client's session.
     """
 
     transaction: Transaction
@@ -76,7 +76,7 @@ class TwoPhase:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link: `row` has the parameters of its statements."""
+    """One link; `row` has the parameters of its statements."""
 
     number: int
     row: Mapping[str, int]
@@ -88,7 +88,7 @@ class Link:
 
 @dataclass(slots=True)
 class ChainClient:
-    """Writes chain `number` by its sessions on all shards; used by one thread. `fates` are tried first, in order."""
+    """Writes chain `number` in its sessions on all shards; used by one thread. `fates` are used up first, in order."""
 
     sessions: Sequence[psycopg.Connection[Any]]
     number: int
@@ -104,7 +104,7 @@ class ChainClient:
     _ids: int = 0
 
     def step(self) -> None:
-        """Decide what is due, then trim or lengthen the chain unless its next link is held."""
+        """Make the decisions that are due, then trim or extend the chain unless its next link is held."""
         for one in [one for one in self._open if one.is_due(self.calendar)]:
             self._decide(one)
         is_long = len(self.links) > LINKS_KEPT and not self.links[0].two_phase.remaining
@@ -113,62 +113,62 @@ class ChainClient:
         elif self._next_link is None:
             self.grow()
 
-    def settle(self) -> None:
+    def decide_all(self) -> None:
         """Decide everything that is open."""
         while self._open:
             self._decide(self._open[0])
 
     def grow(self) -> None:
-        """Write the next link's parent if it is not there yet, and prepare child and twin."""
+        """Write the next link's parent unless it exists, and prepare child and twin."""
         parent = self._parent or self._insert_parent()
         self._parent = parent
         here = parent["shard"]
         there = (here + self.chance.randrange(1, len(self.sessions))) % len(self.sessions)
-        row = {**self._named(parent["link"]), "parent": parent["id"], "child_shard": here, "twin_shard": there}
+        row = {**self._new_ids(parent["link"]), "parent": parent["id"], "child_shard": here, "twin_shard": there}
         inserts = (("child", here, row["id"]), ("twin", there, row["id"]))
         transaction = Transaction(f"{GID_PREFIX}{row['id']}", inserts, (), (here, there))
-        fate = self._fate()
-        one = self._prepared(transaction, {here: CHILD, there: TWIN}, row, fate)
+        fate = self._choose_fate()
+        one = self._prepare(transaction, {here: CHILD, there: TWIN}, row, fate)
         self._next_link = Link(parent["link"], row, one)
-        self._go_on(one, fate)
+        self._plan_decision(one, fate)
 
     def trim(self) -> None:
-        """Delete the oldest link; what refers to it refers to nothing from then on."""
+        """Delete the oldest link; foreign keys set references to it to null."""
         row = self.links[0].row
         here, there = row["child_shard"], row["twin_shard"]
         deletes = (("child", here, row["id"]), ("parent", here, row["parent"]), ("twin", there, row["id"]))
-        gid = f"{GID_PREFIX}{self._named(0)['id']}-trim"
+        gid = f"{GID_PREFIX}{self._new_ids(0)['id']}-trim"
         transaction = Transaction(gid, (), deletes, (here, there))
-        fate = self._fate()
-        self._trimming = self._prepared(transaction, {here: DELETE_CHILD, there: DELETE_TWIN}, row, fate)
-        self._go_on(self._trimming, fate)
+        fate = self._choose_fate()
+        self._trimming = self._prepare(transaction, {here: DELETE_CHILD, there: DELETE_TWIN}, row, fate)
+        self._plan_decision(self._trimming, fate)
 
-    def _named(self, link: int) -> dict[str, int]:
+    def _new_ids(self, link: int) -> dict[str, int]:
         self._ids += 1
         return {"id": self.number * IDS_PER_CHAIN + self._ids, "chain": self.number, "link": link}
 
     def _insert_parent(self) -> Mapping[str, int]:
-        """Insert it where the last link is committed, so that it can refer to its part there."""
+        """Insert the parent on a shard where the last link is committed, so that it can refer to it there."""
         if not self.links:
             here, column, before = self.chance.randrange(len(self.sessions)), "prev_child", None
-            row = self._named(1)
+            row = self._new_ids(1)
         else:
             last = self.links[-1]
             here = self.chance.choice(last.committed_on())
             column = "prev_child" if here == last.row["child_shard"] else "prev_twin"
             before = last.row["id"]
-            row = self._named(last.number + 1)
+            row = self._new_ids(last.number + 1)
         transaction = Transaction(inserts=(("parent", here, row["id"]),), shards=(here,))
         self.journal.append(transaction)
         transaction.sent = transaction.decided = transaction.last_sent = time.monotonic()
         self.sessions[here].execute(PARENT.format(column=column).encode(), {**row, "before": before})
-        transaction.told = time.monotonic()
+        transaction.acknowledged = time.monotonic()
         return {**row, "shard": here}
 
-    def _prepared(
-        self, transaction: Transaction, halves: Mapping[int, str], row: Mapping[str, int], fate: str
+    def _prepare(
+        self, transaction: Transaction, statements: Mapping[int, str], row: Mapping[str, int], fate: str
     ) -> TwoPhase:
-        """Do the transaction's part on every shard; a coordinator's is left open, and is the first to be decided."""
+        """Execute and prepare the transaction on every shard; a coordinator's part stays open and is decided first."""
         self.journal.append(transaction)
         shards = self.chance.sample(transaction.shards, len(transaction.shards))
         order = self.chance.sample(shards, len(shards))
@@ -176,7 +176,7 @@ class ChainClient:
         coordinator = order[0] if can_be_tagged and self.chance.random() < TAGGED_RATIO else None
         for shard in shards:
             ending = TAG if shard == coordinator else "PREPARE TRANSACTION %(gid)s"
-            statement = f"BEGIN; {halves[shard]}; {ending}"
+            statement = f"BEGIN; {statements[shard]}; {ending}"
             self.sessions[shard].execute(statement.encode(), {**row, "gid": transaction.gid})
         one = TwoPhase(transaction, order, fate not in (ROLL_BACK, HOLD_THEN_ROLL_BACK), coordinator)
         transaction.is_tagged = coordinator is not None
@@ -185,38 +185,38 @@ class ChainClient:
         self._open.append(one)
         return one
 
-    def _fate(self) -> str:
-        """Choose what becomes of a transaction once it is prepared."""
+    def _choose_fate(self) -> str:
+        """Choose the fate of a transaction that is about to be prepared."""
         if self.fates and self.calendar.may_hold:
             return self.fates.pop(0)
         fate = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         return fate if fate in (COMMIT, ROLL_BACK) or self.calendar.may_hold else COMMIT
 
-    def _go_on(self, one: TwoPhase, fate: str) -> None:
+    def _plan_decision(self, one: TwoPhase, fate: str) -> None:
         if fate in (HOLD, HOLD_THEN_ROLL_BACK):
             self._hold(one)
         elif fate == HALF:
             self._decide_next(one)
             self._hold(one)
         elif one.coordinator is not None:
-            # Its session is needed for the next statement.
+            # The next statement needs its session.
             self._decide(one)
         else:
-            one.due_time = time.monotonic() + self._delay()
+            one.due_time = time.monotonic() + self._draw_delay()
 
     def _hold(self, one: TwoPhase) -> None:
         one.due_cut = self.calendar.cuts + self.chance.randint(*CUTS_HELD)
 
-    def _delay(self) -> float:
-        """Mostly short, now and then as long as it may be."""
+    def _draw_delay(self) -> float:
+        """Draw a delay: mostly short, rarely near the maximum."""
         return DELAY_SECONDS_MAX * float(self.chance.random() ** 4)
 
     def _decide(self, one: TwoPhase) -> None:
-        """Decide on the next shard; a commit on the other one takes its time, and the chain goes on meanwhile."""
+        """Decide on the next shard. A commit on the other shard is delayed, and the chain continues meanwhile."""
         self._decide_next(one)
         if one.remaining and not one.is_committing:
             self._decide_next(one)
-        one.due_time = time.monotonic() + self._delay()
+        one.due_time = time.monotonic() + self._draw_delay()
         one.due_cut = 0
 
     def _decide_next(self, one: TwoPhase) -> None:
@@ -229,7 +229,7 @@ class ChainClient:
             transaction.last_sent = now if len(one.remaining) == 1 else transaction.last_sent
         self.sessions[one.remaining[0]].execute(statement.encode(), {"gid": transaction.gid})
         if one.is_committing and is_first:
-            transaction.told = time.monotonic()
+            transaction.acknowledged = time.monotonic()
         del one.remaining[0]
         if is_first:
             self._note_decided(one)

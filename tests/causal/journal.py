@@ -1,9 +1,9 @@
-"""What the clients of the causal workload were told, and whether the increments agree with that.
+"""The journal of the causal workload's clients, and whether the increments agree with it.
 
-A client notes when it sent the decision of a transaction and when it was told that it holds. A command that takes
-an increment has a beginning and an end too. What was told before the beginning has to be in the increment; what was
-sent after the end can't be; what was rolled back never is; and what is in an increment is in all later ones, unless
-a deletion took it. All times are time.monotonic() of one process, so that they compare.
+A client notes when it sent the decision of a transaction and when that was acknowledged. The command that takes an
+increment has a start and an end, too. A commit acknowledged before the start must be in the increment, one sent after
+the end must not, and a transaction that was rolled back never is. What is in an increment is in all later ones, unless
+it was deleted. All times are time.monotonic() of one process, so they compare.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NEVER = math.inf
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction as its client knows it; `gid` names a two-phase one. Times are NEVER until it happens.
+    """One transaction as its client knows it; a two-phase one has a `gid`. A time is NEVER until its event happens.
 
-    `prepared`: all its parts prepared. `decided`: the first COMMIT (PREPARED) or ROLLBACK PREPARED about to be sent.
-    `sent`, `told`: the first COMMIT about to be sent, and answered; NEVER if rolled back. `last_sent`: the last one.
-    `is_tagged`: its first part is committed in one phase, by a coordinator.
+    `prepared`: all parts are prepared. `decided`: just before the first COMMIT (PREPARED) or ROLLBACK PREPARED is sent.
+    `sent`, `last_sent`: just before the first and the last COMMIT (PREPARED) are sent; `acknowledged`: the first is
+    answered; these are NEVER after a rollback. `is_tagged`: a coordinator commits the first part in one phase.
     """
 
     gid: str = ""
@@ -35,30 +35,30 @@ class Transaction:
     prepared: float = NEVER
     decided: float = NEVER
     sent: float = NEVER
-    told: float = NEVER
+    acknowledged: float = NEVER
     last_sent: float = NEVER
     is_tagged: bool = False
 
-    def must_be_in(self, taken: Taken) -> bool:
-        """Whether an increment without it has lost it."""
-        return self.told < taken.started
+    def must_be_in(self, taken: TakenIncrement) -> bool:
+        """Whether an increment that lacks it has lost it."""
+        return self.acknowledged < taken.started
 
-    def may_be_in(self, taken: Taken) -> bool:
-        """Whether an increment can have it."""
+    def may_be_in(self, taken: TakenIncrement) -> bool:
+        """Whether an increment may include it."""
         return self.sent <= taken.returned
 
-    def is_held_over(self, taken: Taken) -> bool:
-        """Whether it was prepared everywhere and decided nowhere, all the time that the increment was taken."""
+    def is_held_throughout(self, taken: TakenIncrement) -> bool:
+        """Whether it was prepared everywhere and decided nowhere during the whole increment."""
         return self.prepared < taken.started and self.decided > taken.returned
 
-    def is_half_committed_over(self, taken: Taken) -> bool:
-        """Whether it was committed on some shards only, all the time that the increment was taken."""
-        return self.told < taken.started and self.last_sent > taken.returned
+    def is_half_committed_throughout(self, taken: TakenIncrement) -> bool:
+        """Whether it was committed on some shards only during the whole increment."""
+        return self.acknowledged < taken.started and self.last_sent > taken.returned
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """One increment: when its command was started and when it had returned, and the rows that it restores to."""
+class TakenIncrement:
+    """One increment: when its command was started, when it had returned, and the rows that it restores to."""
 
     number: int
     started: float
@@ -67,51 +67,51 @@ class Taken:
 
 
 @dataclass(slots=True)
-class _Fate:
-    """What the journal has about one row."""
+class _RowHistory:
+    """The transactions of the journal that inserted or deleted one row."""
 
     inserted: Transaction
     deleted: list[Transaction] = field(default_factory=list)
 
 
-def disagreements(journal: Iterable[Transaction], increments: Sequence[Taken]) -> list[str]:
-    """Everything in which the increments (in order) and the clients' journal disagree, in words."""
+def find_disagreements(journal: Iterable[Transaction], increments: Sequence[TakenIncrement]) -> list[str]:
+    """Describe every disagreement between the increments (in order) and the clients' journal."""
     transactions = list(journal)
-    fates = {row: _Fate(one) for one in transactions for row in one.inserts}
+    histories = {row: _RowHistory(one) for one in transactions for row in one.inserts}
     for one in transactions:
         for row in one.deletes:
-            fates[row].deleted.append(one)
+            histories[row].deleted.append(one)
     found: list[str] = []
     for taken in increments:
-        unknown = sorted(taken.rows - fates.keys(), key=str)
+        unknown = sorted(taken.rows - histories.keys(), key=str)
         found += [f"increment {taken.number} has {row}, which nobody wrote" for row in unknown]
-        for row, fate in fates.items():
-            found += _disagreements_on(row, fate, taken)
+        for row, history in histories.items():
+            found += _row_disagreements(row, history, taken)
         found += _torn(transactions, taken)
     for earlier, later in itertools.pairwise(increments):
         for row in earlier.rows - later.rows:
-            if row in fates and not any(one.may_be_in(later) for one in fates[row].deleted):
+            if row in histories and not any(one.may_be_in(later) for one in histories[row].deleted):
                 found.append(f"{row} is in increment {earlier.number} and not in {later.number}")
-    return [*found, *_come_back(increments)]
+    return [*found, *_reappeared(increments)]
 
 
-def _disagreements_on(row: Row, fate: _Fate, taken: Taken) -> Iterator[str]:
-    inserted, where = fate.inserted, f"increment {taken.number}"
+def _row_disagreements(row: Row, history: _RowHistory, taken: TakenIncrement) -> Iterator[str]:
+    inserted, where = history.inserted, f"increment {taken.number}"
     name = f"{row} of {inserted.gid or 'a local transaction'}"
     if row in taken.rows:
         if not inserted.may_be_in(taken):
             yield f"{where} has {name}, which was {'committed later' if inserted.sent < NEVER else 'never committed'}"
-        if any(one.must_be_in(taken) for one in fate.deleted):
+        if any(one.must_be_in(taken) for one in history.deleted):
             yield f"{where} has {name}, which was deleted before it began"
-    elif inserted.must_be_in(taken) and not any(one.may_be_in(taken) for one in fate.deleted):
-        yield f"lost: {where} has not {name}, which was committed before it began"
+    elif inserted.must_be_in(taken) and not any(one.may_be_in(taken) for one in history.deleted):
+        yield f"lost: {where} lacks {name}, which was committed before it began"
 
 
-def _torn(transactions: Iterable[Transaction], taken: Taken) -> Iterator[str]:
-    """Transactions of which the increment has a part; a part that was deleted since tells nothing."""
-    gone: set[Row] = {row for one in transactions if one.may_be_in(taken) for row in one.deletes}
+def _torn(transactions: Iterable[Transaction], taken: TakenIncrement) -> Iterator[str]:
+    """Find transactions of which the increment has only a part; rows that may have been deleted don't count."""
+    removed: set[Row] = {row for one in transactions if one.may_be_in(taken) for row in one.deletes}
     for one in transactions:
-        present = [row in taken.rows for row in one.inserts if row not in gone]
+        present = [row in taken.rows for row in one.inserts if row not in removed]
         kept = [row in taken.rows for row in one.deletes if one.inserts == ()]
         if any(present) and not all(present):
             yield f"torn: increment {taken.number} has a part of {one.gid or one.inserts}"
@@ -119,20 +119,20 @@ def _torn(transactions: Iterable[Transaction], taken: Taken) -> Iterator[str]:
             yield f"torn: increment {taken.number} has a part of what {one.gid} deleted"
 
 
-def _come_back(increments: Sequence[Taken]) -> Iterator[str]:
-    gone: dict[Row, int] = {}
+def _reappeared(increments: Sequence[TakenIncrement]) -> Iterator[str]:
+    removed: dict[Row, int] = {}
     for earlier, later in itertools.pairwise(increments):
-        yield from (f"{row} came back in increment {later.number}" for row in later.rows & gone.keys())
-        gone |= {row: later.number for row in earlier.rows - later.rows}
+        yield from (f"{row} came back in increment {later.number}" for row in later.rows & removed.keys())
+        removed |= {row: later.number for row in earlier.rows - later.rows}
 
 
 @dataclass(frozen=True, slots=True)
-class Occurred:
-    """What the journal shows to have happened around the increments, so that a run proves something.
+class Occurrences:
+    """How often the interesting cases occurred, by the journal; a run without them proves nothing.
 
-    `held` transactions were open over two increments or more, `rolled_back` of them in the end. `half` were committed
-    on one shard only over two or more: `early` counts all of such transactions and increments. `trims` deleted.
-    `tagged` had a coordinator that committed its part in one phase.
+    `held` transactions were open during two or more increments; `rolled_back` of those were rolled back. `half` were
+    committed on one shard only during two or more; `early` counts all pairs of such a transaction and an increment.
+    `trims` deleted links. `tagged` had a coordinator that committed its part in one phase.
     """
 
     transactions: int
@@ -145,20 +145,20 @@ class Occurred:
     early: int
 
 
-def occurred(journal: Iterable[Transaction], increments: Sequence[Taken]) -> Occurred:
-    """Count what happened, from the clients' times alone."""
+def count_occurrences(journal: Iterable[Transaction], increments: Sequence[TakenIncrement]) -> Occurrences:
+    """Count what occurred, from the clients' times alone."""
     spans: dict[str, dict[Transaction, int]] = defaultdict(lambda: defaultdict(int))
     transactions = list(journal)
     for one in transactions:
         for taken in increments:
-            spans["held"][one] += one.is_held_over(taken)
-            spans["half"][one] += one.is_half_committed_over(taken)
+            spans["held"][one] += one.is_held_throughout(taken)
+            spans["half"][one] += one.is_half_committed_throughout(taken)
     held = [one for one, count in spans["held"].items() if count >= 2]
-    return Occurred(
-        transactions=sum(one.told < NEVER for one in transactions),
-        links=sum(one.told < NEVER and any(row[0] == "child" for row in one.inserts) for one in transactions),
-        trims=sum(one.told < NEVER and bool(one.deletes) for one in transactions),
-        tagged=sum(one.told < NEVER and one.is_tagged for one in transactions),
+    return Occurrences(
+        transactions=sum(one.acknowledged < NEVER for one in transactions),
+        links=sum(one.acknowledged < NEVER and any(row[0] == "child" for row in one.inserts) for one in transactions),
+        trims=sum(one.acknowledged < NEVER and bool(one.deletes) for one in transactions),
+        tagged=sum(one.acknowledged < NEVER and one.is_tagged for one in transactions),
         held=len(held),
         rolled_back=sum(one.decided < NEVER and one.sent == NEVER for one in held),
         half=sum(count >= 2 for count in spans["half"].values()),

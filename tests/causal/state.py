@@ -1,9 +1,9 @@
-"""Causal chains as tables: what the shards of a fleet hold of them at one moment, and whether that can be.
+"""The tables of the causal chains: read the state of all shards, and find what no consistent state can have.
 
-A chain is a row of links. Link k is a parent on some shard A, a child that refers to it there, and the child's twin
-on another shard B; the parent refers to the link before, by its child or its twin, whichever is on A. So every link
-was written by someone who had read the one before, and the foreign keys say so. A chain is trimmed at its old end:
-then its first parent refers to nothing.
+A chain is a sequence of links. Link k is a parent on some shard A, a child that refers to it there, and the child's
+twin on another shard B; the parent refers to the child or the twin of link k - 1, whichever is on A. So every link was
+written by a client that had read the previous one, and foreign keys enforce it. A chain is trimmed at its old end; then
+its first parent refers to nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CREATE INDEX ON child (parent)
 FOREIGN_KEYS = 3
 VALID_KEYS_QUERY = "SELECT count(*) FROM pg_constraint WHERE contype = 'f' AND convalidated AND conenforced"
 
-# A row of a fleet: its table, the number of its shard, its id.
+# Identifies a row of the fleet: its table, the number of its shard, its id.
 Row = tuple[str, int, Any]
 
 
@@ -62,7 +62,7 @@ class Twin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """What all shards hold of the chains, and the bank's transfers by shard and id."""
+    """The rows of the chains on all shards, and the bank's transfers by shard and id."""
 
     parents: tuple[Parent, ...] = ()
     children: tuple[Child, ...] = ()
@@ -72,7 +72,7 @@ class ChainState:
 
     @property
     def rows(self) -> frozenset[Row]:
-        """Every row by name."""
+        """The identifiers of all rows."""
         tables = (
             ("parent", self.parents),
             ("child", self.children),
@@ -89,7 +89,7 @@ def create_chains(dsn: str) -> None:
 
 
 def read_state(dsns: Sequence[str]) -> ChainState:
-    """Read databases in which nothing changes; `dsns` are those of shards 0, 1, … in order."""
+    """Read databases that nobody writes to; `dsns` are those of shards 0, 1, … in order."""
     parents: list[Parent] = []
     children: list[Child] = []
     twins: list[Twin] = []
@@ -97,7 +97,7 @@ def read_state(dsns: Sequence[str]) -> ChainState:
     bad_keys: list[str] = []
     for shard, dsn in enumerate(dsns):
         with psycopg.connect(dsn) as connection:
-            # The rows themselves are read, and no index that a foreign key might have been checked with.
+            # Read the rows themselves, not an index that a foreign key may have been checked with.
             connection.execute(
                 "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off"
             )
@@ -111,13 +111,13 @@ def read_state(dsns: Sequence[str]) -> ChainState:
     return ChainState(tuple(parents), tuple(children), tuple(twins), tuple(transfers), tuple(bad_keys))
 
 
-def faults_of(state: ChainState) -> list[str]:
-    """Everything in `state` that no consistent state of the fleet can have, in words."""
+def find_faults(state: ChainState) -> list[str]:
+    """Describe everything in `state` that no consistent state of the fleet can have."""
     return [*state.bad_keys, *_dangling(state), *_torn(state), *_holes(state)]
 
 
 def _dangling(state: ChainState) -> Iterator[str]:
-    """References on one shard to a row that is not there."""
+    """Find references on one shard to a missing row."""
     parents, children, twins = ({(row.shard, row.id) for row in rows} for rows in _tables(state))
     for child in state.children:
         if (child.shard, child.parent) not in parents:
@@ -134,7 +134,7 @@ def _tables(state: ChainState) -> tuple[Iterable[Any], ...]:
 
 
 def _torn(state: ChainState) -> Iterator[str]:
-    """Children without their twin on the other shard, and twins without their child."""
+    """Find children without their twin on the other shard, and twins without their child."""
     children = {(row.id, row.chain, row.link, row.shard, row.twin_shard): row for row in state.children}
     twins = {(row.id, row.chain, row.link, row.child_shard, row.shard): row for row in state.twins}
     yield from (f"torn: {children[key]} has no twin" for key in sorted(children.keys() - twins.keys()))
@@ -142,7 +142,7 @@ def _torn(state: ChainState) -> Iterator[str]:
 
 
 def _holes(state: ChainState) -> Iterator[str]:
-    """Chains that are not a row of links, each referring to the one before, and the last perhaps a parent only."""
+    """Find chains that are not a sequence of links, each referring to the previous; the last may be only a parent."""
     parents: dict[int, list[Parent]] = defaultdict(list)
     links: dict[int, set[int]] = defaultdict(set)
     known = {("child", row.shard, row.id): (row.chain, row.link) for row in state.children}
@@ -152,19 +152,19 @@ def _holes(state: ChainState) -> Iterator[str]:
     for chain, link in known.values():
         links[chain].add(link)
     for chain in sorted(parents.keys() | links.keys()):
-        of_chain = {parent.link: parent for parent in parents[chain]}
-        yield from _bad_numbers(chain, [parent.link for parent in parents[chain]], links[chain])
-        for link in sorted(of_chain):
-            parent = of_chain[link]
+        parent_of_link = {parent.link: parent for parent in parents[chain]}
+        yield from _numbering_faults(chain, [parent.link for parent in parents[chain]], links[chain])
+        for link in sorted(parent_of_link):
+            parent = parent_of_link[link]
             before = [("child", parent.shard, parent.prev_child), ("twin", parent.shard, parent.prev_twin)]
             found = [known.get(row) for row in before if row[2] is not None]
-            if found != ([] if link == min(of_chain) else [(chain, link - 1)]):
+            if found != ([] if link == min(parent_of_link) else [(chain, link - 1)]):
                 yield f"hole: {parent} does not refer to link {link - 1} alone but to {found}"
     counted = Counter((row.chain, row.link) for row in state.children)
     yield from (f"chain {chain} has link {link} {n} times" for (chain, link), n in sorted(counted.items()) if n > 1)
 
 
-def _bad_numbers(chain: int, of_parents: list[int], links: set[int]) -> Iterator[str]:
+def _numbering_faults(chain: int, of_parents: list[int], links: set[int]) -> Iterator[str]:
     first, last = min([*of_parents, *links]), max([*of_parents, *links])
     if sorted(of_parents) != list(range(first, last + 1)):
         yield f"hole: chain {chain} has parents at {sorted(of_parents)}, and links from {first} to {last}"

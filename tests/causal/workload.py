@@ -1,4 +1,4 @@
-"""The causal workload: threads that write chains and move the bank's money, and the journal of all of them."""
+"""The causal workload: threads that write chains and make transfers in the bank, and the journal of all clients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BANK_CLIENTS = 3
 CROSS_SHARD_RATIO = 0.6
 PAUSE_SECONDS_MAX = 0.06
 STOP_SECONDS_MAX = 60
-# What chains 0, 1, 2, … do first once they may hold transactions: so that it happens in every run.
+# What chains 0, 1, 2, … do first once they may hold transactions, so that these fates occur in every run.
 FIRST_FATES = ([HOLD_THEN_ROLL_BACK], [HALF, COMMIT, HALF], [HOLD], [HALF], [HOLD_THEN_ROLL_BACK, HOLD])
 
 
 @dataclass(slots=True)
 class CausalWorkload:
-    """Writes to the shards `dsns` (their primaries, in order) until `stop`, by what `seed` decides.
+    """Writes to the primaries `dsns`, in order of their shards, until `stop`; `seed` determines what is written.
 
-    The first error ends all of it and is raised by `stop`. No other workload may be at work.
+    The first error ends the whole workload, and `stop` raises it. No other workload may run.
     """
 
     dsns: Sequence[str]
@@ -51,12 +51,12 @@ class CausalWorkload:
                 chance = random.Random(f"{self.seed} chain {number}")
                 chain = ChainClient(sessions, number, chance, self.calendar, fates)
                 self._chains.append(chain)
-                self._add(self._client(chain.step, chance, chain.settle))
+                self._add_thread(self._client_loop(chain.step, chance, chain.decide_all))
             for number in range(BANK_CLIENTS):
                 client = opened.enter_context(closing(BankClient(self.dsns)))
                 chance = random.Random(f"{self.seed} bank {number}")
                 self._transfers.append([])
-                self._add(self._client(self._transfer(client, chance, self._transfers[-1]), chance))
+                self._add_thread(self._client_loop(self._transfer_step(client, chance, self._transfers[-1]), chance))
             self._opened = opened.pop_all()
         for thread in self._threads:
             thread.start()
@@ -66,22 +66,22 @@ class CausalWorkload:
         try:
             self.stop()
         except (psycopg.Error, TimeoutError):
-            # An error of the block is what the caller must see.
+            # The caller must see the error of the block.
             if error[0] is None:
                 raise
 
     @property
     def journal(self) -> list[Transaction]:
-        """What all clients were told; to be read when they have stopped."""
+        """The transactions of all clients; read it only after `stop`."""
         return [one for part in (*(chain.journal for chain in self._chains), *self._transfers) for one in part]
 
     def wait(self, seconds: float) -> None:
-        """Let the clients work that long; raise what one of them ended with."""
+        """Let the clients run for some seconds; raise the error of one that failed."""
         if self._stopping.wait(seconds):
             self.stop()
 
     def stop(self) -> None:
-        """Let every client end its transaction and decide what it holds, and raise the first error of one."""
+        """Let every client end its transaction and decide those it holds; raise the first error of a client."""
         self._stopping.set()
         deadline = time.monotonic() + STOP_SECONDS_MAX
         for thread in self._threads:
@@ -93,24 +93,26 @@ class CausalWorkload:
         if errors:
             raise errors[0]
 
-    def _add(self, run: Callable[[], None]) -> None:
+    def _add_thread(self, run: Callable[[], None]) -> None:
         self._threads.append(threading.Thread(target=run, daemon=True))
 
-    def _client(
-        self, step: Callable[[], None], chance: random.Random, settle: Callable[[], None] = lambda: None
+    def _client_loop(
+        self, step: Callable[[], None], chance: random.Random, finish: Callable[[], None] = lambda: None
     ) -> Callable[[], None]:
         def run() -> None:
             try:
                 while not self._stopping.wait(chance.uniform(0, PAUSE_SECONDS_MAX)):
                     step()
-                settle()
+                finish()
             except BaseException as error:  # noqa: BLE001 - the thread that calls stop() raises it
                 self._errors.append(error)
                 self._stopping.set()
 
         return run
 
-    def _transfer(self, client: BankClient, chance: random.Random, journal: list[Transaction]) -> Callable[[], None]:
+    def _transfer_step(
+        self, client: BankClient, chance: random.Random, journal: list[Transaction]
+    ) -> Callable[[], None]:
         def move() -> None:
             transfer = choose_transfer(chance, len(self.dsns), CROSS_SHARD_RATIO)
             shards = tuple({shard_of(transfer.from_account), shard_of(transfer.to_account)})
@@ -118,6 +120,6 @@ class CausalWorkload:
             journal.append(one)
             one.decided = one.sent = time.monotonic()
             client.move(transfer, second_first=chance.random() < 0.5)
-            one.told = one.last_sent = time.monotonic()
+            one.acknowledged = one.last_sent = time.monotonic()
 
         return move

@@ -1,1 +1,1 @@
-"""Chains that tests look at: a fleet's databases, what is done to them between increments, and what is restored."""
+"""Chains that tests share: the databases of a fleet, their changes between increments, and the restored states."""

@@ -1,8 +1,8 @@
-"""One chain that holds tables of every kind: what its databases were at every increment, and what came back.
+"""One chain with tables of every kind: the state of its databases at every increment, and the restored states.
 
-Three shards: `s1` of the wheel's version with every type, statement and shape of table, `s2` of the same whose tables
-change their definitions, `s3` of another version with every type that it has. The role that Cutline connects as has
-every setting that changes how a value is printed or read.
+Three shards: `s1` runs the wheel's PostgreSQL, with every type, statement and shape of table; `s2` runs the same, and
+its tables change their definitions; `s3` runs another version, with every type of that version. The role that Cutline
+connects as has every setting that changes how a value is printed or read.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from snapshots.records.commits import read_chain
-from tests.chains.exact_databases import RULES, Exact, Versions, redefined
+from tests.chains.exact_databases import RULES, ExactDatabase, OtherVersionDatabase, run_schema_cases
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.wal_place import await_database
-from tests.quick_spark import with_spark
-from tests.snapshot_runs import Ready, Runs, chains_dropped, sorted_copies
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.quick_spark import with_spark
+from tests.run.soak import SEED, SOAK_SECONDS
 
 NAME = "exact"
-DATABASE, BACK = "exact", "exact_back"
+DATABASE, TARGET_DATABASE = "exact", "exact_back"
 LAST = 4
-# The last state and one of those before it, drawn; in the long form all of them.
+# The increments to restore: the last one and a random earlier one; in the long form all of them.
 RESTORED = tuple(range(LAST + 1)) if SOAK_SECONDS else (random.Random(SEED).randrange(LAST), LAST)
 EXACT, REDEFINED, OTHER = "s1", "s2", "s3"
 ROLE = "reader of 'odd' settings"
-# Of the role: what changes how values are printed and read, and what would end our sessions.
+# Settings of the role that change how values are printed and read, or would end Cutline's sessions.
 ROLE_SETTINGS = {
     "datestyle": "German, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kathmandu",
     "extra_float_digits": "-15", "bytea_output": "escape", "xmlbinary": "hex", "xmloption": "document",
@@ -56,7 +56,7 @@ ROLE_SETTINGS = {
     "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "100ms", "idle_session_timeout": "100ms",
     "synchronize_seqscans": "on", "client_encoding": "LATIN1",
 }  # fmt: skip
-# States are read with these, one after the other: what one prints alike another may tell apart.
+# Every state is read once with each of these: values that one prints alike may differ in the other.
 READERS = (
     {},
     {"datestyle": "SQL, DMY", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "extra_float_digits": "3",
@@ -72,15 +72,15 @@ DDL = ("--schema-only", "--no-publications", "--restrict-key=x")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A database as PostgreSQL prints it: every table's rows as each of READERS sees them, its DDL, its sequences."""
+    """A database as PostgreSQL prints it: the rows of its tables under each of READERS, its DDL, and its sequences."""
 
     rows: tuple[Mapping[str, bytes], ...]
     ddl: str
     sequences: Mapping[str, int | None]
 
 
-def shortened(copies: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The tables' rows, large ones by their digest: there are dozens of states, and of some tables many megabytes."""
+def shorten(copies: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Replace large tables' rows by a digest: there are dozens of states, and some tables have many megabytes."""
     return {
         table: text if len(text) <= TEXT_BYTES_MAX else b"sha256 " + hashlib.sha256(text).digest()
         for table, text in copies.items()
@@ -88,11 +88,11 @@ def shortened(copies: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def state_of(dsn: str) -> State:
-    """All of a database."""
+    """Read the whole state of a database."""
     found = []
     for settings in READERS:
         options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
-        found.append(shortened(sorted_copies(make_conninfo(dsn, options=options))))
+        found.append(shorten(sorted_copies(make_conninfo(dsn, options=options))))
     with psycopg.connect(dsn) as connection:
         sequences = dict(connection.execute(SEQUENCES_QUERY).fetchall())
     return State(tuple(found), run_tool("pg_dump", "--dbname", dsn, *DDL, seconds_max=60).stdout, sequences)
@@ -100,46 +100,46 @@ def state_of(dsn: str) -> State:
 
 @dataclass(slots=True)
 class History:
-    """What each shard was at every increment and what was restored of some, by increment and shard."""
+    """The state of every shard at every increment, and the restored state at some, by increment and shard."""
 
     runs: Runs
     databases: Mapping[str, str]
-    exact: Exact
-    versions: Versions | None
+    exact: ExactDatabase
+    versions: OtherVersionDatabase | None
     commits: list[Commit] = field(default_factory=list)
     states: list[Mapping[str, State]] = field(default_factory=list)
     restored: dict[int, Mapping[str, State]] = field(default_factory=dict)
 
     @property
     def target(self) -> Fleet:
-        """Where a restore goes: another database of each server."""
-        nodes = tuple(with_database(node, BACK) for node in self.runs.fleet.primaries)
+        """The target of the restores: another database on each server."""
+        nodes = tuple(with_database(node, TARGET_DATABASE) for node in self.runs.fleet.primaries)
         return replace(self.runs.fleet, nodes=nodes)
 
     @property
     def chain(self) -> Chain:
-        """The chain as it was committed."""
+        """The chain, read from the store."""
         return read_chain(self.runs.fleet.store.open(), NAME)
 
-    def back(self, shard: str) -> str:
-        """The restored database, for the tests' own role."""
-        return make_conninfo(self.databases[shard], dbname=BACK)
+    def restored_dsn(self, shard: str) -> str:
+        """The DSN of the restored database, for the tests' own role."""
+        return make_conninfo(self.databases[shard], dbname=TARGET_DATABASE)
 
-    def read(self) -> None:
-        """Note what the source is now."""
+    def record_states(self) -> None:
+        """Record the current state of the source."""
         self.states.append({shard: state_of(dsn) for shard, dsn in self.databases.items()})
 
     def restore(self, increment: int) -> None:
-        """Restore a state and note what came back."""
+        """Restore an increment and record the restored state."""
         self.runs.restore(NAME, self.target, increment)
-        self.restored[increment] = {shard: state_of(self.back(shard)) for shard in self.databases}
+        self.restored[increment] = {shard: state_of(self.restored_dsn(shard)) for shard in self.databases}
 
     def check(self) -> SnapshotReport:
-        """What a check of the whole chain says."""
+        """Check the whole chain."""
         return self.runs.check_one(NAME)
 
     def assert_same(self, shard: str, increment: int, *schemas: str) -> int:
-        """The tables of these schemas, or of all, came back as they were; how many that is."""
+        """Assert that the tables of these schemas, or of all, were restored exactly; return their number."""
         count = 0
         prefixes = tuple(f"{schema}." for schema in schemas) or ("",)
         states = (self.states[increment][shard], self.restored[increment][shard])
@@ -152,37 +152,37 @@ class History:
             count = len(wanted)
         return count
 
-    def changed(self, schema: str, increment: int, shard: str = EXACT) -> set[str]:
-        """The schema's tables that the increment changed."""
+    def changed_tables(self, schema: str, increment: int, shard: str = EXACT) -> set[str]:
+        """The tables of the schema that the increment changed."""
         before, after = (self.states[number][shard].rows[0] for number in (increment - 1, increment))
         return {table for table in after if table.startswith(f"{schema}.") and before[table] != after[table]}
 
 
 def differences(found: Sequence[str], expected: Sequence[str]) -> list[str]:
-    """The first lines that only one of them has; of whole databases pytest's own would take minutes and gigabytes."""
+    """The first lines that only one side has; pytest's own diff of whole databases would take minutes and gigabytes."""
     lines = {"+": set(found) - set(expected), "-": set(expected) - set(found)}
-    told = [f"{sign} {line[:200]}" for sign, those in lines.items() for line in sorted(those)[:5]]
-    if not told and found != expected:
+    shown = [f"{sign} {line[:200]}" for sign, those in lines.items() for line in sorted(those)[:5]]
+    if not shown and found != expected:
         number = next(n for n, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other)
-        told = [f"in another order from line {number}: {found[number][:200]!r} for {expected[number][:200]!r}"]
-    return told
+        shown = [f"in another order from line {number}: {found[number][:200]!r} for {expected[number][:200]!r}"]
+    return shown
 
 
-class DiedError(Exception):
-    """A create ended here."""
+class CrashError(Exception):
+    """The create was ended here."""
 
 
-class Dying(Silent):
-    """Ends a create once its cut is made, all WAL archived, and nothing committed."""
+class CrashBeforeCommit(Silent):
+    """Ends a create once its cut is made and all WAL is archived, before anything is committed."""
 
     def reached(self, point: str, *, node: str = "") -> None:
         if point == CrashPoint.SEQUENCES_READ:
-            raise DiedError
+            raise CrashError
 
 
 @contextmanager
-def described(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Iterator[Fleet]:
-    """Databases of its own on these servers, primaries first, and the fleet that Cutline reaches by ROLE."""
+def exact_fleet(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Iterator[Fleet]:
+    """Create ROLE and the databases on these servers, each shard's primary first; yield the fleet that ROLE reaches."""
     lines = ['name = "exact"', f"store = {json.dumps(f'file://{folder}/store')}"]
     for shard, nodes in shards.items():
         for number, node in enumerate(nodes):
@@ -194,7 +194,7 @@ def described(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Ite
     with ExitStack() as stack:
         for primary, *_ in shards.values():
             admin = stack.enter_context(psycopg.connect(primary.dsn("postgres"), autocommit=True))
-            stack.callback(_taken_away, admin, primary, role)
+            stack.callback(_drop_created, admin, primary, role)
             admin.execute(f"CREATE ROLE {role} SUPERUSER LOGIN REPLICATION".encode())
             for name, value in ROLE_SETTINGS.items():
                 admin.execute(f"ALTER ROLE {role} SET {name} = {value if ',' in value else repr(value)}".encode())
@@ -205,7 +205,7 @@ def described(shards: Mapping[str, Sequence[EmbeddedNode]], folder: Path) -> Ite
         yield fleet
 
 
-def _taken_away(admin: psycopg.Connection[tuple[object, ...]], primary: EmbeddedNode, role: str) -> None:
+def _drop_created(admin: psycopg.Connection[tuple[object, ...]], primary: EmbeddedNode, role: str) -> None:
     found = admin.execute("SELECT datname FROM pg_database WHERE datname ^@ %s", (DATABASE,)).fetchall()
     for (database,) in found:
         roll_back_prepared(primary.dsn(str(database)))
@@ -214,8 +214,10 @@ def _taken_away(admin: psycopg.Connection[tuple[object, ...]], primary: Embedded
 
 
 @contextmanager
-def made_history(shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: Path, spark: Ready) -> Iterator[History]:
-    """A full snapshot and its increments, some of them restored; the last but one takes two attempts.
+def exact_history(
+    shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: Path, spark: Ready
+) -> Iterator[History]:
+    """Create a full snapshot and its increments, and restore some; the last but one takes two attempts.
 
     `other` is a primary of another version and its standbys, if there is one.
     """
@@ -225,36 +227,36 @@ def made_history(shared: EmbeddedFleet, other: Sequence[EmbeddedNode], folder: P
     }
     if other:
         shards[OTHER] = tuple(other)
-    with described(shards, folder) as fleet, ExitStack() as stack:
-        # A role that is serializable by default can do nothing on a standby.
+    with exact_fleet(shards, folder) as fleet, ExitStack() as stack:
+        # A standby rejects every query of a role that is serializable by default.
         nodes = tuple(replace(node, dsn=make_conninfo(node.dsn, user="postgres")) for node in fleet.nodes)
-        stack.enter_context(chains_dropped(replace(fleet, nodes=nodes)))
+        stack.enter_context(dropping_slots(replace(fleet, nodes=nodes)))
         databases = {shard: nodes[0].dsn(DATABASE) for shard, nodes in shards.items()}
-        exact = Exact(databases[EXACT])
-        versions = Versions(databases[OTHER], Exact(databases[OTHER])) if other else None
+        exact = ExactDatabase(databases[EXACT])
+        versions = OtherVersionDatabase(databases[OTHER], ExactDatabase(databases[OTHER])) if other else None
         history = History(Runs(fleet, spark), databases, exact, versions)
-        take(history)
+        run_history(history)
         yield history
 
 
-def take(history: History) -> None:
-    """Take the snapshots and restore."""
-    runs, made = history.runs, [one for one in (history.exact, history.versions) if one]
-    for one in made:
+def run_history(history: History) -> None:
+    """Create the snapshots and restore some."""
+    runs, filled = history.runs, [one for one in (history.exact, history.versions) if one]
+    for one in filled:
         one.fill()
-    redefined(history.databases[REDEFINED], 0)
+    run_schema_cases(history.databases[REDEFINED], 0)
     runs.init()
     history.commits.append(runs.full(NAME))
-    history.read()
+    history.record_states()
     for increment in range(1, LAST + 1):
-        for one in made:
+        for one in filled:
             one.change(increment)
-        redefined(history.databases[REDEFINED], increment)
+        run_schema_cases(history.databases[REDEFINED], increment)
         if increment == LAST - 1:
-            with pytest.raises(DiedError):
-                create_increment(runs.fleet, CreateRequest(NAME), runs.spark, Dying())
-            redefined(history.databases[REDEFINED], increment, is_aftermath=True)
-        history.read()
+            with pytest.raises(CrashError):
+                create_increment(runs.fleet, CreateRequest(NAME), runs.spark, CrashBeforeCommit())
+            run_schema_cases(history.databases[REDEFINED], increment, is_aftermath=True)
+        history.record_states()
         history.commits.append(runs.increment(NAME))
     for increment in RESTORED:
         history.restore(increment)

@@ -1,4 +1,4 @@
-"""What the databases of the exact chain hold first, and what happens to them before each of its increments."""
+"""The databases of the exact chain: their first content, and their changes before each increment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.other_servers import has_lz4, has_xml
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 from tests.tables import odd_tables, shaped_tables
 from tests.tables.consequence_cases import CONSEQUENCE_CASES
 from tests.tables.odd_tables import WideHistory, statements
@@ -17,19 +17,19 @@ from tests.tables.schema_cases import COLUMN_CASES
 from tests.tables.statement_cases import STATEMENT_CASES
 from tests.tables.table_cases import TABLE_CASES
 from tests.tables.toasted_tables import SCHEMA as TOAST_SCHEMA
-from tests.tables.toasted_tables import TOAST_INCREMENTS, toasted
+from tests.tables.toasted_tables import TOAST_INCREMENTS, toast_statements
 from tests.tables.typed_tables import Typed, changes_of, create_typed, run
 from tests.tables.values_of_types import RENAMES
 
 CASES = STATEMENT_CASES | CONSEQUENCE_CASES
 SCHEMA_CASES = COLUMN_CASES | TABLE_CASES
-# A schema that a session finds only because its database says so.
+# A schema that a session finds only by the search_path of its database.
 FUNCTIONS = '"Né\nw"'
 SEED = 20261120
 RANDOM_TRANSACTIONS = 150
-# Which steps of the toasted tables' history come before each increment.
-TOASTED = {0: [0], 1: [1], 2: [2], 3: [3, 4, 5], 4: [*range(6, TOAST_INCREMENTS + 1)]}
-# XML within other types, where a server reads it at all.
+# The steps of the TOAST tables' history that run before each increment.
+TOAST_STEPS = {0: [0], 1: [1], 2: [2], 3: [3, 4, 5], 4: [*range(6, TOAST_INCREMENTS + 1)]}
+# XML within other types, for a server that supports it.
 XML_WITHIN = (
     "CREATE DOMAIN own.paper AS xml", "CREATE DOMAIN own.thin AS own.paper", "CREATE TYPE own.page AS (n int, x xml[])",
     "CREATE DOMAIN own.pages AS own.page[]",
@@ -42,7 +42,7 @@ XML_WITHIN = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The chain's rules of groups, and the tables whose rows no snapshot has."""
+    """The chain's rules for groups, and the tables whose rows are in no snapshot."""
 
     text: str
     not_copied: frozenset[str]
@@ -55,7 +55,7 @@ RULES = Rules(
 
 
 def execute(dsn: str, script: Iterable[str], *, schema: str | None = None) -> None:
-    """Execute every statement by itself."""
+    """Execute the statements one by one."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         if schema:
             connection.execute(f"SET search_path = {schema}".encode())
@@ -64,7 +64,7 @@ def execute(dsn: str, script: Iterable[str], *, schema: str | None = None) -> No
 
 
 def change_typed(dsn: str, typed: list[Typed], increment: int) -> None:
-    """What the first two increments do to every type's table, and the third to the types themselves."""
+    """Change every type's table before the first two increments, and the types themselves before the third."""
     if increment in (1, 2):
         with psycopg.connect(dsn, autocommit=True, options="-c search_path=pg_catalog,ext") as connection:
             for table in typed:
@@ -74,22 +74,22 @@ def change_typed(dsn: str, typed: list[Typed], increment: int) -> None:
 
 
 @dataclass(slots=True)
-class Exact:
-    """Every type, statement and shape of table."""
+class ExactDatabase:
+    """The database with every type, statement and shape of table."""
 
     dsn: str
     typed: list[Typed] = field(default_factory=list)
     wide: WideHistory = field(default_factory=lambda: WideHistory(SEED))
 
     def fill(self) -> None:
-        """Everything that is there first."""
+        """Create and fill everything."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self.typed = create_typed(connection)
-        execute(self.dsn, toasted(0))
+        execute(self.dsn, toast_statements(0))
         self.fill_untyped()
 
     def fill_untyped(self) -> None:
-        """All but the tables of types and of large values."""
+        """Create and fill everything but the tables of types and of large values."""
         for step in shaped_tables.steps():
             execute(self.dsn, step[0])
         for name, case in CASES.items():
@@ -100,14 +100,14 @@ class Exact:
         execute(self.dsn, own_functions("public", 0))
 
     def change(self, increment: int) -> None:
-        """What happens before the given increment."""
-        for step in TOASTED[increment]:
-            execute(self.dsn, toasted(step))
+        """Make the changes before an increment."""
+        for step in TOAST_STEPS[increment]:
+            execute(self.dsn, toast_statements(step))
         change_typed(self.dsn, self.typed, increment)
         self.change_untyped(increment)
 
     def change_untyped(self, increment: int) -> None:
-        """What happens to all but those."""
+        """Make the changes to everything but the tables of types and of large values."""
         if increment <= len(odd_tables.INCREMENTS):
             execute(self.dsn, self.wide.statements(RANDOM_TRANSACTIONS, increment - 1))
             execute(self.dsn, statements(odd_tables.INCREMENTS[increment - 1]))
@@ -123,20 +123,20 @@ class Exact:
 
 
 @dataclass(slots=True)
-class Versions:
-    """Every type that a server has, and values that are compressed by what there is; in the long form all else too."""
+class OtherVersionDatabase:
+    """The database with every type of another version, and compressed values; in the long form everything else too."""
 
     dsn: str
-    untyped: Exact
+    untyped: ExactDatabase
     typed: list[Typed] = field(default_factory=list)
     has: set[str] = field(default_factory=set)
 
     def fill(self) -> None:
-        """A table of every type, and large values."""
+        """Create a table for every type, and large values."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             self.has = {name for name, there in (("xml", has_xml), ("lz4", has_lz4)) if there(connection)}
             self.typed = create_typed(connection)
-        first = toasted(0)
+        first = toast_statements(0)
         if "lz4" in self.has:
             first.insert(len(TOAST_SCHEMA), "ALTER TABLE toast.t ALTER squeezed SET COMPRESSION lz4")
         execute(self.dsn, (*first, *XML_WITHIN * ("xml" in self.has)))
@@ -144,9 +144,9 @@ class Versions:
             self.untyped.fill_untyped()
 
     def change(self, increment: int) -> None:
-        """What happens before the given increment."""
-        for step in TOASTED[increment]:
-            execute(self.dsn, toasted(step))
+        """Make the changes before an increment."""
+        for step in TOAST_STEPS[increment]:
+            execute(self.dsn, toast_statements(step))
         change_typed(self.dsn, self.typed, increment)
         if increment == 2 and "xml" in self.has:
             execute(self.dsn, ["ALTER TABLE own.papers ADD e own.paper"])
@@ -154,16 +154,16 @@ class Versions:
             self.untyped.change_untyped(increment)
 
     def compressions(self, dsn: str) -> list[str]:
-        """How the values that repeat themselves are compressed."""
+        """The compression methods of the repetitive values."""
         query = "SELECT DISTINCT pg_column_compression(squeezed) FROM toast.t WHERE squeezed IS NOT NULL"
         with psycopg.connect(dsn) as connection:
             return [row[0] for row in connection.execute(query)]
 
 
-def redefined(dsn: str, increment: int, *, is_aftermath: bool = False) -> None:
-    """Run every schema case's script before an increment, 0 first, in its schema; there are three after that.
+def run_schema_cases(dsn: str, increment: int, *, is_aftermath: bool = False) -> None:
+    """Run the script of every schema case for an increment, in the case's schema; 0 creates, 1 to 3 change.
 
-    Rows that functions admit are there as well, which are found only because the database says where.
+    Also run the statements of `own_functions`, whose functions are found only by the database's search_path.
     """
     if not is_aftermath:
         execute(dsn, own_functions(FUNCTIONS, increment))

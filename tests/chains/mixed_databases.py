@@ -1,4 +1,4 @@
-"""Databases of a fleet whose shards are of other versions and encodings: made, changed, their slots dropped."""
+"""Databases of a fleet whose shards differ in version and encoding: create and change them, drop their slots."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psycopg
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
+from tests.commands.snapshot_runs import configure_fleet
 from tests.other_servers import has_icu, has_xml
-from tests.snapshot_runs import described
 from tests.tables.encoded_tables import (
     CHANGES,
     EVIL,
@@ -57,23 +57,23 @@ def await_standbys(embedded: EmbeddedFleet) -> None:
                     time.sleep(0.05)
 
 
-def fleet_of(embedded: EmbeddedFleet, directory: Path, case: tuple[Encoded, Encoded]) -> Fleet:
-    """The fleet of the case's databases, filled, with a store of its own."""
-    fleet = described(embedded, directory / "fleet.toml", f"file://{directory}/store")
+def create_fleet(embedded: EmbeddedFleet, directory: Path, case: tuple[Encoded, Encoded]) -> Fleet:
+    """Create and fill the case's databases; return their fleet, with a new store."""
+    fleet = configure_fleet(embedded, directory / "fleet.toml", f"file://{directory}/store")
     names = {node.id: database_of(one) for node, one in zip(embedded.primaries, case, strict=True)}
     nodes = tuple(with_database(node, names[node.shard]) for node in fleet.nodes)
     for node, one in zip(embedded.primaries, case, strict=True):
         create_database(node.dsn("postgres"), database_of(one), one.encoding)
         run(node.dsn(database_of(one)), [*one.script(EVIL), *one.script(SCHEMA), *one.rows()])
     other = embedded.primaries[1].dsn(database_of(case[1]))
-    for schema, _ in more_of(other, case[1]):
+    for schema, _ in optional_scripts(other, case[1]):
         run(other, case[1].script(schema))
     await_standbys(embedded)
     return replace(fleet, nodes=nodes)
 
 
-def more_of(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, ...]]]:
-    """Schemas and changes of what only some servers have; the wheel's has neither ICU nor XML."""
+def optional_scripts(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    """The schemas and changes of features that only some servers have; the wheel's has neither ICU nor XML."""
     found = []
     with session(dsn) as connection:
         if one.encoding != "SQL_ASCII" and has_icu(connection):
@@ -84,17 +84,17 @@ def more_of(dsn: str, one: Encoded) -> list[tuple[bytes, tuple[bytes, ...]]]:
 
 
 def change(fleet: Fleet, case: tuple[Encoded, Encoded], number: int) -> list[dict[bytes, bytes]]:
-    """Make the changes before an increment; the state that it is to have."""
+    """Make the changes before an increment; return the state that the increment must have."""
     for node, one in zip(fleet.primaries, case, strict=True):
         run(node.dsn, one.script(CHANGES[number]))
-    for _, changes in more_of(fleet.primaries[1].dsn, case[1]):
+    for _, changes in optional_scripts(fleet.primaries[1].dsn, case[1]):
         run(fleet.primaries[1].dsn, case[1].script(changes[number]))
     return [copies(node.dsn) for node in fleet.primaries]
 
 
 @contextmanager
 def slots_dropped(fleet: Fleet) -> Iterator[None]:
-    """Drop what the chains leave on the servers; by sessions that the settings of the role don't reach."""
+    """Drop the chains' slots on the servers at the end, in sessions that the settings of the role don't reach."""
     try:
         yield
     finally:
@@ -106,8 +106,8 @@ def slots_dropped(fleet: Fleet) -> Iterator[None]:
                 assert drop_slot(node, slot)
 
 
-def on(fleet: Fleet, database: str, *, one_server: bool = False) -> Fleet:
-    """Where a restore goes: a database of each server, or two of the first one."""
+def target_fleet(fleet: Fleet, database: str, *, one_server: bool = False) -> Fleet:
+    """The target of a restore: a database on each server, or two databases on the first."""
     first, second = (with_database(node, f"{database}_{node.id}") for node in fleet.primaries)
     if one_server:
         second = Node(second.id, with_database(first, f"{database}_{second.id}").dsn)

@@ -1,4 +1,4 @@
-"""A chain of a shard and its standby whose tables changed their definitions; what it says at each cut is by hand."""
+"""A chain of a shard and its standby whose tables changed their definitions; its states are written by hand."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def group(number: int, table: str, columns: str, missing: Mapping[int, str] | No
     return Group(number, "s", table, "default" if key_width else "full", key_width, found, 4)
 
 
-# 1 to 7 are the full snapshot's. person loses its second column and gains the fourth, later the fifth.
+# Definitions 1 to 7 are the full snapshot's. person loses its second column and gains the fourth, later the fifth.
 PERSON, PERSON_AGE, PERSON_MAIL = (group(1, "person", "123"), group(11, "person", "134", {4: "7"}),
                                    group(21, "person", "1345"))  # fmt: skip
 LOG, LOG_LEVEL = group(2, "log", "12", key_width=0), group(12, "log", "123", {3: "info"}, key_width=0)
 DROPPED = group(3, "dropped", "12")
-SWAPPED, SWAPPED_ANEW, SWAPPED_MORE = (group(4, "swapped", "12"), group(14, "swapped", "123"),
+SWAPPED, SWAPPED_COPIED, SWAPPED_MORE = (group(4, "swapped", "12"), group(14, "swapped", "123"),
                                        group(24, "swapped", "1234", {4: "more"}))  # fmt: skip
 CUT, CUT_LATER = group(5, "cut", "12"), group(25, "cut", "123", {3: "x"})
 CUT_LAST, CUT_LAST_LATER = group(6, "cut_last", "12"), group(26, "cut_last", "12")
@@ -92,7 +92,7 @@ CHANGES: list[list[Change]] = [
         (271, 24, "U", "3", "3\tunder 24\tw3\tm3"),
     ],
 ]
-# Of tables copied anew: from where, and what was there.
+# Tables copied again: the LSN of each copy, and its rows.
 COPIED = {
     "a": {14: (150, ["1\ts1\tw", "2\tbefore the copy\tw"]), 28: (250, ["1\tcopied"])},
     "b": {14: (160, ["1\tbetween the copies\tw", "2\tbefore the copy\tw"]), 28: (255, ["1\tcopied"])},
@@ -133,8 +133,8 @@ STATES = [
 ]  # fmt: skip
 
 
-def stored_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, list[str]]) -> StoredObject:
-    """One object of these rows."""
+def store_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, list[str]]) -> StoredObject:
+    """Store one base object with these rows."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, BASE_SCHEMA) as writer:
         for definition, lines in rows.items():
@@ -147,7 +147,7 @@ def stored_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, l
 
 
 def change_table(changes: list[Change]) -> pa.Table:
-    definitions = {one.number: one for one in (*BASE, PERSON_AGE, PERSON_MAIL, LOG_LEVEL, SWAPPED_ANEW, SWAPPED_MORE,
+    definitions = {one.number: one for one in (*BASE, PERSON_AGE, PERSON_MAIL, LOG_LEVEL, SWAPPED_COPIED, SWAPPED_MORE,
                                                CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW)}  # fmt: skip
     rows: list[dict[str, Any]] = []
     for lsn, number, op, key, line in changes:
@@ -163,50 +163,52 @@ def change_table(changes: list[Change]) -> pa.Table:
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 
-Altered = Callable[[str, int, list[Change]], list[Change]]
+AlterChanges = Callable[[str, int, list[Change]], list[Change]]
 
 
-def made_chain(store: ObjectStore, altered: Altered = lambda node, number, changes: changes) -> Chain:
-    """The chain, its objects stored; `altered` may give a node's segment other changes."""
+def build_chain(store: ObjectStore, alter: AlterChanges = lambda node, number, changes: changes) -> Chain:
+    """Build the chain and store its objects; `alter` may replace the changes of a node's segment."""
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
     segments: list[dict[str, tuple[Segment, ...]]] = [{} for _ in CHANGES]
     for number, changes in enumerate(CHANGES):
         for node in NODES:
             held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
-            tables = (change_table(altered(node, number, changes)), none)
+            tables = (change_table(alter(node, number, changes)), none)
             segments[number][node] = (create_segment(store, f"wal/{node}", number + 1, held, tables).segment,)
     full = replace(
         full_commit(position=100),
         segments=segments[0],
         groups={"a": tuple(BASE)},
-        copied=tuple(stored_base(store, node, "full", BASE) for node in NODES),
+        copied=tuple(store_base(store, node, "full", BASE) for node in NODES),
     )
     first, second = (
         replace(increment_commit(number, position=number * 100 + 100), segments=segments[number]) for number in (1, 2)
     )
-    anew = {
-        (node, number): (at, stored_base(store, node, f"{number}", {definition: rows}))
+    copies = {
+        (node, number): (at, store_base(store, node, f"{number}", {definition: rows}))
         for node, found in COPIED.items()
         for number, (at, rows) in found.items()
-        for definition in (SWAPPED_ANEW if number == 14 else NEW,)
+        for definition in (SWAPPED_COPIED if number == 14 else NEW,)
     }
 
-    def changed(
+    def definition_changes(
         groups: tuple[Group, ...], gone: tuple[int, ...], successions: dict[int, int], copied: int
     ) -> DefinitionChanges:
         return DefinitionChanges(
             groups={"a": groups},
             gone={"a": gone},
             successions={"a": successions},
-            begun={node: {**dict.fromkeys(successions, Lsn(1)), copied: Lsn(anew[node, copied][0])} for node in NODES},
-            objects=tuple(anew[node, copied][1] for node in NODES),
+            begun={
+                node: {**dict.fromkeys(successions, Lsn(1)), copied: Lsn(copies[node, copied][0])} for node in NODES
+            },
+            objects=tuple(copies[node, copied][1] for node in NODES),
         )
 
-    in_first = changed((PERSON_AGE, LOG_LEVEL, SWAPPED_ANEW), (1, 2, 4), {11: 1, 12: 2}, 14)
+    in_first = definition_changes((PERSON_AGE, LOG_LEVEL, SWAPPED_COPIED), (1, 2, 4), {11: 1, 12: 2}, 14)
     first = replace(first, definition_changes=in_first)
     second = replace(
         second,
-        definition_changes=changed(
+        definition_changes=definition_changes(
             (PERSON_MAIL, SWAPPED_MORE, CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW),
             (11, 3, 14, 5, 6, 7),
             {21: 11, 24: 14, 25: 5, 26: 6, 27: 7},

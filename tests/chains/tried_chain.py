@@ -1,4 +1,4 @@
-"""A chain of one shard whose schema is changed while something creates a snapshot of it, or between two attempts."""
+"""A chain of one shard whose schema changes during a create, or between two attempts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.records.commit import Commit, DefinitionChanges
 from storage.errors import SnapshotError
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,8 +44,8 @@ class GivenUpError(SnapshotError):
 
 
 @dataclass(slots=True)
-class Interrupted(Silent):
-    """Whenever a point is reached or a step begun, up to so many times, something is done."""
+class Interrupt(Silent):
+    """Calls `then` when the point is reached or the step begins, at most `times` times."""
 
     point: CrashPoint | str
     then: Callable[[], None]
@@ -62,7 +62,7 @@ class Interrupted(Silent):
 
 @dataclass(slots=True)
 class Tried:
-    """A chain of one shard with its standby; `states` are what its source was, by name and increment."""
+    """A chain of one shard with its standby; `states` has the source's states by snapshot name and increment."""
 
     runs: Runs
     name: str
@@ -77,7 +77,7 @@ class Tried:
         execute(self.fleet.primaries[0].dsn, *statements)
 
     def create(self, point: CrashPoint | str, then: Callable[[], None], *, full: bool = False) -> Commit:
-        noting = Noting(Interrupted(point, then))
+        noting = Noting(Interrupt(point, then))
         try:
             work = create_full if full else create_increment
             return work(self.fleet, CreateRequest(self.name), self.runs.spark, noting)
@@ -85,7 +85,7 @@ class Tried:
             self.notes = noting.notes
 
     def fail(self, point: CrashPoint = CrashPoint.RESOLVED) -> None:
-        """An increment that ends at the point; what it archived stays."""
+        """Run an increment that fails at the point; what it archived stays."""
 
         def give_up() -> None:
             raise GivenUpError("it ends here")
@@ -94,18 +94,18 @@ class Tried:
             self.create(point, give_up)
 
     def increment(self) -> DefinitionChanges:
-        """The next increment, noted; what it says of definitions."""
+        """Create the next increment and note its state; return its changes of definitions."""
         commit = self.runs.increment(self.name)
         self.note(commit.increment)
         assert commit.definition_changes
         return commit.definition_changes
 
     def note(self, increment: int) -> None:
-        """Note what the source is now, which the snapshot is to be."""
+        """Note the current state of the source, which a restore must reproduce."""
         self.states[self.name, increment] = self.copies(self.fleet.primaries[0].dsn)
 
     def compare(self) -> None:
-        """What was noted comes back: all of it in the long form, else the last state and one that is drawn."""
+        """Restore noted states and compare them: the last and a random one, in the long form all."""
         (primary,) = self.fleet.primaries
         target = replace(self.fleet, nodes=(with_database(primary, RESTORED),))
         noted = list(self.states)
@@ -123,9 +123,9 @@ def tried(
     shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> Iterator[Tried]:
     directory = tmp_path_factory.mktemp("tried")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
+    fleet = configure_fleet(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
     fleet = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.shard == "s1"))
-    with chains_dropped(fleet):
+    with dropping_slots(fleet):
         try:
             execute(fleet.primaries[0].dsn, *SCHEMA)
             made = Tried(Runs(fleet, Ready(spark)), "tried")

@@ -1,1 +1,1 @@
-"""Commands of `snapshot`, run where no process of their own is what a test is about."""
+"""Commands of `snapshot` in the tests: in this process or in one of their own, and what they report while they run."""

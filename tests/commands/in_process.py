@@ -1,7 +1,7 @@
-"""`snapshot …` in this process: the whole command line, on the Spark session that the tests share.
+"""Run `snapshot …` in this process: the whole command line, on the Spark session that the tests share.
 
-What only a process shows (how it ends, its JVM, its signals) is in tests/unit/test_cli_main.py and wherever
-`run_command` is used.
+What only a separate process shows (how it ends, its JVM, its signals) is tested in tests/unit/test_cli_main.py and
+wherever `run_command` is used.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def run_here(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> tuple[int, dict[str, Any]]:
-    """Run `snapshot … --json`; its exit code and its document. Without `spark` it may not ask for a session."""
-    code, out = _run(fleet, (*words, "--json"), spark)
+    """Run `snapshot … --json`; return its exit code and its document. Without `spark` it must not need a session."""
+    code, out = run_and_capture(fleet, *words, "--json", spark=spark)
     return code, json.loads(out)
 
 
-def told_here(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> str:
-    """What the command says to a person, on stdout; it must succeed."""
-    code, out = _run(fleet, words, spark)
+def run_as_text(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> str:
+    """Run the command, which must succeed; return its text on stdout."""
+    code, out = run_and_capture(fleet, *words, spark=spark)
     assert code == 0, out
     return out
 
 
 @contextmanager
-def sessions_given(spark: SparkSession | None) -> Iterator[None]:
-    """In the block commands that ask for a session get this one, or fail where there is none."""
+def shared_session(spark: SparkSession | None) -> Iterator[None]:
+    """Give this session to the commands in the block; without one, commands that need a session fail."""
 
     def begin(_: SparkOnDemand) -> None:
         assert spark, "this command needs no Spark"
@@ -49,9 +49,10 @@ def sessions_given(spark: SparkSession | None) -> Iterator[None]:
         yield
 
 
-def _run(fleet: Fleet, words: tuple[str, ...], spark: SparkSession | None) -> tuple[int, str]:
+def run_and_capture(fleet: Fleet, *words: str, spark: SparkSession | None = None) -> tuple[int, str]:
+    """Run the command line; return its exit code and stdout, which must not be empty."""
     out, err = io.StringIO(), io.StringIO()
-    with sessions_given(spark), redirect_stdout(out), redirect_stderr(err):
+    with shared_session(spark), redirect_stdout(out), redirect_stderr(err):
         code = run(["--fleet", str(fleet.path), *words])
     assert out.getvalue(), err.getvalue()
     return code, out.getvalue()

@@ -1,6 +1,7 @@
-"""Faults: what can happen to a command, a node, the network, a disk or the store, and how a fleet must be after it.
+"""Faults of a command, a node, the network, a disk or the store, and the state that a fleet must be in afterwards.
 
-A *fault* (injection.py) begins at a *point* of a create or when a *sight* is seen, and is mended once the command is
-over; a *case* is one fault at one point. A *world* is a fleet as the commands see it while its applications write. In a
-*contest* two creators are stopped between their steps. *Effects* are what is done to nodes and store between points.
+A *fault* (injection.py) begins at a crash *point* of a create, or when an *effect* of one of its Spark tasks is seen
+from outside (sights.py), and is repaired after the command. A *case* is one fault at one of these. A *world* is a fleet
+as the commands see it while its applications write. In a *contest* two creates are stopped between their steps.
+*Effects* (effects.py) are the changes to nodes and store between two points.
 """

@@ -1,4 +1,4 @@
-"""Which faults the walk has at which points of create: all of them in the long form, else those that the seed draws."""
+"""The cases of the fault walk: all faults at all points in the long form, else a sample that the seed draws."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from snapshots.operations.crash_points import (
     ddl_crash_points,
     terminal_crash_points,
 )
-from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, Mend, Place, disk_full
-from tests.faults.sights import Sight
-from tests.soak import SEED, SOAK_SECONDS
+from tests.faults.injection import FLEET_FAULTS, STORE_FAULTS, FaultTargets, Repair, disk_full
+from tests.faults.sights import TaskEffect
+from tests.run.soak import SEED, SOAK_SECONDS
 
 NODES = 4
 KILLED, STOPPED = "SIGKILL", "SIGINT"
 READ_ONLY = "read-only"
-# The kinds of points: by what a command leaves that ends there (docs/architecture.md, "When something fails").
-KINDS: Mapping[str, frozenset[CrashPoint | Sight]] = {
+# The kinds of points, by what a command leaves if it ends there (docs/architecture.md, "When something fails").
+KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
     "locked": frozenset(
         {CrashPoint.CHECKED, CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.SPARK_BEGUN}
     ),
@@ -53,45 +53,45 @@ KINDS: Mapping[str, frozenset[CrashPoint | Sight]] = {
     ),
     READ_ONLY: frozenset(FREEZE_POINTS),
     "committed": frozenset({CrashPoint.COMMITTED, CrashPoint.OUTCOME_STORED, CrashPoint.RELEASED}),
-    "within a job": frozenset(Sight),
+    "within a job": frozenset(TaskEffect),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A point of a full create or of an increment, reached for the `count`th time, or something seen from outside."""
+    """A crash point of a create, reached for the `count`th time, or an effect that is seen from outside."""
 
     incremental: bool
-    point: CrashPoint | Sight
+    point: CrashPoint | TaskEffect
     count: int = 1
     terminal: bool = False
-    anew: bool = False
+    new_table: bool = False
 
     @property
-    def committed(self) -> bool:
-        """Whether the commit is stored when the point is reached."""
-        if isinstance(self.point, Sight):
+    def is_committed(self) -> bool:
+        """Whether the commit has been stored when the point is reached."""
+        if isinstance(self.point, TaskEffect):
             return False
         points = terminal_crash_points(ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS)
         return points.index(self.point) >= points.index(CrashPoint.COMMITTED)
 
     @property
-    def kind(self) -> dict[str, bool]:
+    def options(self) -> dict[str, bool]:
         """The command's options."""
         return {"incremental": self.incremental, "terminal": self.terminal}
 
     def __str__(self) -> str:
         command = ("terminal-" if self.terminal else "") + ("increment" if self.incremental else "full")
-        command += "-new-table" if self.anew else ""
+        command += "-new-table" if self.new_table else ""
         return f"{command}-{self.point.replace(' ', '_')}-{self.count}"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A fault at a step: a signal to the command, or something of the fleet or the store."""
+    """A fault at a step: a signal to the command, or a fault of the fleet or the store."""
 
     step: Step
-    fault: str | Callable[[Place], Mend]
+    fault: str | Callable[[FaultTargets], Repair]
 
     @property
     def name(self) -> str:
@@ -101,13 +101,13 @@ class Case:
         return f"{self.name}-{self.step}"
 
 
-# Of a terminal increment the points from the freeze on.
-TERMINAL = [
+# The points of a terminal increment, from the freeze on.
+TERMINAL_POINTS = [
     *((point, count) for point in FREEZE_POINTS for count in (1, 2)),
     *((point, 1) for point in (*CUT_POINTS, *LAST_POINTS)),
 ]
-# Of an increment that finds a table new the points that others have not, and its cut.
-ANEW = [
+# The additional points of an increment that finds a new table, and those of its cut.
+NEW_TABLE_POINTS = [
     (CrashPoint.TABLES_PUBLISHED, 1),
     (CrashPoint.SLOT_MADE, 1),
     (CrashPoint.SLOT_MADE, NODES),
@@ -118,8 +118,8 @@ ANEW = [
 ]
 
 
-def steps() -> list[Step]:
-    """Every point of both commands; of those that are reached on every node the first and the last."""
+def all_steps() -> list[Step]:
+    """Every point of both commands; a point that is reached on every node for the first and the last of them."""
     found: list[Step] = []
     for incremental, points in ((False, FULL_POINTS), (True, INCREMENT_POINTS)):
         seen: Counter[CrashPoint] = Counter()
@@ -128,45 +128,48 @@ def steps() -> list[Step]:
             found.append(Step(incremental, point, seen[point]))
             if point in PER_NODE:
                 found.append(Step(incremental, point, NODES))
-    # An increment copies nothing, but what is new.
-    found += [Step(incremental=True, point=point, count=count, anew=True) for point, count in ANEW]
-    found += [Step(incremental=False, point=sight) for sight in Sight]
-    found += [Step(incremental=True, point=sight) for sight in (Sight.SEGMENT, Sight.ADVANCED)]
-    return [*found, *(Step(incremental=True, point=point, count=count, terminal=True) for point, count in TERMINAL)]
+    # An increment copies new tables only.
+    found += [Step(incremental=True, point=point, count=count, new_table=True) for point, count in NEW_TABLE_POINTS]
+    found += [Step(incremental=False, point=effect) for effect in TaskEffect]
+    found += [Step(incremental=True, point=effect) for effect in (TaskEffect.SEGMENT, TaskEffect.ADVANCED)]
+    return [
+        *found,
+        *(Step(incremental=True, point=point, count=count, terminal=True) for point, count in TERMINAL_POINTS),
+    ]
 
 
-FAULTS: tuple[str | Callable[[Place], Mend], ...] = (KILLED, STOPPED, *FLEET_FAULTS, *STORE_FAULTS, disk_full)
-# Those besides the one that every fault has: a kill takes the time of a JVM's start.
+FAULTS: tuple[str | Callable[[FaultTargets], Repair], ...] = (KILLED, STOPPED, *FLEET_FAULTS, *STORE_FAULTS, disk_full)
+# Further kills in a sample, besides one case for each fault: a kill costs the start of a JVM.
 KILLS = 2
 
 
-def every() -> list[Case]:
+def all_cases() -> list[Case]:
     """All faults at all steps."""
-    found = [Case(step, fault) for step in steps() for fault in FAULTS]
-    # What happens in the middle of a job is no place for a signal from within the command.
-    return [one for one in found if not (one.fault == STOPPED and isinstance(one.step.point, Sight))]
+    found = [Case(step, fault) for step in all_steps() for fault in FAULTS]
+    # The command can't signal itself in the middle of a Spark job.
+    return [one for one in found if not (one.fault == STOPPED and isinstance(one.step.point, TaskEffect))]
 
 
 def sample(generator: random.Random) -> list[Case]:
-    """Every fault, and at every kind of point one; kills of a full create, of an increment, and of one that freezes."""
+    """Draw cases with every fault, every kind of point, and kills of full, incremental and terminal creates."""
     by_both: dict[tuple[str, object], list[Case]] = {}
     for kind, points in KINDS.items():
-        for case in every():
+        for case in all_cases():
             if case.step.point in points:
                 by_both.setdefault((kind, case.fault), []).append(case)
     faults = [*[KILLED] * KILLS, *FAULTS]
     while True:
         kinds = [*KINDS, *generator.choices(list(KINDS), k=len(faults) - len(KINDS))]
         generator.shuffle(faults)
-        # Of some kinds not every fault is possible.
+        # Some faults are impossible at some kinds of points.
         places = [by_both[place] for place in zip(kinds, faults, strict=True) if place in by_both]
         found = [generator.choice(place) for place in places]
-        if is_wide(found):
+        if is_representative(found):
             return found
 
 
-def is_wide(chosen: list[Case]) -> bool:
-    """Whether all is among them that must be."""
+def is_representative(chosen: list[Case]) -> bool:
+    """Whether the cases include everything that a sample must."""
     killed = [one.step for one in chosen if one.fault == KILLED]
     return (
         {one.fault for one in chosen} == set(FAULTS)
@@ -178,8 +181,8 @@ def is_wide(chosen: list[Case]) -> bool:
 
 
 def cases() -> list[Case]:
-    """In the order of their steps, which is the order of a walk; the long form in random order."""
+    """The cases of a run: in the order of their steps, which is that of a walk; in the long form in random order."""
     if SOAK_SECONDS:
-        return random.Random(SEED).sample(every(), len(every()))
-    order = [str(step) for step in steps()]
+        return random.Random(SEED).sample(all_cases(), len(all_cases()))
+    order = [str(step) for step in all_steps()]
     return sorted(sample(random.Random(SEED)), key=lambda case: order.index(str(case.step)))

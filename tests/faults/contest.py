@@ -1,7 +1,7 @@
-"""Two creators that compete: real processes, each stopped where a test wants it, and what is true of the store after.
+"""Contests of two creates: real processes, each stopped where a test wants it, and the state of the store afterwards.
 
-The one that comes first is stopped at a point, and loses its lock or keeps it. The other one runs then, to its end or
-to a point where it is stopped too. Then the first goes on, then the other.
+The first create is stopped at a point, and keeps its lock or loses it. Then the second runs to its end, or to a point
+where it is stopped, too. Then the first continues, and after it the second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from snapshots.records.commit import VOID_FORMAT
 from snapshots.records.operation_records import operation_key, read_intent
 from storage.store import ObjectStore
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
-from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World, eventually
+from tests.faults.world import PROCESS_SECONDS_MAX, ROOT, World, await_none
 
 POLL_SECONDS = 0.02
 SESSIONS = "application_name LIKE 'cutline%' OR application_name = 'pg_dump'"
@@ -39,24 +39,24 @@ Truth = list[dict[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A point of a create, reached for the `count`th time; `place` is its number among all of the command's."""
+    """A point of a create, reached for the `count`th time; `position` is its index among all points of the command."""
 
     point: str
     count: int
-    place: int
+    position: int
 
     def __str__(self) -> str:
         return f"{self.point.replace(' ', '_')}-{self.count}"
 
 
-def stops(*, incremental: bool, nodes: int) -> list[Stop]:
-    """Every point of a create; of those that are reached on every node the first and the last."""
+def all_stops(*, incremental: bool, nodes: int) -> list[Stop]:
+    """Every point of a create; a point that is reached on every node for the first and the last of them."""
     found: list[Stop] = []
     reached: Counter[CrashPoint] = Counter()
     for point in INCREMENT_POINTS if incremental else FULL_POINTS:
         if point is CrashPoint.COMMITTED:
             found.append(Stop(ABOUT_TO_COMMIT, 1, len(found)))
-        # A full create has Spark ready twice: for its copy and for its cut.
+        # A full create reaches SPARK_READY twice: for its copy and for its cut.
         reached[point] += 1
         counts = (1, nodes) if point in PER_NODE else (reached[point],)
         found += [Stop(str(point), count, len(found) + number) for number, count in enumerate(counts)]
@@ -64,21 +64,21 @@ def stops(*, incremental: bool, nodes: int) -> list[Stop]:
 
 
 def stop_at(point: str, *, incremental: bool) -> Stop:
-    """The stop where the point is reached for the first time."""
-    return next(one for one in stops(incremental=incremental, nodes=1) if one.point == point)
+    """The stop at which the point is reached for the first time."""
+    return next(one for one in all_stops(incremental=incremental, nodes=1) if one.point == point)
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A create that competes: of which snapshot, and where it is stopped."""
+    """A competing create: the name of its snapshot, and where it is stopped."""
 
     name: str
     stop: Stop | None
     incremental: bool = False
 
     def is_past(self, point: str) -> bool:
-        """Whether the point is reached where it is stopped."""
-        return self.stop is not None and self.stop.place >= stop_at(point, incremental=self.incremental).place
+        """Whether the create has reached the point when it is stopped."""
+        return self.stop is not None and self.stop.position >= stop_at(point, incremental=self.incremental).position
 
     def __str__(self) -> str:
         return f"{'increment' if self.incremental else 'full'}-{self.stop or 'to_its_end'}"
@@ -86,25 +86,25 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Two entrants; `lock_lost`: while the first is stopped its sessions are ended."""
+    """Two entrants; `lock_lost`: the sessions of the first are ended while it is stopped."""
 
     first: Entrant
     second: Entrant
     lock_lost: bool
 
     @property
-    def same(self) -> bool:
-        """Whether both want the same name and number."""
+    def is_for_same_commit(self) -> bool:
+        """Whether both would create the same snapshot or increment."""
         return (self.first.name, self.first.incremental) == (self.second.name, self.second.incremental)
 
     def __str__(self) -> str:
         lock = "lost" if self.lock_lost else "kept"
-        return f"{self.first}-{lock}-{self.second}{'-same' if self.same else ''}"
+        return f"{self.first}-{lock}-{self.second}{'-same' if self.is_for_same_commit else ''}"
 
 
 @dataclass(slots=True)
 class Run:
-    """An entrant's process. `before` and `after` are the truth when it was stopped and when it went on."""
+    """An entrant's process. `before` and `after` are what the shards held when it was started and when it continued."""
 
     entrant: Entrant
     process: subprocess.Popen[str]
@@ -128,19 +128,19 @@ class Run:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(POLL_SECONDS)
 
-    def go_on(self, truth: Truth) -> None:
-        """Let it go on, if it was stopped."""
+    def resume(self, truth: Truth) -> None:
+        """Continue the process if it was stopped; `truth` is what the shards hold now."""
         self.after = truth
         self.process.send_signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        """Wait for its end, and read what it told."""
+    def await_end(self) -> None:
+        """Wait for its end, and read the document that it printed."""
         out, _ = self.process.communicate(timeout=PROCESS_SECONDS_MAX)
         assert "{" in out, self.log.read_text()
         self.document = json.loads(out[out.index("{") :])
 
     def truth_at_cut(self) -> Truth:
-        """What the shards held at the cut of its commit: nobody writes while a process runs."""
+        """What the shards held at the cut of its commit; nobody writes while a process runs."""
         is_after_cut = self.entrant.is_past(CrashPoint.STARTS_WRITTEN) and self.document["cut"]["attempts"] == 1
         return self.before if is_after_cut or not self.after else self.after
 
@@ -150,7 +150,7 @@ class Run:
 
 @contextmanager
 def running(world: World, entrant: Entrant, truth: Truth) -> Iterator[Run]:
-    """Run the entrant's process for the block, up to its stop; whatever is left of it at the end is killed."""
+    """Run the entrant's process up to its stop or its end, then the block; kill the process if it still runs."""
     stop = entrant.stop
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP"]
     program += [stop.point, str(stop.count), "--"] if stop else ["no point", "1", "--"]
@@ -175,7 +175,7 @@ def running(world: World, entrant: Entrant, truth: Truth) -> Iterator[Run]:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as Linux tells it; "" if it is gone."""
+    """The state of a process by /proc; "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -183,19 +183,19 @@ def state_of(pid: int) -> str:
 
 
 def end_sessions(world: World) -> None:
-    """End every session of ours on all nodes, as a server does with a peer that it has lost."""
-    for node in world.place.servers.nodes:
+    """End all of Cutline's sessions on all nodes, as a server does when it has lost the client."""
+    for node in world.targets.servers.nodes:
         with psycopg.connect(node.dsn(), autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {SESSIONS}".encode())
 
             def left(connection: psycopg.Connection[Any] = connection) -> list[Any]:
                 return connection.execute(f"SELECT pid FROM pg_stat_activity WHERE {SESSIONS}".encode()).fetchall()
 
-            eventually(left)
+            await_none(left)
 
 
-def held(world: World, contest: Contest) -> tuple[Run, Run]:
-    """Let the two compete; both have ended then."""
+def hold_contest(world: World, contest: Contest) -> tuple[Run, Run]:
+    """Run both creates of the contest to their ends."""
     world.writers.write()
     with running(world, contest.first, world.truth()) as first:
         assert first.is_stopped, f"{contest.first.stop} was not reached: {first.log.read_text()}"
@@ -204,20 +204,20 @@ def held(world: World, contest: Contest) -> tuple[Run, Run]:
         world.writers.write()
         with running(world, contest.second, world.truth()) as second:
             if contest.second.stop is None:
-                second.end()
+                second.await_end()
             world.writers.write()
-            first.go_on(world.truth())
-            first.end()
+            first.resume(world.truth())
+            first.await_end()
             if second.is_stopped:
                 world.writers.write()
-                second.go_on(world.truth())
+                second.resume(world.truth())
             if contest.second.stop is not None:
-                second.end()
+                second.await_end()
     return first, second
 
 
 def commits_in(store: ObjectStore) -> dict[tuple[str, int], list[str]]:
-    """By name and number, the operations of all commits that are in the store, in whatever turn; read without us."""
+    """The operations of all commits in the store, by name and number, of all turns; read without Cutline's code."""
     found: dict[tuple[str, int], list[str]] = {}
     for key in store.list("snapshots"):
         if match := COMMIT_FILE.fullmatch(key):
@@ -228,7 +228,7 @@ def commits_in(store: ObjectStore) -> dict[tuple[str, int], list[str]]:
 
 
 def failed_that_committed(store: ObjectStore) -> list[str]:
-    """The operations that are said to have failed and have a commit."""
+    """The operations that have a commit although their outcome is failed."""
     outcomes = [key for key in store.list("operations") if key.endswith("/outcome.json")]
     failed = [key.split("/")[1] for key in outcomes if json.loads(store.read(key))["state"] == "failed"]
     every = {operation for found in commits_in(store).values() for operation in found}

@@ -1,7 +1,7 @@
-"""What a command does that can be seen from outside: new objects in the store, statements that reach the servers.
+"""The effects of a command that are visible from outside: objects in the store, and statements that reach the servers.
 
-The servers log every statement (LOGGING). A statement that only reads is no effect; one that is neither known here
-nor certain to change nothing is an effect of a kind that nobody has declared.
+The servers log every statement (LOGGING). A statement that only reads is no effect. One that is not known here, and
+not certain to change nothing, is an effect of an undeclared kind.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHANGING: Mapping[str, str] = {
     "pg_drop_replication_slot": "slot dropped",
     "pg_terminate_backend": "session ended",
 }
-# What makes a database read-only, and writes down how it was, does so in one transaction.
+# One transaction makes a database read-only and records its previous settings.
 FREEZING = re.compile(
     r"ALTER (DATABASE|ROLE \S+ IN DATABASE) \S+ SET default_transaction_read_only = "
     r"|COMMENT ON PUBLICATION \S+ IS "
@@ -60,7 +60,7 @@ READING_WORDS = (
     r"lock table .* in access share mode|prepare|execute",
 )
 READING = re.compile(rf"({'|'.join(READING_WORDS)})\b", re.DOTALL | re.IGNORECASE)
-# Volatile by PostgreSQL's catalog only because what they read changes.
+# Declared volatile only because what they read changes.
 ONLY_READING = {
     "pg_logical_slot_peek_binary_changes", "pg_last_wal_replay_lsn", "pg_current_wal_lsn", "pg_sequence_last_value",
     "pg_get_sequence_data",
@@ -72,7 +72,7 @@ ONLY_READING = {
 
 @dataclass(slots=True)
 class Effects:
-    """What was done since the last look, by kind. Only one command and nobody else works on the fleet."""
+    """The kinds of effects since the last look. Only one command, and nothing else, may be using the fleet."""
 
     fleet: Fleet
     servers: EmbeddedFleet
@@ -88,13 +88,13 @@ class Effects:
         self.look()
 
     def await_release(self) -> None:
-        """Wait until no snapshot is held: a server ends a session a moment after its client."""
+        """Wait until no exported snapshot is held: a server session ends slightly later than its client."""
         deadline = time.monotonic() + RELEASE_SECONDS_MAX
         while any(self._holders(node) for node in self.servers.nodes) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def look(self) -> set[str]:
-        """The kinds of what was done since the last look."""
+        """The kinds of effects since the last look."""
         return {*self._objects(), *self._statements(), *self._snapshots()}
 
     def _objects(self) -> Iterator[str]:
@@ -116,7 +116,7 @@ class Effects:
             self.offsets[node.id] = len(text)
             entries = list(ENTRY.finditer(news))
             for entry, after in zip_longest(entries, entries[1:]):
-                # What the server itself, the standbys and the tests do has another name.
+                # The server itself, the standbys and the tests have other application names.
                 if entry["application"] in {"", OWN_NAME, *standbys}:
                     continue
                 body = news[entry.end() : after.start() if after else None]
@@ -126,7 +126,7 @@ class Effects:
                     yield re.search(r'"kind": "(\w+)"', body)[1] + " marker"  # type: ignore[index]  # it is in it
 
     def kinds_of(self, statement: str) -> list[str]:
-        """The kinds of what the statement does; none if it only reads."""
+        """The kinds of effects of the statement; none if it only reads."""
         words = {word.lower() for word in re.findall(r"\w+", statement)}
         if FREEZING.match(statement):
             return ["freeze"]
@@ -140,7 +140,7 @@ class Effects:
         return [] if is_reading else [f"statement {statement}"]
 
     def _snapshots(self) -> Iterator[str]:
-        """Whether exported snapshots are held by other sessions than at the last look."""
+        """Whether sessions have exported or released snapshots since the last look."""
         for node in self.servers.nodes:
             was, holders = self.holders.get(node.id, set()), self._holders(node)
             if was - holders:

@@ -1,6 +1,6 @@
-"""Faults of the fleet and of the store, each by a name; `begin` does one and returns what mends it.
+"""The faults of the fleet and the store: each is a function that causes the fault and returns how to repair it.
 
-A fault with a command of its own (a signal) is in tests/faults/signalled_command.py.
+Signals to the command itself are in tests/faults/signalled_command.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psycopg
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
 from tests.faults.pg_proxy import Mode, PgProxy
-from tests.s3_proxy import Fault, S3Proxy
+from tests.s3.proxy import Fault, S3Proxy
 
 PAUSE_SECONDS = 1.5
 SLOW_SECONDS = 0.1
@@ -29,98 +29,98 @@ DISK_BYTES = 400 << 20
 FILLER_MESSAGES = 80
 UNAVAILABLE = Fault(arrives=False, status=503, code="ServiceUnavailable")
 
-Mend = Callable[[], None]
+Repair = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What can fail: servers, the network before each, the store's, and a node whose disk is small."""
+class FaultTargets:
+    """What can fail: the servers, the network to each of them and to the store, and a node with a small disk."""
 
     servers: EmbeddedFleet
     proxies: Mapping[str, PgProxy]
     store: S3Proxy
     small_disk: EmbeddedNode | None
-    choice: random.Random
+    generator: random.Random
 
 
-def primary_down(place: Place) -> Mend:
-    """A primary is killed and stays down until the command is over."""
-    node = place.choice.choice(place.servers.primaries)
-    place.servers.kill_node(node)
-    return lambda: place.servers.start_node(node)
+def primary_down(targets: FaultTargets) -> Repair:
+    """Kill a primary; it stays down until the command has ended."""
+    node = targets.generator.choice(targets.servers.primaries)
+    targets.servers.kill_node(node)
+    return lambda: targets.servers.start_node(node)
 
 
-def primary_restarted(place: Place) -> Mend:
-    """A primary is killed and comes back at once."""
-    node = place.choice.choice(place.servers.primaries)
-    place.servers.kill_node(node)
-    place.servers.start_node(node)
+def primary_restarted(targets: FaultTargets) -> Repair:
+    """Kill a primary and restart it at once."""
+    node = targets.generator.choice(targets.servers.primaries)
+    targets.servers.kill_node(node)
+    targets.servers.start_node(node)
     return lambda: None
 
 
-def standby_down(place: Place) -> Mend:
-    """A standby is killed and stays down until the command is over."""
-    node = place.choice.choice([node for node in place.servers.nodes if node.backup_of])
-    place.servers.kill_node(node)
-    return lambda: place.servers.start_node(node)
+def standby_down(targets: FaultTargets) -> Repair:
+    """Kill a standby; it stays down until the command has ended."""
+    node = targets.generator.choice([node for node in targets.servers.nodes if node.backup_of])
+    targets.servers.kill_node(node)
+    return lambda: targets.servers.start_node(node)
 
 
-def network_refused(place: Place) -> Mend:
-    """A node refuses connections, and loses those it had."""
-    return _network(place, Mode.REFUSE)
+def network_refused(targets: FaultTargets) -> Repair:
+    """Reset a node's connections and refuse new ones."""
+    return _network(targets, Mode.REFUSE)
 
 
-def network_reset(place: Place) -> Mend:
-    """A node's connections are reset once; new ones are taken."""
-    proxy = place.proxies[place.choice.choice(sorted(place.proxies))]
+def network_reset(targets: FaultTargets) -> Repair:
+    """Reset a node's connections once; new ones are accepted."""
+    proxy = targets.proxies[targets.generator.choice(sorted(targets.proxies))]
     proxy.set(Mode.RESET)
     proxy.set(Mode.PASS)
     return lambda: None
 
 
-def network_paused(place: Place) -> Mend:
-    """Nothing comes from a node for a while; then all of it does."""
-    proxy = place.proxies[place.choice.choice(sorted(place.proxies))]
+def network_paused(targets: FaultTargets) -> Repair:
+    """Delay everything from a node for a while, then deliver it."""
+    proxy = targets.proxies[targets.generator.choice(sorted(targets.proxies))]
     proxy.set(Mode.STALL)
     timer = threading.Timer(PAUSE_SECONDS, proxy.set, (Mode.PASS,))
     timer.start()
     return timer.join
 
 
-def network_stalled(place: Place) -> Mend:
-    """Nothing comes from a node until the command is over, which has to end by itself."""
-    return _network(place, Mode.STALL)
+def network_stalled(targets: FaultTargets) -> Repair:
+    """Stall a node's network until the command has ended, which must not need a repair."""
+    return _network(targets, Mode.STALL)
 
 
-def store_failing(place: Place) -> Mend:
-    """The store says no to everything."""
-    place.store.outage = UNAVAILABLE
+def store_failing(targets: FaultTargets) -> Repair:
+    """Answer every request to the store with 503."""
+    targets.store.outage = UNAVAILABLE
 
-    def mend() -> None:
-        place.store.outage = None
+    def repair() -> None:
+        targets.store.outage = None
 
-    return mend
-
-
-def store_slow(place: Place) -> Mend:
-    """The store takes its time."""
-    place.store.delay_seconds = SLOW_SECONDS
-
-    def mend() -> None:
-        place.store.delay_seconds = 0
-
-    return mend
+    return repair
 
 
-def store_silent(place: Place) -> Mend:
-    """The store takes requests and never answers."""
-    place.store.answering.clear()
-    return place.store.answering.set
+def store_slow(targets: FaultTargets) -> Repair:
+    """Slow down every request to the store."""
+    targets.store.delay_seconds = SLOW_SECONDS
+
+    def repair() -> None:
+        targets.store.delay_seconds = 0
+
+    return repair
 
 
-def disk_full(place: Place) -> Mend:
-    """A primary's disk has no byte left, and the server needs some."""
-    node = place.small_disk
+def store_silent(targets: FaultTargets) -> Repair:
+    """Let the store accept requests and never answer."""
+    targets.store.answering.clear()
+    return targets.store.answering.set
+
+
+def disk_full(targets: FaultTargets) -> Repair:
+    """Fill a primary's disk up to the last byte, and let the server write WAL."""
+    node = targets.small_disk
     if node is None:
         raise RuntimeError("there is no node with a small disk")
     ballast = node.data_directory / "ballast"
@@ -135,15 +135,15 @@ def disk_full(place: Place) -> Mend:
         for _ in range(FILLER_MESSAGES):
             connection.execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000), true)")
 
-    def mend() -> None:
+    def repair() -> None:
         ballast.unlink()
-        place.servers.start_node(node)
+        targets.servers.start_node(node)
 
-    return mend
+    return repair
 
 
-def _network(place: Place, mode: Mode) -> Mend:
-    proxy = place.proxies[place.choice.choice(sorted(place.proxies))]
+def _network(targets: FaultTargets, mode: Mode) -> Repair:
+    proxy = targets.proxies[targets.generator.choice(sorted(targets.proxies))]
     proxy.set(mode)
     return lambda: proxy.set(Mode.PASS)
 
@@ -151,13 +151,13 @@ def _network(place: Place, mode: Mode) -> Mend:
 STORE_FAULTS = (store_failing, store_slow, store_silent)
 NETWORK_FAULTS = (network_refused, network_reset, network_paused, network_stalled)
 FLEET_FAULTS = (primary_down, primary_restarted, standby_down, *NETWORK_FAULTS)
-# What a command must get over.
+# The faults in spite of which a command must succeed.
 HARMLESS = (store_slow, network_paused)
 
 
 @contextlib.contextmanager
 def on_small_disk(servers: EmbeddedFleet, node: EmbeddedNode) -> Iterator[None]:
-    """Move a node's data to a file system of DISK_BYTES in memory for the block. Needs root, and leave to mount."""
+    """Keep a node's data on a tmpfs of DISK_BYTES during the block. Needs root and the right to mount."""
     data, kept = node.data_directory, node.folder / "kept"
     servers.stop_node(node)
     data.rename(kept)
@@ -172,40 +172,40 @@ def on_small_disk(servers: EmbeddedFleet, node: EmbeddedNode) -> Iterator[None]:
         yield
     finally:
         servers.stop_node(node, immediate=True)
-        # Detached at once: a child of the server may still end.
+        # Lazily, because a child process of the server may not have ended yet.
         subprocess.run(["umount", "--lazy", str(data)], check=True)
 
 
-def may_mount(folder: Path) -> bool:
+def can_mount(folder: Path) -> bool:
     """Whether this process may mount a file system."""
     if os.geteuid() != 0:
         return False
-    place = folder / "mount"
-    place.mkdir()
-    tried = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], check=False, capture_output=True)
+    mount_point = folder / "mount"
+    mount_point.mkdir()
+    tried = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(mount_point)], check=False, capture_output=True)
     if tried.returncode == 0:
-        subprocess.run(["umount", str(place)], check=True)
-    place.rmdir()
+        subprocess.run(["umount", str(mount_point)], check=True)
+    mount_point.rmdir()
     return tried.returncode == 0
 
 
 @contextlib.contextmanager
-def mended_after(mends: list[Mend], seconds: float) -> Iterator[threading.Event]:
-    """Mend at the end of the block, or after `seconds`, so that what hangs ends; the event says that it hung."""
+def repaired_after(repairs: list[Repair], seconds: float) -> Iterator[threading.Event]:
+    """Repair after the block, or after `seconds`, so that a block that hangs can end; then the event is set."""
     hung = threading.Event()
     lock = threading.Lock()
 
-    def mend() -> None:
+    def repair() -> None:
         with lock:
-            while mends_left:
-                mends_left.pop()()
+            while repairs_left:
+                repairs_left.pop()()
 
     def give_up() -> None:
         hung.set()
-        mends_left.extend(mends)
-        mend()
+        repairs_left.extend(repairs)
+        repair()
 
-    mends_left: list[Mend] = []
+    repairs_left: list[Repair] = []
     timer = threading.Timer(seconds, give_up)
     timer.start()
     try:
@@ -213,5 +213,5 @@ def mended_after(mends: list[Mend], seconds: float) -> Iterator[threading.Event]
     finally:
         timer.cancel()
         if not hung.is_set():
-            mends_left.extend(mends)
-        mend()
+            repairs_left.extend(repairs)
+        repair()

@@ -1,6 +1,6 @@
-"""What a network does to sessions: a proxy before one PostgreSQL server that passes, refuses, resets or stalls.
+"""A faulty network: a proxy before one PostgreSQL server that passes, refuses, resets or stalls connections.
 
-A stall is the worst of them: the connection stands, its packets are acknowledged, and nothing ever comes.
+A stall is the worst fault: the connection stays open, packets are acknowledged, and nothing is ever delivered.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Mode(StrEnum):
-    """What happens to connections, those that are open and new ones."""
+    """What happens to open and new connections."""
 
     PASS = "pass"
     REFUSE = "refuse"  # open ones are reset, new ones refused
-    RESET = "reset"  # open ones are reset, new ones too as soon as they are made
-    STALL = "stall"  # all stand, and nothing goes through any of them, until they pass again
+    RESET = "reset"  # open ones are reset, new ones as soon as they are accepted
+    STALL = "stall"  # all stay open, and nothing is delivered until the mode is PASS again
 
 
 @dataclass(slots=True)
 class PgProxy:
-    """A running proxy; its modes may be set from any thread.
+    """A running proxy; its mode can be set from any thread.
 
-    It stalls by itself once a client has sent something that holds `stall_after`: the server does what it is asked to.
+    It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request.
     """
 
     target_port: int
@@ -52,11 +52,11 @@ class PgProxy:
 
     @property
     def sessions(self) -> int:
-        """How many connections of clients are open."""
+        """How many client connections are open."""
         return len(self._open) // 2
 
     def set(self, mode: Mode) -> None:
-        """Be in `mode` from now on; what it does to open connections is done when this returns."""
+        """Set the mode; when this returns, it has taken effect on open connections."""
         asyncio.run_coroutine_threadsafe(self._set(mode), self._loop).result(ANSWER_SECONDS_MAX)
 
     async def _set(self, mode: Mode) -> None:
@@ -106,11 +106,11 @@ class PgProxy:
                     await self._set(Mode.STALL)
                 await writer.drain()
         await self._flowing.wait()
-        # Whoever ends a session is done with both directions of it.
+        # A peer that ends a session has finished with both directions.
         writer.close()
 
     async def stop(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         await self._set(Mode.REFUSE)
         current = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not current]
@@ -127,7 +127,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 @contextlib.contextmanager
 def pg_proxy(target_port: int) -> Iterator[PgProxy]:
-    """Run a proxy before the server at `target_port` of this machine for the block."""
+    """Run a proxy before the local server at `target_port` during the block."""
     (port,) = free_ports(1)
     proxy = PgProxy(target_port, port)
     thread = threading.Thread(target=proxy._loop.run_forever, name=f"proxy of {target_port}")
@@ -144,13 +144,13 @@ def pg_proxy(target_port: int) -> Iterator[PgProxy]:
 
 @contextlib.contextmanager
 def pg_proxies(servers: EmbeddedFleet) -> Iterator[Mapping[str, PgProxy]]:
-    """Proxies before all nodes of a fleet, by node."""
+    """Run proxies before all nodes of a fleet; yields them by node."""
     with contextlib.ExitStack() as stack:
         yield {node.id: stack.enter_context(pg_proxy(node.port)) for node in servers.nodes}
 
 
-def led_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
-    """Write the fleet's description to `path`, with every dsn leading through its node's proxy."""
+def route_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
+    """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it."""
     ports = {str(proxy.target_port): str(proxy.port) for proxy in proxies.values()}
     text = re.sub(r":(\d+)/", lambda found: f":{ports.get(found[1], found[1])}/", fleet.path.read_text())
     path.write_text(text)

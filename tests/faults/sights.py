@@ -1,4 +1,4 @@
-"""What executors do, as it is seen from outside: the command's own process learns of it only when all is over."""
+"""Watch the effects of Spark tasks from outside: the command's own process only sees them after the whole job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ POLL_SECONDS = 0.005
 SLOTS_QUERY = "SELECT slot_name, confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'"
 
 
-class Sight(StrEnum):
-    """Something that a task has done, and others of its job have not yet."""
+class TaskEffect(StrEnum):
+    """What one task has done while other tasks of its job have not yet."""
 
     BASE_OBJECT = "base object stored"
     SEGMENT = "segment stored"
@@ -25,10 +25,10 @@ class Sight(StrEnum):
 
 
 @contextmanager
-def sighting(
-    sight: Sight, servers: EmbeddedFleet, store: ObjectStore, then: Callable[[], object]
+def on_effect(
+    effect: TaskEffect, servers: EmbeddedFleet, store: ObjectStore, then: Callable[[], object]
 ) -> Iterator[threading.Event]:
-    """While the block runs, call `then` as soon as it is seen; the event says that it was."""
+    """During the block, call `then` once, as soon as the effect is seen; the event is set before that."""
     seen, done = threading.Event(), threading.Event()
     with ExitStack() as stack:
         sessions = [
@@ -37,17 +37,17 @@ def sighting(
         ]
 
         def objects() -> set[str]:
-            part = {Sight.BASE_OBJECT: "/base/", Sight.SEGMENT: "/wal/"}[sight]
+            part = {TaskEffect.BASE_OBJECT: "/base/", TaskEffect.SEGMENT: "/wal/"}[effect]
             return {key for key in store.list("snapshots") if part in key}
 
         def positions() -> set[tuple[int, str, str]]:
             return {(number, *row) for number, session in enumerate(sessions) for row in session.execute(SLOTS_QUERY)}
 
-        look = positions if sight is Sight.ADVANCED else objects
+        look = positions if effect is TaskEffect.ADVANCED else objects
         known = look()
 
         def is_seen(now: set[object]) -> bool:
-            if sight is not Sight.ADVANCED:
+            if effect is not TaskEffect.ADVANCED:
                 return bool(now - known)
             slots = {(one[0], one[1]) for one in known}
             return any((one[0], one[1]) in slots for one in now - known)
@@ -62,7 +62,7 @@ def sighting(
                     return
                 known |= now
 
-        thread = threading.Thread(target=poll, name=f"look for {sight}")
+        thread = threading.Thread(target=poll, name=f"look for {effect}")
         thread.start()
         try:
             yield seen

@@ -1,9 +1,9 @@
-"""`snapshot …` as a process that signals itself at a point.
+"""Run `snapshot …` as a process that sends itself a signal at a point.
 
     python -m tests.faults.signalled_command SIGNAL POINT COUNT -- WORDS
 
-It writes the numbers of the processes it has started to stdout first: those must end too. There is one more point than
-a create has: ABOUT_TO_COMMIT, when all is checked and the next thing is the put of the commit.
+Before the signal, it prints the ids of its child processes, as those must end, too. In addition to the crash points of
+a create there is ABOUT_TO_COMMIT: after all checks, right before the put of the commit.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 import cli.commands.create
 import cli.main
 import snapshots.operations.committing
-from tests.watching import Reached, Watching
+from tests.commands.watching import Reached, Watching
 
 ABOUT_TO_COMMIT = "about to put the commit"
 
 
 def children() -> list[str]:
-    """The processes that this one has started."""
+    """The ids of the child processes of this one."""
     found: list[str] = []
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # the thread has ended since
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
             found += (task / "children").read_text().split()
     return found
 
 
 def main() -> None:
-    """Run the command, and send the signal to it when the point is reached for the COUNTth time."""
-    number, point, count, _, *words = sys.argv[1:]
+    """Run the command, and send it the signal when the point is reached for the COUNTth time."""
+    signal_name, point, count, _, *words = sys.argv[1:]
 
     def then(reached: Reached) -> None:
         if (reached.point, reached.count) == (point, int(count)):
             sys.stdout.write(" ".join(children()) + "\n")
             sys.stdout.flush()
-            os.kill(os.getpid(), signal.Signals[number])
+            os.kill(os.getpid(), signal.Signals[signal_name])
 
     watching, check = Watching(then), snapshots.operations.committing.check_predecessor
 

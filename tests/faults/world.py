@@ -1,4 +1,4 @@
-"""A fleet under faults: the commands on it, and how it must be after each of them."""
+"""A fleet under faults: run commands on it, and check its state after each of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fleet.read_only.resume import resume_fleet
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
-from snapshots.operations.operation import pending_operations
+from snapshots.operations.operation import read_open_intents
 from snapshots.records.commits import increment_numbers, read_chain
 from storage.errors import BusyError, SnapshotError
-from tests.faults.injection import mended_after
-from tests.faults.sights import Sight, sighting
+from tests.commands.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
+from tests.commands.watching import Reached, Watching
+from tests.faults.injection import repaired_after
+from tests.faults.sights import TaskEffect, on_effect
 from tests.faults.writers import Writers
-from tests.snapshot_runs import Ready, Runs, command_line, names_of_snapshots, sorted_copies
-from tests.watching import Reached, Watching
 from wal.slots.slots import drop_slot, slot_name
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from snapshots.records.commit import Commit
     from snapshots.records.operation_records import Intent
     from storage.store import ObjectStore
-    from tests.faults.injection import Mend, Place
+    from tests.faults.injection import FaultTargets, Repair
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS_MAX = 60
-# A process starts Spark too, on a machine that may be doing other things.
+# A process also starts Spark, and the machine may be busy.
 PROCESS_SECONDS_MAX = 150
 QUIET_SECONDS_MAX = 60
 RETRIES, WAIT_SECONDS = 1, 15.0
@@ -54,8 +54,8 @@ SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'log
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command in this process ended; `hung` if it did so only once the fault was mended."""
+class CreateResult:
+    """How a create in this process ended; `hung` if it did so only after the fault was repaired."""
 
     commit: Commit | None
     error: SnapshotError | None
@@ -65,14 +65,14 @@ class Ended:
 
 @dataclass(slots=True)
 class World:
-    """A fleet as the commands see it, through proxies, and `place.servers` as the applications do.
+    """A fleet that commands reach through proxies, and applications directly, by `targets.servers`.
 
-    `slots` are those of the chains that go on, of all worlds on these servers.
+    `slots` are those of the chains that continue, in all worlds on these servers.
     """
 
     fleet: Fleet
     spark: SparkSession
-    place: Place
+    targets: FaultTargets
     slots: set[str]
     publications: dict[str, list[str]] = field(default_factory=dict)
 
@@ -86,24 +86,24 @@ class World:
 
     @property
     def writers(self) -> Writers:
-        return Writers(self.place.servers)
+        return Writers(self.targets.servers)
 
-    # What the operator does.
+    # What an operator does.
 
     def create(self, name: str, watching: Watching, *, incremental: bool, terminal: bool = False) -> Commit:
         """Run the command in this process."""
         request = CreateRequest(name, retries=RETRIES, wait_seconds=WAIT_SECONDS, terminal=terminal)
         return (create_increment if incremental else create_full)(self.fleet, request, Ready(self.spark), watching)
 
-    def create_under(
-        self, name: str, at: tuple[str, int] | Sight, fault: Callable[[Place], Mend], **kind: bool
-    ) -> Ended:
-        """Run the command in this process, with the fault from a point or sight on; mend it when all is over."""
-        mends: list[Mend] = []
+    def create_with_fault(
+        self, name: str, at: tuple[str, int] | TaskEffect, fault: Callable[[FaultTargets], Repair], **options: bool
+    ) -> CreateResult:
+        """Run the command in this process with the fault, from a point or effect on; repair it after the command."""
+        repairs: list[Repair] = []
 
         def begin() -> None:
             self.writers.write_where_possible()
-            mends.append(fault(self.place))
+            repairs.append(fault(self.targets))
             self.writers.write_where_possible()
 
         def then(reached: Reached) -> None:
@@ -113,107 +113,107 @@ class World:
         watching = Watching(then)
         commit, error = None, None
         with ExitStack() as stack:
-            hung = stack.enter_context(mended_after(mends, COMMAND_SECONDS_MAX))
-            if isinstance(at, Sight):
-                stack.enter_context(sighting(at, self.place.servers, self.store, begin))
+            hung = stack.enter_context(repaired_after(repairs, COMMAND_SECONDS_MAX))
+            if isinstance(at, TaskEffect):
+                stack.enter_context(on_effect(at, self.targets.servers, self.store, begin))
             try:
-                commit = self.create(name, watching, **kind)
+                commit = self.create(name, watching, **options)
             except SnapshotError as raised:
                 error = raised
-        assert mends, f"{at} was not reached: {error}"
-        return Ended(commit, error, watching, hung.is_set())
+        assert repairs, f"{at} was not reached: {error}"
+        return CreateResult(commit, error, watching, hung.is_set())
 
-    def create_killed(self, name: str, at: tuple[str, int], number: str, **kind: bool) -> int:
-        """Run the command as a process that gets the signal at a point; its exit code, once all it started ended."""
-        words = ["create", name, *(f"--{option}" for option, is_so in kind.items() if is_so)]
+    def create_killed(self, name: str, at: tuple[str, int], signal_name: str, **options: bool) -> int:
+        """Run the command as a process that gets the signal at a point; return its code when all its children ended."""
+        words = ["create", name, *(f"--{option}" for option, is_so in options.items() if is_so)]
         words += ["--wait", str(WAIT_SECONDS)]
-        program = [sys.executable, "-m", "tests.faults.signalled_command", number, at[0], str(at[1]), "--"]
+        program = [sys.executable, "-m", "tests.faults.signalled_command", signal_name, at[0], str(at[1]), "--"]
         done = subprocess.run(
             [*program, "--fleet", str(self.fleet.path), *words],
             capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX, cwd=ROOT, check=False,
         )  # fmt: skip
-        told = done.stdout.split("\n", 1)[0].split()
+        children = done.stdout.split("\n", 1)[0].split()
         assert "\n" in done.stdout, done.stderr
-        eventually(lambda: [pid for pid in told if is_running(int(pid))])
+        await_none(lambda: [pid for pid in children if is_running(int(pid))])
         return done.returncode
 
-    def create_killed_on_sight(self, name: str, sight: Sight, *, incremental: bool) -> int:
-        """Run the command as a process that is killed, with no more notice, as soon as something is seen."""
+    def create_killed_on_effect(self, name: str, effect: TaskEffect, *, incremental: bool) -> int:
+        """Run the command as a process, and kill it as soon as the effect is seen."""
         words = ["create", name, *(["--incremental"] if incremental else [])]
         with subprocess.Popen(
             command_line(self.fleet, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
-            with sighting(sight, self.place.servers, self.store, process.kill) as seen:
+            with on_effect(effect, self.targets.servers, self.store, process.kill) as seen:
                 process.wait(PROCESS_SECONDS_MAX)
-            assert seen.is_set(), f"there was no {sight}"
+            assert seen.is_set(), f"there was no {effect}"
             return process.returncode
 
-    def next(self, name: str) -> tuple[Commit, list[str]]:
-        """The next command of the chain, as soon as nothing of a killed one is left, and what it said."""
+    def create_next(self, name: str) -> tuple[Commit, list[str]]:
+        """Create the chain's next commit, as soon as nothing of a killed command runs; return it and the notes."""
         watching = Watching()
         deadline = time.monotonic() + QUIET_SECONDS_MAX
         while True:
             try:
-                return self.create(name, watching, incremental=self.newest(name) is not None), watching.notes
+                return self.create(name, watching, incremental=self.newest_increment(name) is not None), watching.notes
             except BusyError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
     def resume(self) -> list[str]:
-        """Let the fleet accept writes again, as soon as nothing of a killed command is left; the nodes that did not."""
+        """Make the fleet writable, as soon as nothing of a killed command runs; return the nodes that were not."""
         deadline = time.monotonic() + QUIET_SECONDS_MAX
         while True:
             try:
-                return [one.node for one in resume_fleet(self.fleet, Silent()).results]
+                return [result.node for result in resume_fleet(self.fleet, Silent()).results]
             except BusyError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
-    # How it is.
+    # The state of the fleet.
 
-    def frozen(self) -> list[str]:
-        """The primaries that accept no writes."""
+    def frozen_primaries(self) -> list[str]:
+        """The primaries that are read-only."""
         found: list[str] = []
-        for node in self.place.servers.primaries:
+        for node in self.targets.servers.primaries:
             with psycopg.connect(node.dsn()) as connection:
                 found += [node.id] if read_record(connection) else []
         return found
 
-    def newest(self, name: str) -> int | None:
-        """The newest increment of a snapshot that `list` would show; None if it does not show it."""
+    def newest_increment(self, name: str) -> int | None:
+        """The newest increment of a snapshot, 0 for the full one; None if `list` does not show the snapshot."""
         if name not in names_of_snapshots(self.fleet):
             return None
         return max(increment_numbers(self.store, name), default=0)
 
-    def left_open(self) -> list[Intent]:
+    def open_operations(self) -> list[Intent]:
         """The operations that the next command has to settle."""
-        return pending_operations(self.store)
+        return read_open_intents(self.store)
 
-    def keep(self, name: str) -> None:
-        """The chain goes on: its slots stay."""
+    def keep_chain(self, name: str) -> None:
+        """Expect the slots of the chain from now on."""
         self.slots.add(slot_name(read_chain(self.store, name, 0).full.operation))
 
-    def end(self, name: str) -> None:
-        """Nobody continues the chain any more."""
+    def end_chain(self, name: str) -> None:
+        """Drop the slots of the chain, and don't expect them any more."""
         slot = slot_name(read_chain(self.store, name, 0).full.operation)
         self.slots.discard(slot)
         for node in self.fleet.nodes:
             assert drop_slot(node, slot)
 
-    def await_whole(self) -> None:
-        """Wait until all servers run and the standbys follow."""
-        for node in self.place.servers.nodes:
-            assert node in self.place.servers.running(), f"{node.id} is down"
+    def await_healthy(self) -> None:
+        """Wait until the standbys are connected; all servers must be running."""
+        for node in self.targets.servers.nodes:
+            assert node in self.targets.servers.running(), f"{node.id} is down"
             if node.backup_of:
                 dsn = node.dsn("postgres")
-                eventually(lambda dsn=dsn: not one(dsn, "SELECT count(*) FROM pg_stat_wal_receiver"))
+                await_none(lambda dsn=dsn: not read_value(dsn, "SELECT count(*) FROM pg_stat_wal_receiver"))
 
-    def left_behind(self) -> list[str]:
-        """What a command has left on the nodes that no chain needs."""
-        found = [f"{node}: read-only" for node in self.frozen()]
-        for node in self.place.servers.nodes:
+    def find_leftovers(self) -> list[str]:
+        """Find what commands have left on the nodes, and chains' slots that are missing."""
+        found = [f"{node}: read-only" for node in self.frozen_primaries()]
+        for node in self.targets.servers.nodes:
             with psycopg.connect(node.dsn(), autocommit=True) as connection:
                 found += [f"{node.id}: session {row[0]}" for row in connection.execute(SESSIONS_QUERY)]
                 slots = {row[0] for row in connection.execute(SLOTS_QUERY)}
@@ -226,18 +226,18 @@ class World:
         return found
 
     def create_next_and_compare(self, name: str) -> None:
-        """Take an increment; what it restores to is what the shards hold now."""
-        self.next(name)
+        """Take an increment, and assert that it restores to what the shards hold now."""
+        self.create_next(name)
         self.check_restored(name)
 
     def truth(self) -> list[dict[str, bytes]]:
-        """What every shard holds now, as PostgreSQL prints it."""
+        """The rows that every shard holds now, as PostgreSQL prints them."""
         return [sorted_copies(node.dsn) for node in self.fleet.primaries]
 
     def check_restored(
         self, name: str, increment: int | None = None, truth: list[dict[str, bytes]] | None = None
     ) -> None:
-        """The chain at the increment (None: the newest) is the truth (None: what the shards hold now)."""
+        """Assert that the increment (None: the newest) restores to `truth` (None: what the shards hold now)."""
         nodes = tuple(with_database(node, RESTORED) for node in self.fleet.primaries)
         target = replace(self.fleet, nodes=nodes)
         try:
@@ -245,28 +245,28 @@ class World:
             found = [sorted_copies(copy.dsn) for copy in target.primaries]
             assert found == (self.truth() if truth is None else truth), f"{name} at {increment}"
         finally:
-            for node in self.place.servers.primaries:
+            for node in self.targets.servers.primaries:
                 with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
                     connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
 
 
-def eventually(left: Callable[[], object]) -> None:
-    """Wait until `left` says that nothing is left."""
+def await_none(left: Callable[[], object]) -> None:
+    """Wait until `left` returns nothing."""
     deadline = time.monotonic() + QUIET_SECONDS_MAX
     while found := left():
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
 
 
-def one(dsn: str, query: str) -> object:
-    """The one value that the query has."""
+def read_value(dsn: str, query: str) -> object:
+    """The only value that the query returns."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute(query.encode()).fetchone()
         return row and row[0]
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; one that nobody has reaped does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,7 +1,7 @@
-"""What the applications write to a fleet under faults.
+"""The applications that write to a fleet under faults.
 
-Every row is written once and never changed again, so that a loss stays visible to the end; the rows of the journal
-have no key, so that a row that was stored twice shows too.
+Every row is written once and never changed, so that a loss stays visible to the end. The rows of the journal have no
+key, so that a row that was stored twice is visible, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 
 from embedded.fleet import EmbeddedFleet
-from tests.snapshot_runs import transfers_taken_back
+from tests.commands.snapshot_runs import removing_new_transfers
 
 JOURNAL = """
 CREATE TABLE journal (tag text, shard int, number int);
@@ -29,14 +29,14 @@ class Writers:
     servers: EmbeddedFleet
 
     def write(self) -> None:
-        """Rows of each shard alone, and of all of them in one transaction."""
+        """Write rows on each shard in a local transaction, and on all shards in a global one."""
         self.write_where_possible()
         tag = uuid.uuid4().hex
         self.prepare(tag)
         self.commit_prepared(tag)
 
     def write_where_possible(self) -> None:
-        """Rows of the shards that are up."""
+        """Write rows on the shards that are up and writable."""
         tag = uuid.uuid4().hex
         for number, dsn in enumerate(self.servers.dsns()):
             try:
@@ -47,34 +47,34 @@ class Writers:
                 continue
 
     def add_table(self, name: str) -> None:
-        """A table that no publication has yet, with rows."""
+        """Create a table with rows on all shards; it is in no publication yet."""
         for dsn in self.servers.dsns():
             with psycopg.connect(dsn) as connection:
                 connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)".encode())
                 connection.execute(f"INSERT INTO {name} SELECT generate_series(1, 5)".encode())
 
     def prepare(self, tag: str) -> None:
-        """One transaction, prepared on all shards."""
+        """Prepare one transaction on all shards."""
         for dsn in self.servers.dsns():
             with psycopg.connect(dsn) as connection:
                 connection.execute("INSERT INTO transfer VALUES (%s, 1, 2, 3)", (uuid.UUID(hex=tag),))
                 connection.execute(f"PREPARE TRANSACTION '{tag}'".encode())
 
     def commit_prepared(self, tag: str) -> None:
-        """Commit it everywhere."""
+        """Commit the prepared transaction on all shards."""
         for dsn in self.servers.dsns():
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(f"COMMIT PREPARED '{tag}'".encode())
 
 
 @contextmanager
-def journalled(servers: EmbeddedFleet) -> Iterator[None]:
-    """Have the journal on all shards for the block."""
+def journal_tables(servers: EmbeddedFleet) -> Iterator[None]:
+    """Create the journal on all shards for the block; remove it and all new transfers afterwards."""
     for dsn in servers.dsns():
         with psycopg.connect(dsn) as connection:
             connection.execute(JOURNAL)
     try:
-        with transfers_taken_back(servers.dsns()):
+        with removing_new_transfers(servers.dsns()):
             yield
     finally:
         for dsn in servers.dsns():

@@ -1,4 +1,4 @@
-"""Changes of the schema, at random. What the generator knows follows, whether PostgreSQL agreed or not."""
+"""Random schema changes. The generator notes each of them, whether PostgreSQL accepts it or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.table_changes import (
     change_logged,
     change_table,
     create_from,
-    put,
+    replace_table,
     with_column,
 )
 from tests.fuzz.tables import Column, Table
@@ -28,7 +28,7 @@ from tests.fuzz.values import FAMILIES, NULL, Family
 BY_TYPE = {one.type: one for one in FAMILIES}
 BIGINT = BY_TYPE["bigint"]
 LONGER = replace(BY_TYPE["varchar(40)"], type="varchar(80)")
-# What a column's type becomes, and whether PostgreSQL writes the table anew for it.
+# The types that a column's type can change to, with and without a rewrite of the table.
 OTHER_TYPES = {
     "integer": (BIGINT, TEXT), "varchar(40)": (LONGER, TEXT), "text": (LONGER, TEXT), "smallint": (INTEGER, BIGINT),
 }  # fmt: skip
@@ -39,10 +39,10 @@ CLAUSES = (
 )  # fmt: skip
 KINDS = (
     *["add_column"] * 4, *["drop_column"] * 3, *["rename_column"] * 2, *["change_type"] * 3, *["change_column"] * 2,
-    *["rename_table"] * 2, *["create_table"] * 3, "drop_table", "drop_table", "create_again", "change_key",
-    "change_key", "change_identity", "change_identity", "partition", "partition", *["objects"] * 5, "there_and_back",
-    "there_and_back", "swap", "change_table", "change_table", "change_computed", "rename_schema", "create_from",
-    "trigger", "logged",
+    *["rename_table"] * 2, *["create_table"] * 3, "drop_table", "drop_table", "recreate_table", "change_key",
+    "change_key", "change_identity", "change_identity", "alter_partition", "alter_partition", *["alter_object"] * 5,
+    "change_and_revert", "change_and_revert", "swap_names", "change_table", "change_table", "change_computed",
+    "rename_schema", "create_from", "make_trigger", "change_logged",
 )  # fmt: skip
 
 
@@ -57,56 +57,56 @@ class Alterer:
         kind = self.maker.draw(st.sampled_from(KINDS))
         getattr(self, kind)()
 
-    def objects(self) -> None:
+    def alter_object(self) -> None:
         alter_object(self.maker)
 
-    def table(self, *, keyed: bool = False) -> Table | None:
+    def draw_table(self, *, keyed: bool = False) -> Table | None:
         found = [table for table in self.maker.tables if not keyed or table.constraint]
         return self.maker.draw(st.sampled_from(found)) if found else None
 
     def run(self, table: Table, clause: str) -> None:
         alter(self.maker, table, clause)
 
-    def put(self, old: Table, new: Table | None) -> None:
-        put(self.maker, old, new)
+    def replace_table(self, old: Table, new: Table | None) -> None:
+        replace_table(self.maker, old, new)
 
     def one_of(self, *values: str) -> str:
         return self.maker.draw(st.sampled_from(values))
 
     def add_column(self) -> None:
-        """With NULL, a constant or a volatile default; the last, identity and stored ones write the table anew."""
-        if (table := self.table()) is None:
+        """Add a column with or without a default; a volatile one, an identity and a stored one rewrite the table."""
+        if (table := self.draw_table()) is None:
             return
         column = self.maker.column(table.columns)
         if self.maker.one_in(5):
             column = Column(self.maker.name(), INTEGER, ("5", "DEFAULT"), f"DEFAULT {self.one_of(*VOLATILE)}")
         self.run(table, f"ADD COLUMN {column.definition}")
-        self.put(table, replace(table, columns=(*table.columns, column)))
+        self.replace_table(table, replace(table, columns=(*table.columns, column)))
 
     def drop_column(self) -> None:
-        if (table := self.table()) is None or not (free := [c for c in table.columns if c.name not in table.key]):
+        if (table := self.draw_table()) is None or not (free := [c for c in table.columns if c.name not in table.key]):
             return
         dropped = self.maker.draw(st.sampled_from(free))
         self.run(table, f"DROP COLUMN {dropped.sql} CASCADE")
         left = replace(
             table, columns=tuple(c for c in table.columns if c != dropped and dropped.sql not in c.generated)
         )
-        self.put(table, left)
+        self.replace_table(table, left)
         if self.maker.one_in(3):
             again = replace(dropped, generated="", more="", is_assigned=True, pool=(*dropped.pool, NULL))
             self.run(table, f"ADD COLUMN {again.definition}")
-            self.put(left, replace(left, columns=(*left.columns, again)))
+            self.replace_table(left, replace(left, columns=(*left.columns, again)))
 
     def rename_column(self) -> None:
-        if (table := self.table()) is None or not table.columns:
+        if (table := self.draw_table()) is None or not table.columns:
             return
         old, new = self.maker.draw(st.sampled_from(table.columns)), self.maker.name()
         self.run(table, f"RENAME COLUMN {old.sql} TO {quoted(new)}")
-        self.put(table, renamed(table, old, new))
+        self.replace_table(table, with_renamed_column(table, old, new))
 
     def change_type(self) -> None:
-        """With a rewrite, without one, and of a key."""
-        if (table := self.table()) is None:
+        """Change a column's type, with or without a rewrite of the table, also in a key."""
+        if (table := self.draw_table()) is None:
             return
         computed = " ".join(column.generated for column in table.columns)
         free = [c for c in table.assigned if c.sql not in computed and "GENERATED" not in c.more and table.leaves == ()]
@@ -118,11 +118,11 @@ class Alterer:
         default = f"ALTER {old.sql} DROP DEFAULT, " if "DEFAULT" in old.more else ""
         self.run(table, f"{default}ALTER {old.sql} TYPE {family.type} USING {old.sql}::{family.type}")
         pool = tuple(v if v in (NULL, "DEFAULT") else f"({v})::{family.type}" for v in old.pool)
-        self.put(table, with_column(table, old, replace(old, family=family, pool=pool)))
+        self.replace_table(table, with_column(table, old, replace(old, family=family, pool=pool)))
 
     def change_column(self) -> None:
-        """What leaves the rows as they are."""
-        if (table := self.table()) is None or not table.assigned:
+        """Alter a column without changing the rows."""
+        if (table := self.draw_table()) is None or not table.assigned:
             return
         column = self.maker.draw(st.sampled_from(table.assigned))
         value = column.pool[0] if column.pool[0] != "DEFAULT" else NULL
@@ -131,31 +131,31 @@ class Alterer:
         self.run(table, f"ALTER {column.sql} {clause}")
 
     def rename_table(self) -> None:
-        if (table := self.table()) is None:
+        if (table := self.draw_table()) is None:
             return
         if self.maker.one_in(3) and not table.leaves:
             other = next(schema for schema in self.maker.schemas if schema != table.schema)
             self.run(table, f"SET SCHEMA {quoted(other)}")
-            self.put(table, replace(table, schema=other))
+            self.replace_table(table, replace(table, schema=other))
         else:
             name = self.maker.name("log" if table.is_append_only else "")
             self.run(table, f"RENAME TO {quoted(name)}")
-            self.put(table, replace(table, name=name))
+            self.replace_table(table, replace(table, name=name))
 
     def create_table(self) -> None:
         make_table(self.maker)
 
     def drop_table(self) -> None:
-        if len(self.maker.tables) > 1 and (table := self.table()) is not None:
+        if len(self.maker.tables) > 1 and (table := self.draw_table()) is not None:
             self.maker.run(f"DROP TABLE {table.sql} CASCADE", table.shards)
-            self.put(table, None)
+            self.replace_table(table, None)
 
-    def create_again(self) -> None:
-        """Another table under the name of one that is gone."""
-        if (table := self.table()) is None or table.is_append_only:
+    def recreate_table(self) -> None:
+        """Drop a table and create another under its name."""
+        if (table := self.draw_table()) is None or table.is_append_only:
             return
         self.maker.run(f"DROP TABLE {table.sql} CASCADE", table.shards)
-        self.put(table, None)
+        self.replace_table(table, None)
         make_keyed(self.maker)
         new = self.maker.tables[-1]
         if set(new.shards) <= set(table.shards):
@@ -163,10 +163,10 @@ class Alterer:
                 self.run(new, f"SET SCHEMA {quoted(table.schema)}")
             moved = replace(new, schema=table.schema)
             self.run(moved, f"RENAME TO {quoted(table.name)}")
-            self.put(new, replace(moved, name=table.name))
+            self.replace_table(new, replace(moved, name=table.name))
 
-    def swap(self) -> None:
-        """Two tables change names."""
+    def swap_names(self) -> None:
+        """Swap the names of two tables."""
         found = [table for table in self.maker.tables if table.schema == "public" and not table.is_append_only]
         if len(found) < 2 or found[0].shards != found[1].shards:
             return
@@ -174,12 +174,12 @@ class Alterer:
         self.run(one, f"RENAME TO {quoted(between)}")
         self.run(two, f"RENAME TO {quoted(one.name)}")
         self.run(replace(one, name=between), f"RENAME TO {quoted(two.name)}")
-        self.put(one, replace(one, name=two.name))
-        self.put(two, replace(two, name=one.name))
+        self.replace_table(one, replace(one, name=two.name))
+        self.replace_table(two, replace(two, name=one.name))
 
     def change_key(self) -> None:
-        """The same columns in another order, or one more."""
-        if (table := self.table(keyed=True)) is None:
+        """Reorder the columns of a key, or add one."""
+        if (table := self.draw_table(keyed=True)) is None:
             return
         more = [c for c in table.others if NULL not in c.pool and c.family.sorts and c.more.endswith("NOT NULL")]
         names = [*table.key, *([more[0].name] if more and self.maker.one_in(2) else [])]
@@ -187,10 +187,10 @@ class Alterer:
         new = f"CONSTRAINT {quoted(self.maker.name())}"
         listed = ", ".join(quoted(name) for name in names)
         self.run(table, f"DROP {table.constraint} CASCADE, ADD {new} PRIMARY KEY ({listed})")
-        self.put(table, replace(table, key=tuple(names), primary=tuple(names), constraint=new))
+        self.replace_table(table, replace(table, key=tuple(names), primary=tuple(names), constraint=new))
 
     def change_identity(self) -> None:
-        if (table := self.table(keyed=True)) is None:
+        if (table := self.draw_table(keyed=True)) is None:
             return
         if self.maker.one_in(3):
             index, listed = quoted(self.maker.name()), ", ".join(quoted(name) for name in table.key)
@@ -204,35 +204,35 @@ class Alterer:
         else:
             self.run(table, f"REPLICA IDENTITY {self.one_of('FULL', 'FULL', 'DEFAULT', 'DEFAULT', 'NOTHING')}")
 
-    def partition(self) -> None:
+    def alter_partition(self) -> None:
         alter_partition(self.maker)
 
     def rename_schema(self) -> None:
         rename_schema(self.maker)
 
-    def trigger(self) -> None:
+    def make_trigger(self) -> None:
         if self.maker.tables:
             make_trigger(self.maker)
 
-    def logged(self) -> None:
-        if (table := self.table()) is not None and not table.leaves:
+    def change_logged(self) -> None:
+        if (table := self.draw_table()) is not None and not table.leaves:
             change_logged(self.maker, table)
 
     def change_table(self) -> None:
-        if (table := self.table()) is not None:
+        if (table := self.draw_table()) is not None:
             change_table(self.maker, table)
 
     def change_computed(self) -> None:
-        if (table := self.table()) is not None and not table.leaves:
+        if (table := self.draw_table()) is not None and not table.leaves:
             change_computed(self.maker, table)
 
     def create_from(self) -> None:
-        if (table := self.table()) is not None and not table.leaves and not table.is_append_only and table.columns:
+        if (table := self.draw_table()) is not None and not table.leaves and not table.is_append_only and table.columns:
             create_from(self.maker, table)
 
-    def there_and_back(self) -> None:
-        """A change and its reversal, which leave a catalog that looks as before."""
-        if (table := self.table()) is None:
+    def change_and_revert(self) -> None:
+        """Make a change and revert it, so that the catalog looks as before."""
+        if (table := self.draw_table()) is None:
             return
         name, other = quoted(self.maker.name()), quoted(self.maker.name())
         kind = self.one_of("column", "name", "type", "identity", "column name")
@@ -254,8 +254,8 @@ class Alterer:
             self.run(table, f"RENAME COLUMN {other} TO {column.sql}")
 
 
-def renamed(table: Table, old: Column, new: str) -> Table:
-    """The table with one column under another name, wherever that is used."""
+def with_renamed_column(table: Table, old: Column, new: str) -> Table:
+    """The table with one column renamed, wherever its name is used."""
 
     def names(found: Sequence[str]) -> tuple[str, ...]:
         return tuple(new if name == old.name else name for name in found)

@@ -1,6 +1,6 @@
-"""Captures the messages of a server for `captured`: `python -m tests.fuzz.capture NAME DSN`.
+"""Captures a server's messages for `captured`: `python -m tests.fuzz.capture NAME DSN`.
 
-The DSN is that of an empty database of its own, on a server with wal_level logical and prepared transactions.
+The DSN names an empty database, on a server with wal_level logical and prepared transactions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from fleet.tables.groups import number_groups, read_tables
 from fleet.tables.publications import ensure_publications, publication_names
 from tests.fuzz.captured import Captured, store
 from tests.integration.wal_follower import FLEET, RULES
-from wal.cut.markers import Marker, write_marker
+from tests.wal.markers import write_marker
+from wal.cut.markers import Marker
 from wal.segments.definitions import Definition
 
 SLOT = "captured"
@@ -52,7 +53,7 @@ TRUNCATE bag, by_index; TRUNCATE other RESTART IDENTITY CASCADE;
 
 
 def capture(name: str, dsn: str) -> Captured:
-    """Let the server decode some statements."""
+    """Run some statements, and capture how the server decodes them."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(SCHEMA)
         tables = number_groups({"s": read_tables(connection, RULES)}, 1)["s"]

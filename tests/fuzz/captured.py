@@ -1,6 +1,6 @@
-"""Messages that servers have sent, and the definitions of the tables they are of.
+"""Messages that servers have sent, and the definitions of their tables.
 
-`python -m tests.fuzz.capture VERSION` made `captured_VERSION.json`; "made" are those that the unit tests build.
+`python -m tests.fuzz.capture VERSION DSN` writes `captured_VERSION.json`; the unit tests build those named "made".
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.record import from_builtins, to_builtins
-from tests.unit.made_changes import VERSIONS, WHOLE
+from tests.unit.made_changes import ALL_MESSAGES, VERSIONS
 from wal.segments.definitions import Definition
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A slot's messages from its beginning to its end; `versions` are the tables' definitions."""
+    """All messages of a slot; `versions` are the definitions of their tables."""
 
     name: str
     messages: list[bytes]
     versions: tuple[Definition, ...]
 
 
-def captured(name: str) -> Captured:
-    """The messages of that name."""
+def load_captured(name: str) -> Captured:
+    """Load the messages of a name."""
     if name == "made":
-        return Captured(name, WHOLE, VERSIONS)
+        return Captured(name, ALL_MESSAGES, VERSIONS)
     document = json.loads(path_of(name).read_text(encoding="utf-8"))
     versions = from_builtins(document["versions"], tuple[Definition, ...])
     return Captured(name, [base64.b64decode(message) for message in document["messages"]], versions)
 
 
 def store(found: Captured) -> None:
-    """Keep the messages."""
+    """Write the messages to their file."""
     document = {
         "versions": to_builtins(found.versions),
         "messages": [base64.b64encode(message).decode() for message in found.messages],
@@ -43,5 +43,5 @@ def store(found: Captured) -> None:
 
 
 def path_of(name: str) -> Path:
-    """Where they are kept."""
+    """The file of a name."""
     return Path(__file__).parent / f"captured_{name}.json"

@@ -1,4 +1,4 @@
-"""Two shards for all cases of a run."""
+"""One set of shards for all cases of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The databases that a case is run in, made before it and dropped after it."""
+"""The databases that a case runs in: created before it, dropped after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from tests.fuzz.names import ROLES
 from tests.fuzz.servers import ORIGIN
-from tests.fuzz.state import judging
+from tests.fuzz.state import judge_dsn
 
-SOURCE, BACK = "fuzz", "fuzz_back"
+SOURCE, TARGET = "fuzz", "fuzz_back"
 REPLAY_SECONDS_MAX = 60.0
 DROP_SLOTS_QUERY = """
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
@@ -28,7 +28,7 @@ def in_database(fleet: Fleet, name: str) -> Fleet:
 
 
 def create_roles(dsn: str) -> None:
-    """Make the roles that things of a case belong to, and the origin that its changes may come from."""
+    """Create the roles that own objects of cases, and the replication origin that their changes may have."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for role in ROLES:
             connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
@@ -46,7 +46,7 @@ def create_database(dsn: str, options: Mapping[str, str]) -> None:
 
 
 def await_database(dsn: str) -> None:
-    """A standby has it a moment later."""
+    """Wait for the database: a standby has it a moment later."""
     deadline = time.monotonic() + REPLAY_SECONDS_MAX
     while True:
         try:
@@ -65,14 +65,14 @@ def drop_slots(dsn: str) -> None:
 
 
 def drop_databases(dsn: str, source: str | None) -> None:
-    """Drop what was restored, and the source with what is prepared in it."""
+    """Drop the restored databases, and the `source` (if not None) with its prepared transactions."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         found = [row[0] for row in connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'fuzz%'")]
         for name in found:
             if name == SOURCE and source is None:
                 continue
             if name == SOURCE:
-                with psycopg.connect(judging(str(source)), autocommit=True) as inside:
+                with psycopg.connect(judge_dsn(str(source)), autocommit=True) as inside:
                     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
                     for (gid,) in inside.execute(query).fetchall():
                         inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))

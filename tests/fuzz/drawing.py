@@ -1,7 +1,7 @@
-"""Cases that Hypothesis draws of a seed, in a process of their own.
+"""Cases that Hypothesis draws from a seed, in a separate process.
 
-Hypothesis also draws constants that it finds in the modules that are loaded. What a seed makes must not depend on what
-else a test run has loaded: a case that failed has to be drawn again.
+Hypothesis also draws constants that it finds in loaded modules. The cases of a seed must not depend on what else a test
+run has loaded, so that a case that failed can be drawn again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from tests.fuzz.cases import cases
-from tests.fuzz.script import Case, read, written
+from tests.fuzz.script import Case, format_case, parse_case
 
-# Of these examples many are small, or hardly differ from one before.
+# Many of these examples are small, or hardly differ from an earlier one.
 EXAMPLES_MAX = 100
 STATEMENTS_MIN = 40
 
 
 class EnoughError(BaseException):
-    """As many cases as were asked for; no failure of an example."""
+    """Enough cases are drawn; not a failure of an example."""
 
 
 @dataclass(slots=True)
-class Chosen:
-    """Which of Hypothesis's examples are run: large ones, mostly of statements that were in none before."""
+class Selection:
+    """Selects the examples of Hypothesis to run: large ones, mostly of statements that no earlier one had."""
 
     seen: set[str] = field(default_factory=set)
 
@@ -48,27 +48,27 @@ class Chosen:
         return len(statements) >= STATEMENTS_MIN and len(fresh) > len(statements) // 2
 
 
-def drawn(seed: int, count: int) -> Iterator[Case]:
-    """As many cases of that seed; they are made at once, and run later."""
-    done = subprocess.run(
+def draw_cases(seed: int, count: int) -> Iterator[Case]:
+    """Draw `count` cases from the seed, all of them before the first is run."""
+    completed = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.drawing", str(seed), str(count)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         check=True,
     )
-    yield from map(read, json.loads(done.stdout))
+    yield from map(parse_case, json.loads(completed.stdout))
 
 
 def _draw(seed: int, count: int) -> list[Case]:
     found: list[Case] = []
-    chosen = Chosen()
+    selection = Selection()
 
     @seeded(seed)
     @settings(max_examples=EXAMPLES_MAX, phases=[Phase.generate], database=None, deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(cases())
     def draw(case: Case) -> None:
-        if chosen.admits(case):
+        if selection.admits(case):
             found.append(case)
         if len(found) >= count:
             raise EnoughError
@@ -80,5 +80,5 @@ def _draw(seed: int, count: int) -> list[Case]:
 
 if __name__ == "__main__":
     drawn_cases = _draw(*map(int, sys.argv[1:]))
-    assert all(read(written(case)) == case for case in drawn_cases)
-    sys.stdout.write(json.dumps([written(case) for case in drawn_cases]))
+    assert all(parse_case(format_case(case)) == case for case in drawn_cases)
+    sys.stdout.write(json.dumps([format_case(case) for case in drawn_cases]))

@@ -1,4 +1,4 @@
-"""What is done while a create runs, at points of it where it is known on which side of the cut that lies."""
+"""Transactions that run during a create, at points that are known to be before or after its cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.script import Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import Sequences, State, sequences_of, state_of
 
-# All nodes' start markers are there, so what is done from now on is in no cut of this attempt.
+# Every node has its start marker, so no later transaction is in the cut of this attempt.
 CUT = CrashPoint.STARTS_WRITTEN
 AFTER = (CrashPoint.STARTS_WRITTEN, CrashPoint.FINISHES_WRITTEN, CrashPoint.ARCHIVED)
 BEFORE = (CrashPoint.INTENT_STORED, CrashPoint.BASE_COPIED, CrashPoint.PREPARED_OVER)
@@ -20,10 +20,10 @@ BEFORE = (CrashPoint.INTENT_STORED, CrashPoint.BASE_COPIED, CrashPoint.PREPARED_
 
 @dataclass(slots=True)
 class During(Silent):
-    """Watches one create; every transaction is run once, where its point is first reached.
+    """Follows one create, and runs every transaction once, when its point is first reached.
 
-    `states` are the shards' at the cut that counts, which is the last one made, where something is done after it;
-    `later` are the sequences after that, by DSN.
+    `states` are the shards' at the last cut made, the one that counts, if a transaction runs after it; `later` are
+    the sequences after that cut, by DSN.
     """
 
     shards: Shards
@@ -34,19 +34,19 @@ class During(Silent):
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Read the shards if this is the cut, and run what belongs here."""
+        """Read the shards if this is the cut, and run the transactions of this point."""
         with self.lock:
             if point == CUT and (self.states is not None or any(one.at in AFTER for one in self.waiting)):
-                self.shards.close_halves()
+                self.shards.end_closing()
                 self.states = [state_of(dsn) for dsn in self.dsns]
                 self.later = {dsn: [] for dsn in self.dsns}
             for one in [one for one in self.waiting if one.at == point]:
                 self.waiting.remove(one)
-                self.shards.transaction(one)
+                self.shards.run_transaction(one)
                 for dsn, seen in self.later.items():
                     seen.append(sequences_of(dsn))
 
-    def rest(self) -> None:
-        """Run what belongs to points that were not reached."""
+    def run_rest(self) -> None:
+        """Run the transactions whose points were not reached."""
         for one in self.waiting:
-            self.shards.transaction(one)
+            self.shards.run_transaction(one)

@@ -1,4 +1,4 @@
-"""What a run of cases has done, in numbers."""
+"""Counts and times of a run of cases."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.fuzz.servers import Shards
 
 @dataclass(slots=True)
 class Figures:
-    """What was run; `seconds` by what was done in them, `refused` by SQLSTATE, `unmade` what the setup lacks."""
+    """Counts of a run; `seconds` by step, `refused` by SQLSTATE, `failed_setup` the setup's refused statements."""
 
     cases: int = 0
     transactions: int = 0
     statements: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    unmade: list[str] = field(default_factory=list)
+    failed_setup: list[str] = field(default_factory=list)
     increments: int = 0
     meanwhile: int = 0
     refusals: int = 0
@@ -35,7 +35,7 @@ class Figures:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count the time of the block."""
+        """Add the time of the block to that of `what`."""
         began = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The ground that cases run on: some shards for all of them, with standbys or without."""
+"""The servers that cases run on: one set of shards for all of them, with or without standbys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from embedded.fleet import is_fleet, start_fleet, stop_fleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from storage.location import StoreLocation
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.databases import (
-    BACK,
     SOURCE,
+    TARGET,
     await_database,
     create_database,
     create_roles,
@@ -28,25 +29,24 @@ from tests.fuzz.databases import (
 )
 from tests.fuzz.figures import Figures
 from tests.fuzz.merging import options_on
-from tests.fuzz.run import Run, told
+from tests.fuzz.run import Run, named_step
 from tests.fuzz.schemas import APPEND_ONLY_PATTERN
 from tests.fuzz.script import Case
 from tests.fuzz.small_sizes import short_waits, small_sizes
 from tests.fuzz.tables import SHARDS
-from tests.snapshot_runs import Ready, Runs, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How many cases are run at once, by how many standbys a shard has: of those, a run costs more.
-TOGETHER = {0: 3, 1: 2}
-# Nothing here outlives the test, and nothing may change a table's file but what a case says.
+# How many cases run at once, by the number of standbys per shard: a run with standbys costs more.
+CASES_AT_ONCE = {0: 3, 1: 2}
+# Nothing here outlives the test, and only a case's statements may change a table's file.
 SETTINGS = {"fsync": "off", "autovacuum": "off"}
 
 
 @dataclass(slots=True)
 class Ground:
-    """Shards to run cases on, one after the other, each in databases and a store of its own."""
+    """Shards that run cases, one after the other, each in new databases and a new store."""
 
     fleet: Fleet
     spark: SparkSession
@@ -54,7 +54,7 @@ class Ground:
     figures: Figures = field(default_factory=Figures)
 
     def run(self, case: Case) -> None:
-        """Run one case; raise FoundError where what comes back is not what was there, or does not come back."""
+        """Run one case; raise FoundError if a restored state differs from the source, or a command fails."""
         store = self.directory / "store"
         shutil.rmtree(store, ignore_errors=True)
         rules = structs.replace(self.fleet.groups, append_only=(APPEND_ONLY_PATTERN,))
@@ -66,10 +66,14 @@ class Ground:
             for node in source.nodes:
                 await_database(node.dsn)
         try:
-            with told("case"), short_waits(), small_sizes() if case.options.get("sizes") == "small" else nullcontext():
-                Run(case, Runs(source, Ready(self.spark)), in_database(self.fleet, BACK), self.figures).whole()
+            with (
+                named_step("case"),
+                short_waits(),
+                small_sizes() if case.options.get("sizes") == "small" else nullcontext(),
+            ):
+                Run(case, Runs(source, Ready(self.spark)), in_database(self.fleet, TARGET), self.figures).run()
         finally:
-            self.figures.cases += together_in(case)
+            self.figures.cases += count_cases(case)
             with self.figures.timed("databases"):
                 self.clear()
 
@@ -82,8 +86,8 @@ class Ground:
             drop_databases(with_database(node, "postgres").dsn, with_database(node, SOURCE).dsn)
 
 
-def together_in(case: Case) -> int:
-    """How many cases a case is."""
+def count_cases(case: Case) -> int:
+    """The number of cases that were merged into this one."""
     shards = {shard for on, _ in case.setup for shard in on}
     return len({shard // len(SHARDS) for shard in shards})
 
@@ -94,9 +98,9 @@ def ground_in(directory: Path, spark: SparkSession, backups: int) -> Iterator[Gr
     place = directory / f"fleet-{backups}"
     try:
         embedded = start_fleet(
-            place, shards=len(SHARDS) * TOGETHER[backups], backups=backups, schema=False, settings=SETTINGS
+            place, shards=len(SHARDS) * CASES_AT_ONCE[backups], backups=backups, schema=False, settings=SETTINGS
         )
-        fleet = described(embedded, directory / f"fleet-{backups}.toml", f"file://{directory}/store")
+        fleet = configure_fleet(embedded, directory / f"fleet-{backups}.toml", f"file://{directory}/store")
         for node in fleet.primaries:
             create_roles(with_database(node, "postgres").dsn)
         yield Ground(fleet, spark, directory)

@@ -1,4 +1,4 @@
-"""The one who makes a database: draws names, types and columns, and knows what has been made."""
+"""Draws the names, types and columns of a database, and keeps what has been created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.tables import SHARDS, Column, Table
 from tests.fuzz.values import FAMILIES, KEY_FAMILIES, LENGTH, NULL, WIDE, Family, arrays, key_pools, pools
 
 SCHEMAS = ("public", 'Odd "S"')
-# Of these two the joined name is the same.
+# Both have the same `schema.table`.
 DOTTED = (("public.dot", "ted"), ("public", "dot.ted"))
 COLUMNS_MAX = 7
 STORAGES = ("EXTERNAL", "EXTERNAL", "EXTENDED", "MAIN")
@@ -24,11 +24,11 @@ HOWS = ("STORED", "VIRTUAL")
 
 @dataclass(slots=True)
 class Maker:
-    """Draws one database, or makes more in one that is there; `numbers` keeps names apart.
+    """Draws a database, or more objects for an existing one; `numbers` makes names unique.
 
-    `words` are what names are made of, `labels` those of enum types, `composed` the composite types with the fields of
-    each, `domains` the domains, `sequences` those that are no column's, `objects` what else can be altered: kinds and
-    names. All of them are names as SQL has them.
+    Names are made of `words`. `labels` are those of enum types, `composed` the composite types with the fields of each,
+    `domains` the domains, `sequences` those that no column owns, `objects` what else can be altered, as kinds and
+    names. All of these names are quoted for SQL.
     """
 
     draw: st.DrawFn
@@ -45,7 +45,7 @@ class Maker:
     schemas: list[str] = field(default_factory=lambda: [*SCHEMAS])
 
     def one_in(self, count: int) -> bool:
-        """Whether something happens that seldom; not at all in the simplest example."""
+        """True once in `count` times on average; never in the simplest example."""
         return self.draw(st.integers(0, count - 1)) == count - 1
 
     def name(self, word: str = "") -> str:
@@ -56,7 +56,7 @@ class Maker:
         self.statements.append((shards, statement))
 
     def family(self) -> Family:
-        """A type for a column that is in no key."""
+        """A type for a column outside the key."""
         kind = self.draw(st.integers(0, 9))
         if kind < 2:
             return TEXT
@@ -77,11 +77,11 @@ class Maker:
         return Column(self.name(), family, self.draw(key_pools(family)), "NOT NULL")
 
     def column(self, before: Sequence[Column] = ()) -> Column:
-        """A column that is in no key: of any type, wide, computed from one before, or filled by a sequence."""
+        """A column outside the key: of any type, wide, computed from an earlier one, or filled by a sequence."""
         kind = self.draw(st.integers(0, 11))
         plain = [column for column in before if column.is_assigned]
         if kind == 11 and plain:
-            return self.computed(self.draw(st.sampled_from(plain)))
+            return self.computed_column(self.draw(st.sampled_from(plain)))
         if kind == 10 and self.one_in(5):
             return Column(self.name(), SERIAL, ("DEFAULT", "5"))
         if kind == 10:
@@ -98,8 +98,8 @@ class Maker:
         default = f"DEFAULT {self.draw(st.sampled_from(pool))}" if self.one_in(6) else ""
         return Column(self.name(), family, (*pool, "DEFAULT") if default else pool, default)
 
-    def computed(self, of: Column) -> Column:
-        """A column computed from another: the number of NULLs in it, or as long a text as that."""
+    def computed_column(self, of: Column) -> Column:
+        """A column computed from another: its number of NULLs, or its text with one more letter."""
         if of.family.type == "text" and self.one_in(2):
             return Column(self.name(), TEXT, (), "STORED", f"{of.sql} || 'x'", is_assigned=False)
         how = self.draw(st.sampled_from(HOWS)) if "." not in of.family.type else "STORED"
@@ -108,7 +108,7 @@ class Maker:
     def columns(
         self, key_width: int, of_partition: str = "", *, may_compute: bool = True
     ) -> tuple[list[Column], list[Column]]:
-        """The columns of a table in any order, and the key in any order; an identity must not have computed ones."""
+        """A table's columns and its key, each in any order; a replica identity must not have computed columns."""
         key = [self.key_column() for _ in range(key_width)]
         if of_partition:
             key = [*key[1:], Column(of_partition, INTEGER, tuple(map(str, range(6))), "NOT NULL")]
@@ -118,7 +118,7 @@ class Maker:
         return list(self.draw(st.permutations([*key, *others]))), list(self.draw(st.permutations(key)))
 
     def place(self) -> tuple[str, str]:
-        """Where a table goes, and its name."""
+        """A schema and a name for a table."""
         if self.one_in(8):
             taken = {(table.schema, table.name) for table in self.tables}
             free = [one for one in DOTTED if one not in taken]

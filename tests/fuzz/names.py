@@ -1,4 +1,4 @@
-"""Names that are odd, each made different by a number at its end."""
+"""Odd names, each made unique by a number at its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ODD = (
 )  # fmt: skip
 
 
-# Of the whole server: a ground has them, so that cases may name them.
+# Roles belong to the whole server: every Ground creates these, so that cases may name them.
 ROLES = ("fuzz owner", "Fuzz.reader")
 
 
 def is_name_in(word: str, encoding: str) -> bool:
-    """Whether the word can be a name, and a part of the names that PostgreSQL makes of it, in such a database.
+    """Whether a database of this encoding allows the word in names, and in the names that PostgreSQL derives from it.
 
-    In SQL_ASCII PostgreSQL cuts what is too long within a character, and such a name is refused.
+    In SQL_ASCII PostgreSQL truncates a long name within a character, and such a name is refused.
     """
     if encoding == "LATIN1":
         return word.isascii() or word[0] < "\u0100"
@@ -32,5 +32,5 @@ def numbered(word: str, number: int) -> str:
 
 
 def quoted(name: str) -> str:
-    """The name as SQL has it."""
+    """The name, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

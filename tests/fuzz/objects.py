@@ -1,4 +1,4 @@
-"""Changes of what is no table: types of the database's own, and what belongs to no table's rows."""
+"""Changes of all but tables: user-defined types, views, functions, sequences, and what tables have besides rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fuzz.values import literal
 
 
 def alter_object(maker: Maker) -> None:
-    """Draw one change."""
+    """Draw a change of one object."""
     kind = maker.draw(st.integers(0, 9))
     if kind < 2 and maker.labels:
         alter_enum(maker)
@@ -29,13 +29,13 @@ def alter_object(maker: Maker) -> None:
     elif kind == 5 and (maker.labels or maker.composed or maker.domains):
         rename_type(maker)
     elif kind == 6 and maker.objects:
-        alter_made(maker)
+        alter_other(maker)
     else:
         make_object(maker)
 
 
 def alter_enum(maker: Maker) -> None:
-    """A label more, anywhere, or another name for one."""
+    """Add a label anywhere, or rename one."""
     name = maker.draw(st.sampled_from(sorted(maker.labels)))
     labels = maker.labels[name]
     maker.numbers += 1
@@ -57,7 +57,7 @@ def alter_enum(maker: Maker) -> None:
 
 
 def alter_composite(maker: Maker) -> None:
-    """A field more, a field less, or another name for one."""
+    """Add, drop or rename a field."""
     name = maker.draw(st.sampled_from(sorted(maker.composed)))
     fields, fresh = maker.composed[name], quoted(maker.name())
     kind = maker.draw(st.integers(0, 3))
@@ -69,13 +69,13 @@ def alter_composite(maker: Maker) -> None:
         maker.run(f"ALTER TYPE {name} RENAME ATTRIBUTE {fields[0]} TO {fresh} CASCADE")
         maker.composed[name] = [fresh, *fields[1:]]
     else:
-        # What was written of it before has a value too many, and is refused from now on.
+        # Values drawn before have a field too many, and are refused from now on.
         maker.run(f"ALTER TYPE {name} DROP ATTRIBUTE {fields[-1]} CASCADE")
         maker.composed[name] = fields[:-1] or [fresh]
 
 
 def alter_domain(maker: Maker) -> None:
-    """What its values may be, and what they are by default."""
+    """Change a domain's constraints, default or owner."""
     name = maker.draw(st.sampled_from(maker.domains))
     constraint = quoted(maker.name())
     clauses = [
@@ -86,7 +86,7 @@ def alter_domain(maker: Maker) -> None:
 
 
 def rename_type(maker: Maker) -> None:
-    """Another name for a type, in the same schema or another."""
+    """Rename a type within its schema."""
     old = maker.draw(st.sampled_from([*sorted(maker.labels), *sorted(maker.composed), *maker.domains]))
     fresh = quoted(maker.name())
     schema = next(f"{quoted(one)}." for one in maker.schemas if old.startswith(f"{quoted(one)}."))
@@ -95,7 +95,7 @@ def rename_type(maker: Maker) -> None:
 
 
 def make_object(maker: Maker) -> None:
-    """What belongs to no table's rows."""
+    """Create an object that is not a table, or something for a table."""
     name = f"{quoted(maker.draw(st.sampled_from(maker.schemas)))}.{quoted(maker.name())}"
     table = maker.draw(st.sampled_from(maker.tables)) if maker.tables else None
     kind = maker.draw(st.integers(0, 6 if table else 4))
@@ -114,11 +114,11 @@ def make_object(maker: Maker) -> None:
     elif table is None or kind == 4:
         maker.run(f"CREATE SCHEMA {quoted(maker.name())}", SHARDS)
     else:
-        of_table(maker, table)
+        make_for_table(maker, table)
 
 
-def of_table(maker: Maker, table: Table) -> None:
-    """What belongs to a table, and not to its rows."""
+def make_for_table(maker: Maker, table: Table) -> None:
+    """Create something that belongs to a table but not to its rows."""
     name, role = quoted(maker.name()), quoted(ROLES[1])
     first = table.columns[0].sql if table.columns else "tableoid"
     statements = [
@@ -135,8 +135,8 @@ def of_table(maker: Maker, table: Table) -> None:
     maker.run(maker.draw(st.sampled_from(statements)), table.shards)
 
 
-def alter_made(maker: Maker) -> None:
-    """Another name or owner for what was made, or none of it any more."""
+def alter_other(maker: Maker) -> None:
+    """Rename, move or drop one of the other objects, or change its owner."""
     kind, name = maker.draw(st.sampled_from(maker.objects))
     fresh = quoted(maker.name())
     maker.objects.remove((kind, name))

@@ -1,4 +1,4 @@
-"""Types that a database makes itself: enums, domains, composite types, ranges."""
+"""User-defined types: enums, domains, composite types, ranges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.fuzz.maker import TEXT, Maker
 from tests.fuzz.names import numbered, quoted
 from tests.fuzz.values import FAMILIES, KEY_FAMILIES, Family, composites, literal, ranges
 
-# A range has no modifiers.
+# The subtype of a range has no modifier.
 RANGE_FAMILIES = tuple(one for one in KEY_FAMILIES if "(" not in one.type and " to " not in one.type)
 KINDS = ("enum", "domain", "composite", "range")
 
 
 def make_types(maker: Maker) -> None:
-    """One of every kind, or of some."""
+    """Create one type of each of some kinds."""
     for kind in maker.draw(st.lists(st.sampled_from(KINDS), max_size=3, unique=True)):
         schema = quoted(maker.draw(st.sampled_from(maker.schemas)))
         name = f"{schema}.{quoted(maker.name())}"
@@ -41,7 +41,7 @@ def make_enum(maker: Maker, name: str) -> None:
 
 
 def make_domain(maker: Maker, name: str) -> None:
-    """Over a type of PostgreSQL's or one of the database's own, another domain too."""
+    """Create a domain over a built-in or a user-defined type, which may be a domain."""
     of = maker.draw(st.sampled_from([*FAMILIES, *maker.families]))
     default = f" DEFAULT {of.edges[0]}" if maker.one_in(4) else ""
     maker.run(f"CREATE DOMAIN {name} AS {of.type}{default} CHECK (num_nulls(VALUE) < 2)")

@@ -1,4 +1,4 @@
-"""Changes of which table is whose partition."""
+"""Detaching, attaching and replacing partitions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.fuzz.maker import Maker
 from tests.fuzz.names import quoted
 from tests.fuzz.schemas import make_leaf, make_partitioned
-from tests.fuzz.table_changes import put
+from tests.fuzz.table_changes import replace_table
 
 
 def alter_partition(maker: Maker) -> None:
-    """Detach one, attach it again, or drop it and make another."""
+    """Detach a partition, attach it again, or drop it and create another."""
     detached = [table for table in maker.tables if table.detached_from]
     if detached and maker.one_in(2):
         table = maker.draw(st.sampled_from(detached))
@@ -31,9 +31,9 @@ def alter_partition(maker: Maker) -> None:
         maker.run(f"DROP TABLE {name}", table.shards)
         fresh = maker.name()
         make_leaf(maker, table, fresh, bounds, is_keyed=bool(table.key))
-        put(maker, table, replace(table, leaves=((fresh, bounds), *kept)))
+        replace_table(maker, table, replace(table, leaves=((fresh, bounds), *kept)))
         return
     maker.run(f"ALTER TABLE {table.sql} DETACH PARTITION {name}", table.shards)
-    put(maker, table, replace(table, leaves=tuple(kept)))
+    replace_table(maker, table, replace(table, leaves=tuple(kept)))
     attach = f"ALTER TABLE {table.sql} ATTACH PARTITION {name} {bounds}"
     maker.tables.append(replace(table, name=leaf, leaves=(), detached_from=attach, constraint="", primary=()))

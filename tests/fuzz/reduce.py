@@ -1,4 +1,4 @@
-"""Making a case that fails small: statements are left out for as long as it fails in the same way."""
+"""Reducing a case that fails: statements are removed as long as it still fails in the same way."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.fuzz.script import Case, Transaction
 Place = tuple[int, ...]
 
 
-def reduced(case: Case, fails: Callable[[Case], bool], seconds_max: float) -> Case:
-    """The smallest case that was found in that time and of which `fails` says that it does."""
+def reduce_case(case: Case, fails: Callable[[Case], bool], seconds_max: float) -> Case:
+    """The smallest case that was found in that time and for which `fails` is true."""
     deadline = time.monotonic() + seconds_max
     chunk = len(list(places(case))) // 2
     while chunk:
@@ -30,7 +30,7 @@ def reduced(case: Case, fails: Callable[[Case], bool], seconds_max: float) -> Ca
 
 
 def places(case: Case) -> Iterator[Place]:
-    """Where every statement is: what comes last, comes first."""
+    """The places of all statements, those of the last transactions first."""
     for i, interval in reversed([*enumerate(case.intervals)]):
         for t, transaction in reversed([*enumerate(interval)]):
             for p, (_, statements) in enumerate(transaction.parts):
@@ -39,9 +39,9 @@ def places(case: Case) -> Iterator[Place]:
 
 
 def without(case: Case, left_out: set[Place]) -> Case:
-    """The case without those statements, and without transactions and intervals at its end that have none."""
+    """The case without these statements, and without transactions and last intervals that become empty."""
 
-    def of(place: Place, transaction: Transaction) -> Transaction:
+    def strip(place: Place, transaction: Transaction) -> Transaction:
         parts = (
             (shard, tuple(one for s, one in enumerate(statements) if (*place, p, s) not in left_out))
             for p, (shard, statements) in enumerate(transaction.parts)
@@ -49,7 +49,7 @@ def without(case: Case, left_out: set[Place]) -> Case:
         return replace(transaction, parts=tuple((shard, statements) for shard, statements in parts if statements))
 
     intervals = [
-        tuple(found for t, one in enumerate(interval) if (found := of((i, t), one)).parts)
+        tuple(found for t, one in enumerate(interval) if (found := strip((i, t), one)).parts)
         for i, interval in enumerate(case.intervals)
     ]
     setup = tuple(one for place, one in enumerate(case.setup) if (place,) not in left_out)

@@ -1,4 +1,4 @@
-"""One message and its values, read byte by byte as the manual has them: part of the reference reader."""
+"""One message and its values, read byte by byte as the manual describes them: part of the reference reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAST_POSITION = 2**63 - 1
 
 
 class RefusedError(Exception):
-    """The messages are not what the protocol says, or no definition of ours has the table."""
+    """The messages violate the protocol, or no known definition matches a table."""
 
 
 @dataclass(slots=True)
@@ -32,31 +32,31 @@ class Cursor:
 
     def position(self) -> int:
         if (found := self.number(8)) > LAST_POSITION:
-            raise RefusedError("no position")
+            raise RefusedError("not a position")
         return found
 
     def name(self) -> str:
         end = self.message.find(b"\0", self.place)
         if end < 0:
-            raise RefusedError("a name without an end")
+            raise RefusedError("unterminated name")
         content = self.take(end - self.place)
         self.take(1)
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise RefusedError("no text") from error
+            raise RefusedError("not UTF-8") from error
 
     def zero(self) -> None:
         if self.number(1) != 0:
-            raise RefusedError("flags")
+            raise RefusedError("unknown flags")
 
     def end(self) -> None:
         if self.place != len(self.message):
             raise RefusedError("too long")
 
 
-def copied(value: Any) -> bytes:
-    """A value as COPY prints it, or the mark of one that was left unchanged."""
+def copy_text(value: Any) -> bytes:
+    """A value as COPY prints it, or the mark of an unchanged TOASTed value."""
     if value is None:
         return b"\\N"
     if value is UNCHANGED:
@@ -64,7 +64,7 @@ def copied(value: Any) -> bytes:
     return b"".join(ESCAPES.get(byte, bytes([byte])) for byte in value)
 
 
-def text_or(content: bytes, otherwise: str | None) -> str | None:
+def decode_or(content: bytes, otherwise: str | None) -> str | None:
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""A reader of pgoutput's messages that goes message by message, value by value, as the manual has them.
+"""A reader of pgoutput's messages, message by message and value by value, as the manual describes them.
 
-Slow on purpose: it shares no line with the code that decodes whole columns, and says what that has to come to.
+Slow on purpose: it shares no code with the decoder of whole columns, whose result must equal its own.
 Source: PostgreSQL manual, "Logical Replication Message Formats" (protocol 3 without streaming); COPY, "Text Format".
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 import xxhash
 
 from fleet.tables.groups import Group
-from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copied, text_or
+from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copy_text, decode_or
 from tests.fuzz.reference_tables import Tables
 
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Begun:
-    """The open transaction: what its messages have said of it."""
+class OpenTransaction:
+    """The open transaction, as far as its messages describe it."""
 
     head: bytes
     lsn: int
@@ -32,8 +32,8 @@ class Begun:
 
 
 @dataclass(slots=True)
-class Read:
-    """What all messages come to: changes and events as SEGMENT_SCHEMA has them, and how many changes are nobody's."""
+class ReadResult:
+    """The result of all messages: changes and events of SEGMENT_SCHEMA, and how many changes are of no known table."""
 
     changes: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
@@ -46,116 +46,116 @@ class Reader:
     """Reads the messages of a node."""
 
     tables: Tables
-    found: Read = field(default_factory=Read)
-    begun: Begun | None = None
-    ended: int = 0
+    found: ReadResult = field(default_factory=ReadResult)
+    transaction: OpenTransaction | None = None
+    last_end: int = 0
 
-    def read(self, messages: Sequence[bytes]) -> Read:
+    def read(self, messages: Sequence[bytes]) -> ReadResult:
         for message in messages:
             if not message:
-                raise RefusedError("nothing")
+                raise RefusedError("an empty message")
             cursor = Cursor(message, 1)
-            reading = READINGS.get(chr(message[0]))
-            if reading is None:
-                raise RefusedError("unknown")
-            reading(self, cursor)
+            reader = READERS.get(chr(message[0]))
+            if reader is None:
+                raise RefusedError("unknown message")
+            reader(self, cursor)
             cursor.end()
         return self.found
 
-    # What begins and ends.
+    # The messages that begin and end transactions.
 
     def begin(self, cursor: Cursor) -> None:
-        self.opened(Begun(b"", cursor.position(), 0, None))
+        self.open(OpenTransaction(b"", cursor.position(), 0, None))
         cursor.number(8)
-        self.within().xid = cursor.number(4)
+        self.current().xid = cursor.number(4)
 
     def begin_prepare(self, cursor: Cursor) -> None:
         lsn, end = cursor.position(), cursor.position()
-        self.in_order(lsn, end)
+        self.expect_order(lsn, end)
         cursor.number(8)
         xid, gid = cursor.number(4), cursor.name()
-        self.opened(Begun(cursor.message[1:], lsn, xid, gid))
+        self.open(OpenTransaction(cursor.message[1:], lsn, xid, gid))
 
-    def opened(self, begun: Begun) -> None:
-        if self.begun:
-            raise RefusedError("two at once")
-        self.begun = begun
+    def open(self, transaction: OpenTransaction) -> None:
+        if self.transaction:
+            raise RefusedError("a transaction within another")
+        self.transaction = transaction
 
     def commit(self, cursor: Cursor) -> None:
-        begun = self.within()
+        transaction = self.current()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
         cursor.number(8)
-        self.in_order(lsn, end)
-        self.next_end(end)
-        if begun.gid is not None or lsn != begun.lsn:
-            raise RefusedError("another's end")
-        self.event("C", lsn, end, begun.xid, begun.tag)
-        self.begun = None
+        self.expect_order(lsn, end)
+        self.advance_end(end)
+        if transaction.gid is not None or lsn != transaction.lsn:
+            raise RefusedError("the end of another transaction")
+        self.event("C", lsn, end, transaction.xid, transaction.tag)
+        self.transaction = None
 
     def prepare(self, cursor: Cursor) -> None:
-        begun = self.within()
+        transaction = self.current()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
         cursor.number(8)
         xid, gid = cursor.number(4), cursor.name()
-        if begun.gid is None or cursor.message[2:] != begun.head:
-            raise RefusedError("another's end")
+        if transaction.gid is None or cursor.message[2:] != transaction.head:
+            raise RefusedError("the end of another transaction")
         self.event("P", lsn, end, xid, gid)
-        self.begun = None
+        self.transaction = None
 
     def commit_prepared(self, cursor: Cursor) -> None:
-        self.between()
+        self.expect_none_open()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
         cursor.number(8)
         xid, gid = cursor.number(4), cursor.name()
-        self.in_order(lsn, end)
-        self.next_end(end)
+        self.expect_order(lsn, end)
+        self.advance_end(end)
         self.event("K", lsn, end, xid, gid)
 
     def rollback_prepared(self, cursor: Cursor) -> None:
-        self.between()
+        self.expect_none_open()
         cursor.zero()
         lsn, end = cursor.position(), cursor.position()
         cursor.number(8)
         cursor.number(8)
         xid, gid = cursor.number(4), cursor.name()
-        self.in_order(lsn, end)
-        self.next_end(end)
+        self.expect_order(lsn, end)
+        self.advance_end(end)
         self.event("R", lsn, end, xid, gid)
 
-    def within(self) -> Begun:
-        if self.begun is None:
-            raise RefusedError("in no transaction")
-        return self.begun
+    def current(self) -> OpenTransaction:
+        if self.transaction is None:
+            raise RefusedError("outside a transaction")
+        return self.transaction
 
-    def between(self) -> None:
-        if self.begun:
-            raise RefusedError("in a transaction")
+    def expect_none_open(self) -> None:
+        if self.transaction:
+            raise RefusedError("inside a transaction")
 
-    def in_order(self, low: int, high: int) -> None:
+    def expect_order(self, low: int, high: int) -> None:
         if low > high:
             raise RefusedError("ends before it begins")
 
-    def next_end(self, end: int) -> None:
-        if end < self.ended:
-            raise RefusedError("ends before what was before")
-        self.ended = end
+    def advance_end(self, end: int) -> None:
+        if end < self.last_end:
+            raise RefusedError("ends before the previous end")
+        self.last_end = end
 
-    # What is in between.
+    # All other messages but rows.
 
     def message(self, cursor: Cursor) -> None:
         flags, lsn, prefix = cursor.number(1), cursor.position(), self.raw_name(cursor)
         content = cursor.take(cursor.number(4))
         if flags > 1:
-            raise RefusedError("flags")
+            raise RefusedError("unknown flags")
         if flags == 0:
-            self.next_end(lsn)
+            self.advance_end(lsn)
         else:
-            begun = self.within()
-            if prefix == b"snapshot.gid" and begun.gid is None and 0 < len(content) < 200:
-                begun.tag = text_or(content, begun.tag)
+            transaction = self.current()
+            if prefix == b"snapshot.gid" and transaction.gid is None and 0 < len(content) < 200:
+                transaction.tag = decode_or(content, transaction.tag)
         self.found.through = max(self.found.through, lsn)
         if prefix == b"cutline":
             self.event("M", lsn, lsn, 0, None, content)
@@ -167,7 +167,7 @@ class Reader:
         return content
 
     def origin(self, cursor: Cursor) -> None:
-        self.within()
+        self.current()
         cursor.number(8)
         self.raw_name(cursor)
 
@@ -180,44 +180,44 @@ class Reader:
         self.tables.describe(cursor)
 
     def truncate(self, cursor: Cursor) -> None:
-        begun = self.within()
+        transaction = self.current()
         count, options = cursor.number(4), cursor.number(1)
         if options > 3 or count * 4 != len(cursor.message) - cursor.place:
-            raise RefusedError("options or tables")
+            raise RefusedError("unknown options or wrong number of tables")
         for _ in range(count):
             group = self.tables.group(cursor.number(4))
             if group is None:
                 self.found.ignored += 1
             else:
-                self.change("T", group, 2 * begun.rows, b"", b"")
-        begun.rows += 1
+                self.change("T", group, 2 * transaction.rows, b"", b"")
+        transaction.rows += 1
 
     # Rows.
 
     def insert(self, cursor: Cursor) -> None:
-        group = self.row_of(cursor)
+        group = self.row_group(cursor)
         if group is not None:
             letter, new = cursor.take(1), self.values(cursor, group)
-            self.need(letter == b"N")
-            self.written(group, new, 0)
-        self.within().rows += 1
+            self.expect(letter == b"N")
+            self.add_row(group, new, 0)
+        self.current().rows += 1
 
     def update(self, cursor: Cursor) -> None:
-        group = self.row_of(cursor)
+        group = self.row_group(cursor)
         if group is not None:
-            self.need(group.identity != "append_only")
+            self.expect(group.identity != "append_only")
             letter = cursor.take(1)
             if letter == b"N":
-                self.need(not group.is_multiset)
-                self.written(group, self.values(cursor, group), 0)
+                self.expect(not group.is_multiset)
+                self.add_row(group, self.values(cursor, group), 0)
             else:
-                self.need(letter == (b"O" if group.identity == "full" else b"K"))
+                self.expect(letter == (b"O" if group.identity == "full" else b"K"))
                 old = self.values(cursor, group)
-                self.need(cursor.take(1) == b"N")
-                self.moved(group, old, self.values(cursor, group))
-        self.within().rows += 1
+                self.expect(cursor.take(1) == b"N")
+                self.add_moved_row(group, old, self.values(cursor, group))
+        self.current().rows += 1
 
-    def moved(self, group: Group, old: list[Any], new: list[Any]) -> None:
+    def add_moved_row(self, group: Group, old: list[Any], new: list[Any]) -> None:
         keys = (
             range(len(new)) if group.is_multiset else [column.position for column in group.columns[: group.key_width]]
         )
@@ -226,25 +226,25 @@ class Reader:
                 new[place] = old[place]
         before, after = self.key(group, old), self.key(group, new)
         if group.is_multiset:
-            self.change("D", group, 2 * self.within().rows, b"", self.line(group, old))
+            self.change("D", group, 2 * self.current().rows, b"", self.line(group, old))
         elif before != after:
             is_partial = any(value is UNCHANGED for value in new)
-            self.change("D", group, 2 * self.within().rows, before, after + b"\n" if is_partial else b"")
-        self.written(group, new, 1)
+            self.change("D", group, 2 * self.current().rows, before, after + b"\n" if is_partial else b"")
+        self.add_row(group, new, 1)
 
     def delete(self, cursor: Cursor) -> None:
-        group = self.row_of(cursor)
+        group = self.row_group(cursor)
         if group is not None:
-            self.need(group.identity != "append_only")
-            self.need(cursor.take(1) == (b"O" if group.identity == "full" else b"K"))
+            self.expect(group.identity != "append_only")
+            self.expect(cursor.take(1) == (b"O" if group.identity == "full" else b"K"))
             old = self.values(cursor, group)
             line = self.line(group, old) if group.is_multiset else b""
-            self.change("D", group, 2 * self.within().rows, self.key(group, old), line)
-        self.within().rows += 1
+            self.change("D", group, 2 * self.current().rows, self.key(group, old), line)
+        self.current().rows += 1
 
-    def row_of(self, cursor: Cursor) -> Group | None:
-        """The table of a row; of one that is not ours nothing more is read."""
-        self.within()
+    def row_group(self, cursor: Cursor) -> Group | None:
+        """The group of a row; a row of an unknown table is skipped."""
+        self.current()
         group = self.tables.group(cursor.number(4))
         if group is None:
             cursor.take(3)
@@ -253,42 +253,43 @@ class Reader:
         return group
 
     def values(self, cursor: Cursor, group: Group) -> list[Any]:
-        self.need(cursor.number(2) == len(group.columns))
+        self.expect(cursor.number(2) == len(group.columns))
         found: list[Any] = []
         for _ in group.columns:
             kind = cursor.take(1)
-            self.need(kind in (b"n", b"u", b"t"))
+            self.expect(kind in (b"n", b"u", b"t"))
             found.append({b"n": None, b"u": UNCHANGED}[kind] if kind != b"t" else cursor.take(cursor.number(4)))
         return found
 
-    def written(self, group: Group, new: list[Any], second: int) -> None:
+    def add_row(self, group: Group, new: list[Any], second: int) -> None:
         key, line = self.key(group, new), self.line(group, new)
         is_partial = any(value is UNCHANGED for value in new)
-        self.need(not (is_partial and group.is_multiset))
+        self.expect(not (is_partial and group.is_multiset))
         op = "I" if group.is_multiset else "u" if is_partial else "U"
-        self.change(op, group, 2 * self.within().rows + second, key, line)
+        self.change(op, group, 2 * self.current().rows + second, key, line)
 
     def line(self, group: Group, values: list[Any]) -> bytes:
         if group.is_multiset:
-            self.need(UNCHANGED not in values)
-        return b"\t".join(copied(values[column.position]) for column in group.columns) + b"\n"
+            self.expect(UNCHANGED not in values)
+        return b"\t".join(copy_text(values[column.position]) for column in group.columns) + b"\n"
 
     def key(self, group: Group, values: list[Any]) -> bytes:
         keys = [values[column.position] for column in group.columns[: group.key_width]]
-        self.need(UNCHANGED not in keys)
-        return b"\t".join(map(copied, keys))
+        self.expect(UNCHANGED not in keys)
+        return b"\t".join(map(copy_text, keys))
 
-    def need(self, is_so: bool) -> None:  # noqa: FBT001
+    def expect(self, is_so: bool) -> None:  # noqa: FBT001
         if not is_so:
-            raise RefusedError("a row")
+            raise RefusedError("not a row of the table")
 
     def change(self, op: str, group: Group, seq: int, key: bytes, row: bytes) -> None:
-        begun = self.within()
+        transaction = self.current()
         hashed = xxhash.xxh64(row if group.is_multiset else key, seed=42).intdigest()
         partition = -1 if op == "T" else hashed % group.partitions
         self.found.changes.append({
-            "lsn": begun.lsn, "end_lsn": begun.lsn, "seq": seq, "xid": begun.xid, "global_id": begun.gid, "op": ord(op),
-            "group": group.number, "partition": partition, "key": key, "row": row,
+            "lsn": transaction.lsn, "end_lsn": transaction.lsn, "seq": seq, "xid": transaction.xid,
+            "global_id": transaction.gid, "op": ord(op), "group": group.number, "partition": partition, "key": key,
+            "row": row,
         })  # fmt: skip
 
     def event(self, op: str, lsn: int, end: int, xid: int, gid: str | None, row: bytes = b"") -> None:
@@ -299,7 +300,7 @@ class Reader:
         })  # fmt: skip
 
 
-READINGS = {
+READERS = {
     "B": Reader.begin, "C": Reader.commit, "b": Reader.begin_prepare, "P": Reader.prepare,
     "K": Reader.commit_prepared, "r": Reader.rollback_prepared, "M": Reader.message, "O": Reader.origin,
     "Y": Reader.type, "R": Reader.relation, "T": Reader.truncate,

@@ -1,4 +1,4 @@
-"""Which table a message is of: what described its oid last, and which of ours that is. Part of the reference reader."""
+"""The group of a message's table, by the last description of its oid. Part of the reference reader."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOVED = "moved"
 
 @dataclass(slots=True)
 class Tables:
-    """A node's tables; `described` by oid: the group, None if not ours, MOVED if it is ours as nobody knows it."""
+    """A node's tables; `described` by oid: the group, None if unknown, MOVED if no definition of the oid matches."""
 
     versions: Sequence[Definition]
     described: dict[int, Group | str | None] = field(default_factory=dict)
 
     def describe(self, cursor: Cursor) -> None:
-        """Read a description."""
+        """Read a Relation message."""
         oid, schema, table, identity = cursor.number(4), cursor.name(), cursor.name(), cursor.take(1)
         columns = []
         for _ in range(cursor.number(2)):
@@ -30,9 +30,9 @@ class Tables:
             columns.append((flags, name, cursor.number(4), cursor.number(4, signed=True)))
         if identity not in (b"d", b"n", b"f", b"i"):
             raise RefusedError("identity")
-        mine = [version for version in self.versions if version.oid == oid]
-        self.described[oid] = MOVED if mine else None
-        for version in mine:
+        known = [version for version in self.versions if version.oid == oid]
+        self.described[oid] = MOVED if known else None
+        for version in known:
             group = version.group
             described = sorted(group.columns, key=lambda column: column.position)
             keys = {column.name for column in group.columns[: group.key_width]}
@@ -45,9 +45,9 @@ class Tables:
                 self.described[oid] = group
 
     def group(self, oid: int) -> Group | None:
-        """The table of that oid, None if it is not ours."""
+        """The group of the oid, None if it is unknown."""
         if oid not in self.described:
-            raise RefusedError("nobody has described it")
+            raise RefusedError("no Relation message has described it")
         found = self.described[oid]
         if isinstance(found, str):
             raise RefusedError(found)

@@ -1,10 +1,10 @@
-"""What the servers' catalogs say of a refusal: whether it was right, and what takes away what stood in the way."""
+"""Whether the servers' catalogs justify a refusal, and the statements that remove its cause."""
 
 from __future__ import annotations
 
 import psycopg
 
-from tests.fuzz.state import judging
+from tests.fuzz.state import judge_dsn
 
 WITHOUT_IDENTITY_QUERY = """
 SELECT format('ALTER TABLE %I.%I REPLICA IDENTITY FULL', n.nspname, c.relname)
@@ -14,7 +14,7 @@ SELECT format('ALTER TABLE %I.%I REPLICA IDENTITY FULL', n.nspname, c.relname)
    AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
                       AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident)))
 """
-# What is inherited goes with what it is inherited from.
+# An inherited column can be dropped only where it comes from.
 COMPUTED_QUERY = """
 WITH RECURSIVE above (oid, name) AS (
     SELECT c.oid, a.attname
@@ -28,15 +28,15 @@ SELECT format('ALTER TABLE %s DROP COLUMN %I CASCADE', u.oid::regclass, u.name)
 
 
 def remedies_of(dsn: str) -> list[str]:
-    """What lets the updates of all tables be followed, by the catalogs; nothing if they can be."""
-    with psycopg.connect(judging(dsn)) as connection:
+    """The statements that make updates of all tables decodable, by the catalogs; [] if they are."""
+    with psycopg.connect(judge_dsn(dsn)) as connection:
         return [row[0] for query in (WITHOUT_IDENTITY_QUERY, COMPUTED_QUERY) for row in connection.execute(query)]
 
 
-def mend(dsn: str) -> bool:
-    """Do it; whether there was anything to do."""
+def apply_remedies(dsn: str) -> bool:
+    """Run the remedies; return whether there were any."""
     remedies = remedies_of(dsn)
-    with psycopg.connect(judging(dsn), autocommit=True) as connection:
+    with psycopg.connect(judge_dsn(dsn), autocommit=True) as connection:
         for remedy in remedies:
             connection.execute(remedy.encode())
     return bool(remedies)

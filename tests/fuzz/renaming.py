@@ -1,4 +1,4 @@
-"""Another name for what is part of other names: wherever the generator knows the old one, it then knows the new one."""
+"""Renaming what is part of other names: the generator replaces the old name wherever it keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.values import Family
 
 
 def rename_schema(maker: Maker) -> None:
-    """The schema that is not public, with all that is in it."""
+    """Rename the schema that is not public, and keep track of everything in it."""
     old, new = maker.schemas[1], maker.name()
     maker.run(f"ALTER SCHEMA {quoted(old)} RENAME TO {quoted(new)}")
     maker.schemas[1] = new

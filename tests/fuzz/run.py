@@ -1,7 +1,7 @@
-"""Running a case on two real shards: a full snapshot, increments, all of them restored, and compared with the source.
+"""Running a case on real shards: a full snapshot and increments, which are restored and compared with the source.
 
-There is no model of what rows there should be. Where nobody writes the source is read by PostgreSQL's own COPY, sorted
-by PostgreSQL: after a create, or, where something is done while one runs, at its cut. What is restored must be that.
+There is no model of the expected rows. While nobody writes, PostgreSQL's own COPY reads and sorts the source: after a
+create or, if transactions run during it, at its cut. The restored state must be the same.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from storage.errors import RefusedError, SnapshotError
+from tests.commands.snapshot_runs import Runs
 from tests.fuzz.databases import drop_databases
 from tests.fuzz.during import During
 from tests.fuzz.figures import Figures
-from tests.fuzz.remedies import mend
+from tests.fuzz.remedies import apply_remedies
 from tests.fuzz.script import Case, Transaction
 from tests.fuzz.servers import Shards
 from tests.fuzz.state import FoundError, Sequences, State, compare, sequences_of, state_of
-from tests.snapshot_runs import Runs
 from wal.slots.waiting import SlotWaitError
 
 WAIT_SECONDS = 3.0
 NAME = "fuzzed"
-# Refused is what would wait for a transaction, or for a lock that one holds.
+# The refusals of a create that would wait for a transaction, or for a lock that one holds.
 WAITED = {SlotWaitError("").slug, RelationLockedError("").slug}
 
 
 @dataclass(slots=True)
 class Run:
-    """One case under way. `states` by increment and shard; `later`: the sequences as they were after a cut too."""
+    """One running case. `states` are by increment and shard; `later` are the sequences as they were after each cut."""
 
     case: Case
     runs: Runs
@@ -46,21 +46,21 @@ class Run:
     states: list[list[State]] = field(default_factory=list)
     later: list[list[list[Sequences]]] = field(default_factory=list)
 
-    def whole(self) -> None:
+    def run(self) -> None:
         with Shards(self.dsns, has_origin=self.case.options.get("origin") == "yes") as shards:
             try:
                 with self.figures.timed("setup"):
                     self.set_up(shards)
                 for number, transactions in enumerate(self.case.intervals):
                     with self.figures.timed("transactions"):
-                        shards.interval([one for one in transactions if not one.at])
+                        shards.run_interval([one for one in transactions if not one.at])
                         if not number:
                             shards.end_all()
                     self.take(shards, [one for one in transactions if one.at])
                 shards.end_all()
             finally:
                 self.figures.add(shards)
-        for number in self.judged():
+        for number in self.judged_increments():
             self.judge(number)
 
     @property
@@ -71,58 +71,58 @@ class Run:
         for on, statement in self.case.setup:
             for shard in on:
                 if not shards.attempt(shard, statement):
-                    self.figures.unmade.append(f"{shards.answer}: {statement}")
+                    self.figures.failed_setup.append(f"{shards.last_refusal}: {statement}")
         self.runs.init()
 
-    def judged(self) -> list[int]:
-        """The last state first; restoring is most of what a case costs, and the last has the most behind it."""
+    def judged_increments(self) -> list[int]:
+        """The increments to judge, last first: restores are most of a case's cost, and the last covers the most."""
         every = [*reversed(range(len(self.states)))]
         return every[:1] if self.case.options.get("judge") == "last" else every
 
     def take(self, shards: Shards, meanwhile: Sequence[Transaction]) -> None:
-        """A full snapshot, or an increment; `meanwhile` is done where it is known on which side of the cut that is."""
+        """Take a full snapshot or an increment; `meanwhile` runs at points known to be before or after its cut."""
         during = During(shards, self.dsns, [*meanwhile])
         number = len(self.states)
-        with told(f"create of increment {number}"), self.figures.timed("increments" if number else "full"):
+        with named_step(f"create of increment {number}"), self.figures.timed("increments" if number else "full"):
             while True:
                 try:
                     self.create(during)
                     break
                 except SnapshotError as error:
-                    if not self.mended(shards, error):
+                    if not self.remedy(shards, error):
                         raise
                 self.figures.refusals += 1
             self.figures.increments += number > 0
         self.figures.meanwhile += len(meanwhile)
         with self.figures.timed("reading"):
-            shards.close_halves()
+            shards.end_closing()
             self.states.append(during.states or [state_of(dsn) for dsn in self.dsns])
             self.later.append([[*during.later.get(dsn, []), sequences_of(dsn)] for dsn in self.dsns])
-            during.rest()
+            during.run_rest()
 
     def create(self, during: During) -> None:
         request = CreateRequest(NAME, wait_seconds=WAIT_SECONDS)
         work = create_increment if self.states else create_full
         work(self.runs.fleet, request, self.runs.spark, during)
 
-    def mended(self, shards: Shards, error: SnapshotError) -> bool:
-        """Whether it was right to refuse, by what the servers say: what stood in the way is then away."""
+    def remedy(self, shards: Shards, error: SnapshotError) -> bool:
+        """Remove the cause of a refusal; return whether the servers' state justified it."""
         if error.slug in WAITED and shards.is_holding:
             shards.end_all()
             return True
         if error.exit_code != RefusedError.exit_code:
             return False
         try:
-            return any([mend(dsn) for dsn in shards.dsns])
+            return any([apply_remedies(dsn) for dsn in shards.dsns])
         except psycopg.errors.LockNotAvailable:
-            # Somebody holds a table that has to be altered.
+            # A transaction holds a lock on a table that must be altered.
             shards.end_all()
-            return any([mend(dsn) for dsn in shards.dsns])
+            return any([apply_remedies(dsn) for dsn in shards.dsns])
 
     def judge(self, number: int) -> None:
         for node in self.target.primaries:
             drop_databases(with_database(node, "postgres").dsn, None)
-        with told(f"restore of increment {number}"), self.figures.timed("restores"):
+        with named_step(f"restore of increment {number}"), self.figures.timed("restores"):
             self.runs.restore(NAME, self.target, number)
         self.figures.restored += 1
         with self.figures.timed("reading"):
@@ -135,7 +135,7 @@ class Run:
                 self.check(number)
 
     def check(self, number: int) -> None:
-        with told(f"check of increment {number}"):
+        with named_step(f"check of increment {number}"):
             report = self.runs.check_one(NAME, number)
         wanted = "valid" if len(self.runs.fleet.nodes) > len(self.runs.fleet.primaries) else "inconclusive"
         if (report.result, report.conflicts) != (wanted, []):
@@ -144,12 +144,12 @@ class Run:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Raise what Cutline raises as FoundError, saying at what."""
+def named_step(name: str) -> Iterator[None]:
+    """Turn every error of the block into a FoundError that names the step."""
     try:
         yield
     except FoundError:
         raise
     except Exception as error:
         hint = error.hint if isinstance(error, SnapshotError) else ""
-        raise FoundError(f"{what}: {type(error).__name__}: {error}\n{hint}") from error
+        raise FoundError(f"{name}: {type(error).__name__}: {error}\n{hint}") from error

@@ -1,4 +1,4 @@
-"""Tables of every kind, with keys and identities, and the whole of a database before its first snapshot."""
+"""Tables of every kind, with keys and identities, and a whole database before its first snapshot."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def make_table(maker: Maker) -> None:
     elif kind == 7:
         make_append_only(maker)
     elif kind == 8 and maker.tables:
-        make_heir(maker, maker.draw(st.sampled_from(maker.tables)))
+        make_child(maker, maker.draw(st.sampled_from(maker.tables)))
     else:
         make_full(maker)
 
 
 def make_keyed(maker: Maker) -> None:
-    """With a primary key, or by a unique index, or with both and FULL."""
+    """Create a table identified by its primary key, by a unique index, or by FULL despite a key."""
     (schema, name), shards = maker.place(), maker.shards()
     kind = maker.draw(st.sampled_from(KEYS))
     is_full = kind in ("full", "deferrable")
@@ -54,7 +54,7 @@ def make_keyed(maker: Maker) -> None:
     names = tuple(column.name for column in key)
     listed = ", ".join(column.sql for column in key)
     constraint = f"CONSTRAINT {quoted(maker.name())}"
-    foreign = references(maker, columns, shards)
+    foreign = add_reference(maker, columns, shards)
     definitions = [*(column.definition for column in columns), *foreign]
     included = [column.sql for column in columns if column not in key and not column.generated]
     if kind == "deferrable":
@@ -65,8 +65,8 @@ def make_keyed(maker: Maker) -> None:
         definitions.append(f"{constraint} PRIMARY KEY ({listed})")
     primary = () if kind in ("index", "deferrable") else names
     table = Table(schema, name, tuple(columns), names, primary, constraint if primary else "", shards=shards)
-    # Of an unlogged table nothing comes back but its definition, and nothing may refer to it.
-    create(maker, table, definitions, "UNLOGGED " if maker.one_in(20) else "")
+    # Only the definition of an unlogged table is restored, and no logged table may refer to it.
+    create_table(maker, table, definitions, "UNLOGGED " if maker.one_in(20) else "")
     if is_full:
         maker.run(f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL", shards)
     elif kind == "index":
@@ -76,8 +76,8 @@ def make_keyed(maker: Maker) -> None:
     maker.tables.append(table)
 
 
-def references(maker: Maker, columns: list[Column], shards: tuple[int, ...]) -> list[str]:
-    """Now and then another column, which refers to a table that is there; it is added to `columns`."""
+def add_reference(maker: Maker, columns: list[Column], shards: tuple[int, ...]) -> list[str]:
+    """Sometimes add a column that refers to an existing table to `columns`; return its constraint."""
     found = [table for table in maker.tables if len(table.primary) == 1 and set(shards) <= set(table.shards)]
     if not found or not maker.one_in(2):
         return []
@@ -90,14 +90,14 @@ def references(maker: Maker, columns: list[Column], shards: tuple[int, ...]) -> 
 
 
 def make_full(maker: Maker) -> None:
-    """Without a key: rows may be equal, and there may be no column at all."""
+    """Create a table without a key: rows may be equal, and there may be no column at all."""
     (schema, name), shards = maker.place(), maker.shards()
     columns, _ = ([], []) if maker.one_in(6) else maker.columns(0, may_compute=False)
     table = Table(schema, name, tuple(columns), shards=shards)
     definitions = [column.definition for column in columns]
     if columns and maker.one_in(8):
         definitions.append(f"EXCLUDE USING btree ({columns[0].sql} WITH =) DEFERRABLE INITIALLY DEFERRED")
-    create(maker, table, definitions)
+    create_table(maker, table, definitions)
     maker.run(f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL", shards)
     maker.tables.append(table)
 
@@ -105,12 +105,12 @@ def make_full(maker: Maker) -> None:
 def make_append_only(maker: Maker) -> None:
     columns, _ = maker.columns(0)
     table = Table("public", maker.name(APPEND_ONLY_WORD), tuple(columns), is_append_only=True)
-    create(maker, table, [column.definition for column in columns])
+    create_table(maker, table, [column.definition for column in columns])
     maker.tables.append(table)
 
 
-def make_heir(maker: Maker, parent: Table) -> None:
-    """A table that inherits, with the same key and a column of its own."""
+def make_child(maker: Maker, parent: Table) -> None:
+    """Create a table that inherits, with the same key and one more column."""
     if parent.leaves or parent.is_append_only or any("IDENTITY" in column.more for column in parent.columns):
         return
     more = maker.column()
@@ -143,7 +143,7 @@ def make_partitioned(maker: Maker) -> None:
 
 
 def make_leaf(maker: Maker, table: Table, leaf: str, bounds: str, *, is_keyed: bool) -> None:
-    """A partition made as such, or made apart with its columns in another order, and attached."""
+    """Create a partition directly, as a table with reordered columns that is attached, or with its own partitions."""
     name = f"{quoted(table.schema)}.{quoted(leaf)}"
     if maker.one_in(3) and not any("GENERATED" in column.definition for column in table.columns):
         columns = maker.draw(st.permutations([column.definition for column in table.columns]))
@@ -159,7 +159,7 @@ def make_leaf(maker: Maker, table: Table, leaf: str, bounds: str, *, is_keyed: b
 
 
 def make_branch(maker: Maker, table: Table, name: str, bounds: str) -> None:
-    """A partition that has partitions; those of a table without a key are FULL."""
+    """Create a partition that has partitions; those of a table without a key are FULL."""
     by = table.column(table.partitioned_by).sql
     maker.run(f"CREATE TABLE {name} PARTITION OF {table.sql} {bounds} PARTITION BY HASH ({by})", table.shards)
     for remainder in (0, 1):
@@ -171,13 +171,13 @@ def make_branch(maker: Maker, table: Table, name: str, bounds: str) -> None:
 
 
 def make_trigger(maker: Maker) -> None:
-    """One that keeps what became of a table's rows, in a table that statements write to as well."""
+    """Create a trigger that logs the changes of a table's rows in a table that statements write to as well."""
     of = maker.draw(st.sampled_from(maker.tables))
     name, function = maker.name(), f"public.{quoted(maker.name())}"
     seen = Column("id", INTEGER, ("DEFAULT",), "GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY")
     texts = (Column("op", TEXT, ("'x'", NULL)), Column("what", TEXT, ("'y'", NULL)))
     table = Table("public", name, (seen, *texts), ("id",), ("id",), shards=of.shards)
-    create(maker, table, [column.definition for column in table.columns])
+    create_table(maker, table, [column.definition for column in table.columns])
     body = f"BEGIN INSERT INTO {table.sql} (op, what) VALUES (TG_OP, NEW::text); RETURN NULL; END"
     maker.run(f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {literal(body)}", of.shards)
     when = "AFTER INSERT OR UPDATE OR DELETE"
@@ -188,19 +188,19 @@ def make_trigger(maker: Maker) -> None:
     maker.tables.append(table)
 
 
-def create(maker: Maker, table: Table, definitions: Sequence[str], how: str = "") -> None:
+def create_table(maker: Maker, table: Table, definitions: Sequence[str], how: str = "") -> None:
     maker.run(f"CREATE {how}TABLE {table.sql} ({', '.join(definitions)})", table.shards)
 
 
 def make_sequence(maker: Maker) -> None:
-    """One that is no column's, of any kind."""
+    """Create a sequence of any kind that no column owns."""
     name = f"{quoted(maker.draw(st.sampled_from(maker.schemas)))}.{quoted(maker.name())}"
     maker.run(f"CREATE SEQUENCE {name} {maker.draw(st.sampled_from(SEQUENCES))}")
     maker.sequences.append(name)
 
 
 def make_schema(maker: Maker) -> None:
-    """Make a database before its first snapshot."""
+    """Create everything that a database has before its first snapshot."""
     for extension in EXTENSIONS:
         maker.run(f"CREATE EXTENSION {extension} SCHEMA public")
     for schema in (SCHEMAS[1], DOTTED[0][0]):

@@ -1,6 +1,6 @@
-"""A case as a value, and as a text that says the same: what is done to two shards, and between what increments.
+"""A case as a value and as an equivalent text: the statements for two shards, and the increments between them.
 
-A case is everything that a run needs: it is printed where one fails, and a fixed test is such a text in cases/.
+A case is everything that a run needs: it is printed when a run fails, and every file in cases/ is such a text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MARK = "--@ "
-# Between the three statements of a COPY: out, something, and what came out in again.
+# Separates the three statements of a COPY: rows out, a statement between, the same rows in again.
 THEN = "\n;;\n"
 
 
@@ -19,18 +19,18 @@ class Fate(StrEnum):
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
-    # Every statement for itself: for those that PostgreSQL takes in no transaction.
+    # Every statement by itself: for those that PostgreSQL does not accept in a transaction block.
     BARE = "bare"
     COMMIT_PREPARED = "commit prepared"
     ROLL_BACK_PREPARED = "roll back prepared"
-    # Open over one increment or two, and then one of both.
+    # Prepared over one increment or two, and then ended.
     HOLD_COMMIT = "hold commit"
     HOLD_LONG_COMMIT = "hold long commit"
     HOLD_ROLL_BACK = "hold roll back"
-    # Open at the increment that comes, and ended before anything else is done.
+    # Prepared at the next increment, and ended before anything else is done.
     HALF = "half commit"
     NEVER = "never"
-    # Not prepared, on sessions of its own, and open over the increment that comes.
+    # Not prepared: open in separate sessions over the next increment.
     OPEN_COMMIT = "open commit"
     OPEN_ROLL_BACK = "open roll back"
 
@@ -41,7 +41,7 @@ OPEN = frozenset({Fate.OPEN_COMMIT, Fate.OPEN_ROLL_BACK})
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement; one that is `undone` is taken back by a savepoint."""
+    """One statement; if `is_undone`, a savepoint rolls it back."""
 
     sql: str
     is_undone: bool = False
@@ -49,10 +49,10 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Statements by shard, in order. With `savepoints` what fails is passed over; else the transaction ends there.
+    """Statements by shard, in order. With `has_savepoints` a failed one is skipped; else it ends the transaction.
 
-    `at`: the point of the create after this interval at which it is run (snapshots.operations.crash_points); else it
-    is run before.
+    `at`: the point of the create after this interval at which it runs (snapshots.operations.crash_points); without
+    one it runs before that create.
     """
 
     fate: Fate
@@ -63,14 +63,14 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A whole case; `setup` is before the full snapshot, and each of `intervals` before an increment."""
+    """A whole case: `setup`, and `intervals`: the first before the full snapshot, every other before an increment."""
 
     setup: tuple[tuple[tuple[int, ...], str], ...]
     intervals: tuple[tuple[Transaction, ...], ...]
     options: dict[str, str] = field(default_factory=dict)
 
 
-def written(case: Case) -> str:
+def format_case(case: Case) -> str:
     """The case as a text."""
     lines = [f"{MARK}option {name} = {value}" for name, value in sorted(case.options.items())]
     for shards, statement in case.setup:
@@ -88,8 +88,8 @@ def written(case: Case) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(text: str) -> Case:
-    """The case that `written` made the text of."""
+def parse_case(text: str) -> Case:
+    """The case of a text that `format_case` wrote."""
     options: dict[str, str] = {}
     setup: list[tuple[tuple[int, ...], str]] = []
     intervals: list[list[Transaction]] = []

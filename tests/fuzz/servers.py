@@ -1,4 +1,4 @@
-"""Doing on two real shards what a case says: its statements, transactions, and how those end."""
+"""Running a case's statements and transactions on real shards, and ending the transactions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from psycopg import sql
 from tests.fuzz.script import ONE_PHASE, OPEN, THEN, Fate, Statement, Transaction
 
 SESSION = {"client_encoding": "UTF8", "lock_timeout": "50ms", "statement_timeout": "60s"}
-# Where changes come from that a subscription would have brought.
+# The replication origin of changes, as if a subscription had applied them.
 ORIGIN = "fuzz"
-# A server's own faults, what ran too long, and connections that broke are no answers to a statement.
+# Internal errors of a server, timeouts and broken connections are not refusals of a statement.
 FAULTS = ("XX", "57", "53", "58", "08")
 ROLLED_BACK = frozenset({Fate.ROLL_BACK, Fate.ROLL_BACK_PREPARED, Fate.HOLD_ROLL_BACK, Fate.NEVER})
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A transaction that is prepared on some shards; it is ended once `intervals_left` have begun."""
+    """A transaction that is prepared on some shards; it ends once `intervals_left` more intervals have begun."""
 
     gid: str
     shards: tuple[int, ...]
@@ -32,7 +32,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A transaction that is open in sessions of its own; it is ended in the interval that comes."""
+    """A transaction that is open in separate sessions; it ends in the next interval."""
 
     sessions: tuple[psycopg.Connection[Any], ...]
     is_committing: bool
@@ -40,15 +40,15 @@ class Open:
 
 @dataclass(slots=True)
 class Shards:
-    """A session on every shard. What PostgreSQL refuses is counted by its SQLSTATE and passed over.
+    """A session on every shard. A statement that PostgreSQL refuses is counted by its SQLSTATE and skipped.
 
-    `answer` is what it said last. With `has_origin` all changes come from elsewhere.
+    `last_refusal` is the last error. With `has_origin` all changes have a replication origin.
     """
 
     dsns: Sequence[str]
     has_origin: bool = False
     refused: Counter[str] = field(default_factory=Counter)
-    answer: str = ""
+    last_refusal: str = ""
     statements: int = 0
     transactions: int = 0
     held: list[Held] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Shards:
     sessions: list[psycopg.Connection[Any]] = field(default_factory=list)
 
     def __enter__(self) -> Shards:
-        self.sessions += [connected(dsn) for dsn in self.dsns]
+        self.sessions += [open_session(dsn) for dsn in self.dsns]
         if self.has_origin:
             for session in self.sessions:
                 session.execute("SELECT pg_replication_origin_session_setup(%s)", (ORIGIN,))
@@ -72,30 +72,30 @@ class Shards:
         """Whether any transaction is neither committed nor rolled back."""
         return bool(self.held or self.closing or self.open)
 
-    def interval(self, transactions: Sequence[Transaction]) -> None:
-        """Run them in order; those held before are ended half-way."""
+    def run_interval(self, transactions: Sequence[Transaction]) -> None:
+        """Run the transactions in order; those held before end half-way."""
         due = [one for one in self.held if one.intervals_left <= 1]
         self.held = [Held(one.gid, one.shards, one.is_committing, one.intervals_left - 1)
                      for one in self.held if one not in due]  # fmt: skip
         opened, self.open = self.open, []
         half = len(transactions) // 2
         for transaction in transactions[:half]:
-            self.transaction(transaction)
+            self.run_transaction(transaction)
         self.end(due)
         self.end_open(opened)
         for transaction in transactions[half:]:
-            self.transaction(transaction)
+            self.run_transaction(transaction)
 
-    def transaction(self, transaction: Transaction) -> None:
+    def run_transaction(self, transaction: Transaction) -> None:
         self.transactions += 1
         if transaction.fate in OPEN:
             self.leave_open(transaction)
             return
-        done = [shard for shard, statements in transaction.parts if self.part(shard, statements, transaction)]
+        done = [shard for shard, statements in transaction.parts if self.run_part(shard, statements, transaction)]
         if transaction.fate in ONE_PHASE:
             return
         if transaction.fate is Fate.HALF and transaction.parts[0][0] in done:
-            # A COMMIT PREPARED of what wrote nothing is in no WAL, and says nothing of the other half.
+            # The COMMIT PREPARED of a part without writes is in no WAL, and would not show that the other half commits.
             self.sessions[done[0]].execute("SELECT pg_logical_emit_message(true, 'others', 'half')")
         gid = f"fuzz '{self.transactions}"
         if len(done) < len(transaction.parts) or not all([self.prepare(shard, gid) for shard in done]):
@@ -118,25 +118,25 @@ class Shards:
                 self.closing.append(held)
 
     def leave_open(self, transaction: Transaction) -> None:
-        """Run it in sessions of its own, and leave it open."""
-        sessions = [connected(dsn) for dsn in self.dsns]
+        """Run a transaction in separate sessions, and leave it open."""
+        sessions = [open_session(dsn) for dsn in self.dsns]
         own, self.sessions = self.sessions, sessions
         try:
             for shard, statements in transaction.parts:
-                self.part(shard, statements, transaction)
+                self.run_part(shard, statements, transaction)
         finally:
             self.sessions = own
         self.open.append(Open(tuple(sessions), transaction.fate is Fate.OPEN_COMMIT))
 
     def end_open(self, ended: Sequence[Open]) -> None:
-        """Commit what is open or roll it back, and close its sessions; PostgreSQL may refuse to commit it."""
+        """Commit or roll back open transactions, and close their sessions; PostgreSQL may refuse a commit."""
         for one in ended:
             for session in one.sessions:
                 with session:
-                    self.answered(session, "COMMIT" if one.is_committing else "ROLLBACK")
+                    self.attempt_in(session, "COMMIT" if one.is_committing else "ROLLBACK")
 
-    def part(self, shard: int, statements: Sequence[Statement], transaction: Transaction) -> bool:
-        """Run one shard's statements; whether its transaction is open, to be prepared, or was ended as it should be."""
+    def run_part(self, shard: int, statements: Sequence[Statement], transaction: Transaction) -> bool:
+        """Run one shard's statements; whether its transaction is ready to be prepared, or ended as it should."""
         session = self.sessions[shard]
         if transaction.fate is Fate.BARE:
             return all([self.attempt(shard, statement.sql) for statement in statements])
@@ -156,11 +156,11 @@ class Shards:
         return True
 
     def attempt(self, shard: int, text: str) -> bool:
-        """Run a statement; whether PostgreSQL did it."""
-        return self.answered(self.sessions[shard], text)
+        """Run a statement; whether PostgreSQL accepted it."""
+        return self.attempt_in(self.sessions[shard], text)
 
-    def answered(self, session: psycopg.Connection[Any], text: str) -> bool:
-        """Run a statement in that session; whether PostgreSQL did it."""
+    def attempt_in(self, session: psycopg.Connection[Any], text: str) -> bool:
+        """Run a statement in a session; whether PostgreSQL accepted it."""
         self.statements += 1
         try:
             if THEN in text:
@@ -172,7 +172,7 @@ class Shards:
             if state.startswith(FAULTS):
                 raise
             self.refused[state] += 1
-            self.answer = " ".join(str(error).split())
+            self.last_refusal = " ".join(str(error).split())
             return False
         return True
 
@@ -180,25 +180,25 @@ class Shards:
         return self.attempt(shard, sql.SQL("PREPARE TRANSACTION {}").format(gid).as_string())
 
     def end(self, ended: Sequence[Held]) -> None:
-        """Commit or roll back what is prepared, on each of its shards where it is."""
+        """Commit or roll back prepared transactions on each of their shards."""
         for one in ended:
             for shard in one.shards:
                 verb = "COMMIT" if one.is_committing else "ROLLBACK"
                 self.attempt(shard, sql.SQL(f"{verb} PREPARED {{}}").format(one.gid).as_string())
 
-    def close_halves(self) -> None:
-        """End what was to be open at one increment only."""
+    def end_closing(self) -> None:
+        """End the transactions that were to be prepared at one increment only."""
         self.end(self.closing)
         self.closing = []
 
     def end_all(self) -> None:
-        self.close_halves()
+        self.end_closing()
         self.end(self.held)
         self.end_open(self.open)
         self.held, self.open = [], []
 
 
-def connected(dsn: str) -> psycopg.Connection[Any]:
+def open_session(dsn: str) -> psycopg.Connection[Any]:
     """A session for a case's statements."""
     session = psycopg.connect(dsn, autocommit=True)
     for name, value in SESSION.items():
@@ -207,7 +207,7 @@ def connected(dsn: str) -> psycopg.Connection[Any]:
 
 
 def copy_back(session: psycopg.Connection[Any], out: str, between: str, back: str) -> None:
-    """COPY something out, run what is between, and COPY it in again."""
+    """COPY rows out, run the statement between, and COPY the rows in again."""
     with session.cursor().copy(out.encode()) as copy:
         lines = b"".join(bytes(piece) for piece in copy)
     session.execute(between.encode())

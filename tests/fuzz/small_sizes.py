@@ -1,6 +1,6 @@
-"""Bounds so low that small databases meet them: what is else done for large ones is done for these.
+"""Bounds so low that small databases exceed them, and are treated like large ones.
 
-Executors are processes of their own, so what they do is given to them with the bounds.
+Executors are separate processes, so their task lowers the bounds itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wal.drain.drain import drain
 from wal.drain.drain_task import DrainReport, DrainTask
 
 Bounds = dict[ModuleType, dict[str, Any]]
-OF_THE_DRAIN: Bounds = {
+DRAIN_BOUNDS: Bounds = {
     wal.drain.drain: {
         "FIRST_CHUNK_MESSAGES": 50,
         "CHUNK_MESSAGES_MIN": 50,
@@ -35,11 +35,11 @@ OF_THE_DRAIN: Bounds = {
 
 def drain_small(task: DrainTask) -> DrainReport:
     """The drain job's task, with low bounds."""
-    with lowered(OF_THE_DRAIN):
+    with lowered(DRAIN_BOUNDS):
         return drain(task)
 
 
-OF_THE_DRIVER: Bounds = {
+DRIVER_BOUNDS: Bounds = {
     snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
     snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
     restore.rows: {"MIXED_GROUPS_MAX": 0},
@@ -50,13 +50,13 @@ OF_THE_DRIVER: Bounds = {
 @contextmanager
 def small_sizes() -> Iterator[None]:
     """Low bounds in the block, on the driver and in the tasks of the drain job."""
-    with lowered(OF_THE_DRIVER | OF_THE_DRAIN):
+    with lowered(DRIVER_BOUNDS | DRAIN_BOUNDS):
         yield
 
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """In the block, wait for a lock no longer than it takes to know that nobody will give it up."""
+    """In the block, wait for a lock only as long as it takes to know that nobody will release it."""
     with lowered({fleet.nodes.relation_locks: {"LOCK_SECONDS_MAX": 2.0}}):
         yield
 

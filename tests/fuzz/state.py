@@ -1,6 +1,6 @@
-"""What a shard holds, as PostgreSQL says it: the judge's own reading, of the source and of what was restored.
+"""The state of a shard as PostgreSQL reports it, read by the judge from the source and from a restored database.
 
-Nothing of Cutline has a part in it but where PostgreSQL's tools are.
+Nothing of Cutline takes part but what finds PostgreSQL's tools.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from psycopg.conninfo import make_conninfo
 
 from fleet.programs.wheel import run_tool
 
-# The judge's own session, whatever the database is set to.
+# The settings of the judge's session, which override the database's.
 JUDGE = {
     "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC", "bytea_output": "hex",
     "extra_float_digits": "1", "search_path": "pg_catalog", "lock_timeout": "20s",
     "xmloption": "content", "quote_all_identifiers": "off", "default_transaction_isolation": r"read\ committed",
 }  # fmt: skip
-# The columns by name: pg_dump gives those that a heir has from its parent their place before the heir's own.
+# The columns are ordered by name: pg_dump puts a child's inherited columns before its own.
 TABLES_QUERY = """
 SELECT format('%I.%I', n.nspname, c.relname), coalesce(string_agg(quote_ident(a.attname), ', ' ORDER BY a.attname), '')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -35,8 +35,8 @@ SELECT n.nspname || '.' || c.relname, pg_sequence_last_value(c.oid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'S' AND c.relpersistence = 'p' ORDER BY 1
 """
-# A detached partition keeps the names of its parent's constraints, and pg_dump names those alone: where its script is
-# run, PostgreSQL finds them taken when it names the parent's.
+# A detached partition keeps the names of its parent's constraints, and pg_dump writes only these names: when its script
+# runs, PostgreSQL finds them taken when it names the parent's constraints.
 NOT_NULL_NAME = re.compile(r' CONSTRAINT (?:"(?:[^"]|"")*"|\w+) NOT NULL')
 
 
@@ -44,47 +44,47 @@ Sequences = Mapping[str, int | None]
 
 
 class FoundError(AssertionError):
-    """A case that Cutline does not get right."""
+    """Cutline got a case wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one shard is: its tables' sorted rows, its sequences, its definitions as pg_dump has them."""
+    """The state of one shard: its tables' sorted rows, its sequences, its DDL as pg_dump writes it."""
 
     rows: Mapping[str, bytes]
     sequences: Sequences
-    definitions: str
+    ddl: str
 
 
 def state_of(dsn: str) -> State:
-    """A database's state; nobody may write meanwhile."""
-    with psycopg.connect(judging(dsn)) as connection:
-        rows = {table: _copied(connection, table, columns) for table, columns in connection.execute(TABLES_QUERY)}
-    return State(rows, sequences_of(dsn), definitions_of(dsn))
+    """Read the state of a database; nobody may write meanwhile."""
+    with psycopg.connect(judge_dsn(dsn)) as connection:
+        rows = {table: _copy_rows(connection, table, columns) for table, columns in connection.execute(TABLES_QUERY)}
+    return State(rows, sequences_of(dsn), ddl_of(dsn))
 
 
 def sequences_of(dsn: str) -> Sequences:
-    """What every sequence has handed out last."""
-    with psycopg.connect(judging(dsn)) as connection:
+    """The last value of every sequence."""
+    with psycopg.connect(judge_dsn(dsn)) as connection:
         return dict(connection.execute(SEQUENCES_QUERY).fetchall())
 
 
-def _copied(connection: psycopg.Connection[Any], table: str, columns: str) -> bytes:
+def _copy_rows(connection: psycopg.Connection[Any], table: str, columns: str) -> bytes:
     """A table's own rows as PostgreSQL prints and sorts them."""
     query = f'COPY (SELECT {columns} FROM ONLY {table} ORDER BY ROW({columns})::text COLLATE "C") TO STDOUT'
     with connection.cursor().copy(query) as copy:
         return b"".join(bytes(piece) for piece in copy)
 
 
-def judging(dsn: str) -> str:
-    """The same database, read with the judge's settings; of SQL_ASCII bytes are read as LATIN1 has them."""
+def judge_dsn(dsn: str) -> str:
+    """The database with the judge's settings; the bytes of an SQL_ASCII database are read as LATIN1."""
     with psycopg.connect(dsn) as connection:
         is_ascii = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
     settings = JUDGE | {"client_encoding": "LATIN1" if is_ascii else "UTF8"}
     return make_conninfo(dsn, options=" ".join(f"-c {name}={value}" for name, value in settings.items()))
 
 
-def definitions_of(dsn: str) -> str:
+def ddl_of(dsn: str) -> str:
     """Everything but rows, as pg_dump writes it."""
     completed = run_tool(
         "pg_dump", "--dbname", make_conninfo(dsn, options="-c quote_all_identifiers=off"), "--schema-only",
@@ -95,8 +95,8 @@ def definitions_of(dsn: str) -> str:
 
 
 def compare(expected: State, found: State, later: Sequence[Sequences], where: str) -> None:
-    """Raise FoundError with the first difference. A sequence may stand where it stood `later`."""
-    _compare(expected.definitions.splitlines(), found.definitions.splitlines(), f"{where}: pg_dump")
+    """Raise FoundError with the first difference; a sequence may also have a value that it had `later`."""
+    _compare(expected.ddl.splitlines(), found.ddl.splitlines(), f"{where}: pg_dump")
     if found.rows.keys() != expected.rows.keys():
         raise FoundError(f"{where}: tables: {sorted(expected.rows)} became {sorted(found.rows)}")
     for table, text in expected.rows.items():
@@ -111,11 +111,11 @@ def _compare(expected: list[Any], found: list[Any], what: str) -> None:
         return
     lost, new = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
     shown = [f"- {line!r:.1500}" for line in lost] + [f"+ {line!r:.1500}" for line in new]
-    told_first = f"{what}: {len(expected)} lines became {len(found)}"
-    raise FoundError("\n".join([told_first, *(shown[:12] or ["in another order"])]))
+    summary = f"{what}: {len(expected)} lines became {len(found)}"
+    raise FoundError("\n".join([summary, *(shown[:12] or ["in another order"])]))
 
 
 def signature(error: BaseException) -> str:
-    """What two failures have in common that are probably one fault."""
+    """What failures with probably the same cause have in common."""
     first = str(error).partition("\n")[0]
     return re.sub(r'"[^"]*"|\b[\w.-]*\d[\w.-]*\b', "…", first)[:90]

@@ -1,4 +1,4 @@
-"""Changes of a table as a whole, of what its columns are computed from, and tables made of others."""
+"""Changes of whole tables and of computed columns, and tables created from others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.fuzz.values import NULL
 
 
 def change_logged(maker: Maker, table: Table) -> None:
-    """Rows of an unlogged table are in no snapshot; both ways write the table anew."""
+    """Make a table unlogged, and mostly logged again: no snapshot has an unlogged table's rows, and both rewrite it."""
     alter(maker, table, "SET UNLOGGED")
     if not maker.one_in(4):
         alter(maker, table, "SET LOGGED")
 
 
 def change_table(maker: Maker, table: Table) -> None:
-    """What is of the table as a whole."""
+    """Change something that concerns the table as a whole."""
     name = quoted(maker.name())
     first = table.columns[0].sql if table.columns else "tableoid"
     found = [
@@ -35,11 +35,11 @@ def change_table(maker: Maker, table: Table) -> None:
     clause = maker.draw(st.sampled_from(found))
     alter(maker, table, clause)
     if clause.startswith("RENAME"):
-        put(maker, table, replace(table, constraint=f"CONSTRAINT {name}"))
+        replace_table(maker, table, replace(table, constraint=f"CONSTRAINT {name}"))
 
 
 def change_computed(maker: Maker, table: Table) -> None:
-    """Of a computed column another expression or none; a column becomes an identity column, or is none any more."""
+    """Change or drop the expression of a computed column, or make a column an identity column or an ordinary one."""
     found = [c for c in table.columns if c.generated or "IDENTITY" in c.more or c.family is INTEGER]
     if not found:
         return
@@ -61,11 +61,11 @@ def change_computed(maker: Maker, table: Table) -> None:
         )
         alter(maker, table, f"ALTER {old.sql} SET NOT NULL")
     alter(maker, table, f"ALTER {old.sql} {clause}")
-    put(maker, table, with_column(table, old, new))
+    replace_table(maker, table, with_column(table, old, new))
 
 
 def create_from(maker: Maker, table: Table) -> None:
-    """A table made of another one, with its rows or with all that belongs to its definition."""
+    """Create a table from another, with its rows or with everything that belongs to its definition."""
     new = replace(table, schema="public", name=maker.name(), key=(), primary=(), constraint="", detached_from="")
     if maker.one_in(2):
         maker.run(f"CREATE TABLE {new.sql} (LIKE {table.sql} INCLUDING ALL)", table.shards)
@@ -82,12 +82,12 @@ def create_from(maker: Maker, table: Table) -> None:
 
 
 def alter(maker: Maker, table: Table, clause: str) -> None:
-    """ALTER TABLE, on its shards."""
+    """Run ALTER TABLE on the table's shards."""
     maker.run(f"ALTER TABLE {table.sql} {clause}", table.shards)
 
 
-def put(maker: Maker, old: Table, new: Table | None) -> None:
-    """Know a table as another one, or not any more."""
+def replace_table(maker: Maker, old: Table, new: Table | None) -> None:
+    """Replace a table that the generator knows, or remove it."""
     place = maker.tables.index(old)
     maker.tables[place : place + 1] = [] if new is None else [new]
 

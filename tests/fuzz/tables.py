@@ -1,6 +1,6 @@
-"""What the generator knows of a database that it has made: tables, their columns, and the values that those take.
+"""What the generator knows of a database that it has created: tables, their columns, and values for these.
 
-Nothing here says what rows a table has. A statement may fail, and the generator never learns of it.
+It does not know which rows a table has: a statement may fail, and the generator never learns of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SHARDS = (0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and its pool. `generated` and `default` are expressions; `more` is what else CREATE TABLE says of it."""
+    """A column and its pool of values. `generated` is an expression; `more` is the rest of its definition."""
 
     name: str
     family: Family
@@ -38,9 +38,10 @@ class Column:
 class Table:
     """A table, with its leaves if it is partitioned.
 
-    `key` names what rows are told apart by, `primary` what may be referred to, `constraint` the primary key. `leaves`
-    are names and bounds, `partitioned_by` is a column; one that was detached keeps the statement that would attach it
-    again. `shards` have the table. One that is append-only has no identity: it takes no UPDATE and no DELETE.
+    `key` are the columns that identify a row, `primary` those that may be referred to, `constraint` is the primary
+    key's. `leaves` are names and bounds, `partitioned_by` is a column; `detached_from` is the statement that would
+    attach a detached partition again. `shards` have the table. An append-only table has no replica identity: it
+    allows no UPDATE and no DELETE.
     """
 
     schema: str
@@ -66,7 +67,7 @@ class Table:
 
     @property
     def others(self) -> tuple[Column, ...]:
-        """Those of them that are not in the key."""
+        """The assigned columns outside the key."""
         return tuple(column for column in self.assigned if column.name not in self.key)
 
     def column(self, name: str) -> Column:

@@ -1,7 +1,8 @@
-"""Random databases, changed at random: every increment comes back as its source was.
+"""Random databases with random changes: every increment restores the state that its source had.
 
-In short some cases. With CUTLINE_SOAK as many as there is time for, on fleets with and without standbys: what fails is
-made small and written into found/, and the run goes on. CUTLINE_SEED=N repeats the cases of a run.
+The short form runs a few cases. With CUTLINE_SOAK there are as many as there is time for, on fleets with and without
+standbys: a case that fails is reduced and stored in found/, and the run continues. CUTLINE_SEED=N repeats the cases of
+a run.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz.drawing import drawn
+from tests.fuzz.drawing import draw_cases
 from tests.fuzz.figures import Figures
-from tests.fuzz.ground import TOGETHER, Ground, ground_in
-from tests.fuzz.merging import merged
-from tests.fuzz.reduce import reduced
-from tests.fuzz.script import Case, read, written
+from tests.fuzz.ground import CASES_AT_ONCE, Ground, ground_in
+from tests.fuzz.merging import merge_cases
+from tests.fuzz.reduce import reduce_case
+from tests.fuzz.script import Case, format_case, parse_case
 from tests.fuzz.state import FoundError, signature
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CASES = TOGETHER[0]
+CASES = CASES_AT_ONCE[0]
 RUNS_OF_ROUND = 3
 REDUCE_SECONDS = 300.0
 ROUNDS_OF_FLEET = 6
@@ -39,13 +40,13 @@ FOUND = Path(__file__).with_name("found")
 @pytest.mark.timeout(SHORT_SECONDS_MAX)
 def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
     print(f"CUTLINE_SEED={SEED}")  # noqa: T201  # shown when the test fails
-    case = merged([*drawn(SEED, CASES)])
-    # Every state of every run, and the check of each, are for the long form.
+    case = merge_cases([*draw_cases(SEED, CASES)])
+    # Only the long form judges every state of a run, and checks it.
     case.options.update(judge="last", check="no")
     try:
         ground.run(case)
     except FoundError as error:
-        print(written(case))  # noqa: T201  # to be put into cases/ until it is mended, and for good
+        print(format_case(case))  # noqa: T201  # to be put into cases/, for good
         raise FoundError(f"CUTLINE_SEED={SEED}: {error}") from error
     figures = ground.figures
     with capsys.disabled():
@@ -57,28 +58,28 @@ def test_random_databases_come_back(ground: Ground, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("paths", KNOWN, ids=lambda paths: "+".join(path.stem for path in paths))
-def test_what_failed_once_comes_back(ground: Ground, paths: Sequence[Path]) -> None:
-    ground.run(merged([read(path.read_text()) for path in paths]))
+def test_cases_that_failed_once_come_back(ground: Ground, paths: Sequence[Path]) -> None:
+    ground.run(merge_cases([parse_case(path.read_text()) for path in paths]))
 
 
 @dataclass(slots=True)
 class Soak:
-    """A long run: failures by what they have in common, each with its first case, as small as there was time for."""
+    """A long run: failures by signature, each with its first error and how often it came."""
 
     deadline: float
     failures: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def round(self, ground: Ground, seed: int, together: int) -> None:
-        cases = [*drawn(seed, RUNS_OF_ROUND * together)]
+        cases = [*draw_cases(seed, RUNS_OF_ROUND * together)]
         for number in range(0, len(cases), together):
             if time.monotonic() > self.deadline:
                 return
-            case = merged(cases[number : number + together])
+            case = merge_cases(cases[number : number + together])
             try:
                 ground.run(case)
             except FoundError as error:
                 self.note(ground, case, f"{seed}-{number}", error)
-            print(".", end="", flush=True)  # noqa: T201  # a case may take a minute where others work too
+            print(".", end="", flush=True)  # noqa: T201  # a case may take a minute on a busy machine
 
     def note(self, ground: Ground, case: Case, name: str, error: FoundError) -> None:
         kind = signature(error)
@@ -95,12 +96,12 @@ class Soak:
                 return False
 
             FOUND.mkdir(exist_ok=True)
-            (FOUND / f"{name}.whole.sql").write_text(f"{error}\n{written(case)}")
-            # What is run to make it smaller is no case.
+            (FOUND / f"{name}.whole.sql").write_text(f"{error}\n{format_case(case)}")
+            # The runs that reduce a case don't count as cases.
             counted, ground.figures = ground.figures, Figures()
-            small = reduced(case, fails, REDUCE_SECONDS)
+            small = reduce_case(case, fails, REDUCE_SECONDS)
             ground.figures = counted
-            (FOUND / f"{name}.sql").write_text(f"{error}\n{written(small)}")
+            (FOUND / f"{name}.sql").write_text(f"{error}\n{format_case(small)}")
         self.failures[kind] = text, count + 1
 
 
@@ -112,7 +113,7 @@ def test_random_databases_come_back_for_hours(
     soak = Soak(time.monotonic() + SOAK_SECONDS)
     seed = SEED
     while time.monotonic() < soak.deadline:
-        for backups, together in TOGETHER.items():
+        for backups, together in CASES_AT_ONCE.items():
             directory = tmp_path / f"from-{seed}-{backups}"
             directory.mkdir()
             with capsys.disabled(), ground_in(directory, spark, backups) as ground:

@@ -1,7 +1,7 @@
-"""The decoder of pgoutput against bytes that went wrong: an error that names the place, or what the bytes say.
+"""The decoder of pgoutput on damaged messages: it raises an error that names the place, or decodes what the bytes say.
 
-What the bytes say is told by `reference_reader`, which goes value by value. CUTLINE_SOAK=SECONDS goes on for so long;
-CUTLINE_SEED=N repeats a run.
+`reference_reader` reads what the bytes say, value by value. CUTLINE_SOAK=SECONDS runs for that long; CUTLINE_SEED=N
+repeats a run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from columns.bytes_column import from_list
-from tests.fuzz.captured import Captured, captured
+from tests.fuzz.captured import Captured, load_captured
 from tests.fuzz.reference_cursor import RefusedError
-from tests.fuzz.reference_reader import Read, Reader
+from tests.fuzz.reference_reader import Reader, ReadResult
 from tests.fuzz.reference_tables import Tables
-from tests.pgoutput_messages import begin, commit
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS
+from tests.wal.pgoutput_messages import begin, commit
 from wal.decoding.decoder import Decoded, Decoder
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.decoding.pgoutput import DecodingError
@@ -33,15 +33,15 @@ Batch = list[bytes]
 
 @pytest.fixture(scope="module", params=["made", "15", "18"])
 def source(request: pytest.FixtureRequest) -> Captured:
-    return captured(request.param)
+    return load_captured(request.param)
 
 
-def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sort_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["lsn"], row["seq"], row["group"], row["op"]))
 
 
-def decoded(source: Captured, parts: list[Batch]) -> tuple[list[Decoded], Exception | None]:
-    """What the decoder makes of these batches, and the error that ended it."""
+def decode(source: Captured, parts: list[Batch]) -> tuple[list[Decoded], Exception | None]:
+    """Decode the batches; return the results, and the error that ended the decoding, if any."""
     decoder = Decoder("n1", source.versions, "exact")
     found: list[Decoded] = []
     for part in parts:
@@ -52,7 +52,7 @@ def decoded(source: Captured, parts: list[Batch]) -> tuple[list[Decoded], Except
     return found, None
 
 
-def said(source: Captured, messages: Batch) -> Read | None:
+def read_reference(source: Captured, messages: Batch) -> ReadResult | None:
     try:
         return Reader(Tables(source.versions)).read(messages)
     except RefusedError:
@@ -60,32 +60,32 @@ def said(source: Captured, messages: Batch) -> Read | None:
 
 
 def check(source: Captured, messages: Batch, parts: list[Batch] | None = None) -> bool:
-    """Hold the decoder to the reference; whether it has decoded all."""
-    found, error = decoded(source, parts or [messages])
-    expected = said(source, messages)
+    """Compare the decoder with the reference; return whether it decoded everything."""
+    found, error = decode(source, parts or [messages])
+    expected = read_reference(source, messages)
     if error is not None:
         assert "node n1" in str(error)
         assert isinstance(error, SchemaMovedError) or ": message " in str(error)
         assert expected is None, error
         return False
-    assert expected is not None, "what is no protocol was decoded"
+    assert expected is not None, "what violates the protocol was decoded"
     changes = pa.concat_tables([one.changes for one in found]).to_pylist()
     events = pa.concat_tables([one.events for one in found]).to_pylist()
-    assert ordered(changes) == ordered(expected.changes)
+    assert sort_rows(changes) == sort_rows(expected.changes)
     assert sorted(map(str, events)) == sorted(map(str, expected.events))
     assert max(one.through for one in found) == expected.through
     assert sum(one.ignored for one in found) == expected.ignored
     return True
 
 
-def test_whole_messages_are_decoded_as_the_manual_reads_them(source: Captured) -> None:
+def test_intact_messages_are_decoded_as_the_reference_reads_them(source: Captured) -> None:
     assert check(source, source.messages)
     kinds = {chr(message[0]) for message in source.messages}
     assert kinds >= set("BCbPKrRIUDTM")
 
 
-def test_a_message_cut_short_anywhere_is_refused_at_its_place(source: Captured) -> None:
-    """Of every kind and form of message, at every byte; what is cut is never decoded."""
+def test_a_message_truncated_at_any_byte_is_refused_at_its_place(source: Captured) -> None:
+    """This holds for every form of message; nothing of the batch is decoded."""
     chosen = forms(source)
     if not SOAK_SECONDS:
         chosen = {form: number for form, number in chosen.items() if len(source.messages[number]) < 400}
@@ -95,29 +95,29 @@ def test_a_message_cut_short_anywhere_is_refused_at_its_place(source: Captured) 
         message = source.messages[number]
         for size in range(len(message)):
             batch = [*around[0], message[:size], *around[1]]
-            found, error = decoded(source, [batch])
+            found, error = decode(source, [batch])
             assert not found
             assert isinstance(error, DecodingError)
-            # Later messages are not read for it: the place is that of the one that was cut.
+            # Later messages are not read in its place: the error names the truncated one.
             assert f"message {len(around[0]) + 1} of" in str(error), (message, size)
             cases += 1
     assert cases > 300
 
 
 def forms(source: Captured) -> dict[tuple[Any, ...], int]:
-    """The first message of every kind, of every table of ours and with every letter, by its number."""
+    """The number of the first message of every form: its type and, for a row, its table and its first letter."""
     found: dict[tuple[Any, ...], int] = {}
-    ours = {version.oid for version in source.versions}
+    known = {version.oid for version in source.versions}
     for number, message in enumerate(source.messages):
         is_row = message[:1] in b"IUD"
-        if is_row and int.from_bytes(message[1:5], "big") not in ours:
-            continue  # of others' rows nothing is read
+        if is_row and int.from_bytes(message[1:5], "big") not in known:
+            continue  # the rows of other tables are not read
         found.setdefault((message[:1], *((message[1:5], message[5:6]) if is_row else ())), number)
     return found
 
 
 def surroundings(source: Captured, number: int) -> tuple[Batch, Batch]:
-    """What must stand before and after a message: the descriptions, and its transaction."""
+    """The messages that a message needs before and after it: descriptions of tables, and its transaction."""
     message = source.messages[number]
     relations = [one for one in source.messages[:number] if one[:1] == b"R"]
     if message[:1] in b"IUDTO" or (message[:1] == b"M" and message[1] == 1):
@@ -128,26 +128,26 @@ def surroundings(source: Captured, number: int) -> tuple[Batch, Batch]:
     return [], []
 
 
-def test_altered_messages_are_refused_or_decoded_as_they_are(source: Captured) -> None:
+def test_altered_messages_are_refused_or_decoded_as_the_reference_reads_them(source: Captured) -> None:
     seconds = SOAK_SECONDS / 3 if SOAK_SECONDS else SHORT_SECONDS / 3
     print(f"CUTLINE_SEED={SEED}")  # noqa: T201  # shown when the test fails
     chance = random.Random(SEED)
-    pieces = list(transactions(source))
+    pieces = list(split_transactions(source))
     until = time.monotonic() + seconds
     cases, whole = 0, 0
     while time.monotonic() < until:
         messages = list(chance.choice(pieces))
         for _ in range(chance.choice((1, 1, 1, 2, 5))):
             alter(messages, chance)
-        whole += check(source, messages, divided(messages, chance))
+        whole += check(source, messages, divide(messages, chance))
         cases += 1
     print(f"{cases} altered batches of {source.name}, {whole} of them decoded")  # noqa: T201
-    # Both happen, or nothing is tried.
+    # The test shows nothing unless both happen.
     assert 0 < whole < cases
 
 
-def transactions(source: Captured) -> Iterator[Batch]:
-    """The messages in pieces of a few transactions, each with the descriptions that hold there."""
+def split_transactions(source: Captured) -> Iterator[Batch]:
+    """The messages in pieces of a few transactions, each after the descriptions of tables that apply to it."""
     described: dict[bytes, bytes] = {}
     piece: Batch = []
     before: Batch = []
@@ -160,14 +160,14 @@ def transactions(source: Captured) -> Iterator[Batch]:
     yield [*before, *piece]
 
 
-def divided(messages: Batch, chance: random.Random) -> list[Batch]:
+def divide(messages: Batch, chance: random.Random) -> list[Batch]:
     """The messages as one batch or several."""
     cuts = sorted(chance.randrange(len(messages) + 1) for _ in range(chance.choice((0, 0, 1, 3)))) if messages else []
     return [messages[low:high] for low, high in zip([0, *cuts], [*cuts, len(messages)], strict=True)]
 
 
 def alter(messages: Batch, chance: random.Random) -> None:
-    """Do one thing to the messages that a fault on the way could do."""
+    """Damage the messages in one way, as a fault in transit could."""
     if not messages:
         return
     number = chance.randrange(len(messages))
@@ -205,14 +205,14 @@ def alter(messages: Batch, chance: random.Random) -> None:
     messages[number] = bytes(message)
 
 
-def test_what_is_decoded_never_depends_on_what_follows_in_memory(source: Captured) -> None:
-    """A message is read to its end and no further, whatever comes after it."""
+def test_a_message_with_an_extra_byte_is_refused(source: Captured) -> None:
+    """What is decoded never depends on the bytes that follow a message in memory."""
     for number in forms(source).values():
         before, after = surroundings(source, number)
         message = source.messages[number]
         for byte in (b"\0", b"t", b"\xff"):
             batch = [*before, message + byte, *after]
-            assert said(source, batch) is None
-            found, error = decoded(source, [batch])
+            assert read_reference(source, batch) is None
+            found, error = decode(source, [batch])
             assert not found
             assert error is not None

@@ -1,9 +1,9 @@
-"""Cases run at once are what they are alone, on other shards."""
+"""A merged case does what its cases do alone, on other shards."""
 
 from __future__ import annotations
 
-from tests.fuzz.merging import merged, options_on
-from tests.fuzz.script import Case, Fate, Statement, Transaction, read, written
+from tests.fuzz.merging import merge_cases, options_on
+from tests.fuzz.script import Case, Fate, Statement, Transaction, format_case, parse_case
 
 ONE = Case(
     (((0, 1), "CREATE one"), ((1,), "CREATE only here")),
@@ -17,16 +17,16 @@ TWO = Case(
 )
 
 
-def test_every_case_has_shards_of_its_own() -> None:
-    both = merged([ONE, TWO])
+def test_every_merged_case_has_its_own_shards() -> None:
+    both = merge_cases([ONE, TWO])
     assert both.setup == (((0, 1), "CREATE one"), ((1,), "CREATE only here"), ((2, 3), "CREATE two"))
     moved = Transaction(Fate.COMMIT, ((2, (Statement("c"),)),), has_savepoints=False, at="base copied")
     assert both.intervals == (ONE.intervals[0], (moved,), ())
-    assert read(written(both)) == both
+    assert parse_case(format_case(both)) == both
 
 
-def test_databases_are_made_as_their_own_case_says_and_the_run_as_the_first() -> None:
-    both = merged([ONE, TWO])
+def test_a_database_has_the_options_of_its_case_and_the_run_those_of_the_first() -> None:
+    both = merge_cases([ONE, TWO])
     assert [options_on(both.options, shard) for shard in range(4)] == [
         {"check": "yes", "encoding": "LATIN1", "set search_path": "x"},
         {"check": "yes", "encoding": "LATIN1", "set search_path": "x"},

@@ -1,7 +1,7 @@
-"""Types and their values: for every family fixed values at the edges and a strategy for others.
+"""Types and their values: for every family fixed extreme values and a strategy for others.
 
-A value is an SQL expression with a cast to its type. Of a column a few are drawn once, its pool, and every statement
-takes from that: so keys meet, rows come back, and values are written over by themselves.
+A value is an SQL expression with a cast to its type. A few values are drawn once per column, its pool, and every
+statement takes from that: so keys collide, deleted rows return, and values are overwritten by themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTS = {"smallint": 15, "integer": 31, "bigint": 63}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A type as SQL names it, values at its edges, and a strategy for others; `sorts` admits it as a key."""
+    """A type as SQL names it, its extreme values, and a strategy for others; `sorts` admits it as a key."""
 
     type: str
     edges: tuple[str, ...]
@@ -36,12 +36,12 @@ class Family:
 
 
 def literal(text: str, type_: str = "") -> str:
-    """The text as an SQL string, cast to its type."""
+    """The text as an SQL string, cast to a type."""
     return "'" + text.replace("'", "''") + "'" + (f"::{type_}" if type_ else "")
 
 
 def wide(word: str, length: int | str) -> str:
-    """Text of that length that hardly compresses, the same at every run."""
+    """SQL for a text of a length that hardly compresses, the same in every run."""
     of = f"SELECT string_agg(md5(i || {literal(word)}), '' ORDER BY i) FROM generate_series(1, {length} / 32 + 1) AS i"
     return f"left(({of}), {length})"
 
@@ -156,7 +156,7 @@ FAMILIES = (
     family("public.ltree", "Top.Science.a_1", ""),
     family("public.cube", "(1,2),(3,-4.5)", "(0)"),
 )  # fmt: skip
-# Of values like these some are kept outside their row, and not written to the WAL where they are unchanged.
+# Some of these values are stored out of line, and left out of the WAL while they are unchanged.
 LENGTH = "…length…"
 _A, _B = wide("a", LENGTH), wide("b", LENGTH)
 WIDE = (
@@ -173,7 +173,7 @@ KEY_FAMILIES = tuple(one for one in FAMILIES if one.sorts)
 
 @st.composite
 def pools(draw: st.DrawFn, of: Family, *, nulls: bool, size_max: int = POOL_SIZE_MAX) -> tuple[str, ...]:
-    """The values of one column: some at the edges, some others, NULL among them if `nulls`."""
+    """The values of one column: some extreme, some others, NULL among them if `nulls`."""
     values = st.sampled_from(of.edges)
     found = draw(st.lists(values if of.others is None else values | of.others, min_size=2, max_size=size_max))
     return tuple(dict.fromkeys([*found, NULL] if nulls else found))
@@ -181,7 +181,7 @@ def pools(draw: st.DrawFn, of: Family, *, nulls: bool, size_max: int = POOL_SIZE
 
 @st.composite
 def key_pools(draw: st.DrawFn, of: Family) -> tuple[str, ...]:
-    """Values for a key: of whole numbers a row of near ones, so that keys are many and meet; texts may be wide."""
+    """Values for a key: consecutive integers, so that keys are many and collide; texts may be wide."""
     if of.type in INTS:
         first = draw(st.integers(-3, (1 << INTS[of.type]) - KEY_POOL_SIZE))
         return tuple(f"({number})::{of.type}" for number in range(first, first + KEY_POOL_SIZE))

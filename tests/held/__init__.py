@@ -1,1 +1,1 @@
-"""What is held on a fleet's nodes, as PostgreSQL says: locks, and WAL that slots retain."""
+"""What is held on a fleet's nodes, by PostgreSQL's own views: locks, and WAL that slots retain."""

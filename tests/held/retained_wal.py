@@ -1,4 +1,4 @@
-"""A fleet whose nodes may keep only so much WAL, and what PostgreSQL says that they keep."""
+"""A fleet whose nodes have a limit for retained WAL, and how much they retain by PostgreSQL's own views."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fleet.progress import Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import list_store
+from tests.commands.snapshot_runs import Ready, Runs, slots_of
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, slots_of
 from wal.slots.slots import slot_name
 
 FILLER_BYTES = 4 << 20
@@ -32,21 +32,21 @@ class Notes(Silent):
     def note(self, text: str) -> None:
         self.texts.append(text)
 
-    def only(self, *words: str) -> str:
-        """The one note with all of the words."""
+    def find_one(self, *words: str) -> str:
+        """The only note that contains all of the words."""
         (text,) = [text for text in self.texts if all(word in text for word in words)]
         return text
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
-    """A fleet of a primary and its standby with chains in its store, and how much its nodes may keep."""
+class GuardedFleet:
+    """A fleet of a primary and its standby, with chains in its store, whose retained WAL can be limited."""
 
     fleet: Fleet
     spark: Ready
 
-    def kept(self, chain: str) -> dict[str, int]:
-        """What PostgreSQL says that every node keeps for a chain's slot, once the standby has replayed all."""
+    def retained_bytes(self, chain: str) -> dict[str, int]:
+        """The WAL that every node retains for a chain's slot, by PostgreSQL, once the standby has replayed all WAL."""
         with psycopg.connect(self.fleet.primaries[0].dsn) as connection:
             (end,) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
         found: dict[str, int] = {}
@@ -62,15 +62,15 @@ class Guarded:
                 found[node.id] = kept[slot_name(chain)]
         return found
 
-    def limited(self, limit_bytes: int, only: str = "") -> Guarded:
+    def with_limit(self, limit_bytes: int, only: str = "") -> GuardedFleet:
         nodes = tuple(
             replace(node, retained_wal_bytes_max=limit_bytes) if only in ("", node.id) else node
             for node in self.fleet.nodes
         )
         return replace(self, fleet=replace(self.fleet, nodes=nodes))
 
-    def fill(self, size_bytes: int = FILLER_BYTES) -> None:
-        """Write that much WAL, and what lets a slot that is advanced past it forget it (PostgreSQL's next look)."""
+    def write_filler(self, size_bytes: int = FILLER_BYTES) -> None:
+        """Write that much WAL, then standby snapshots: the restart_lsn of a slot only advances at one."""
         execute(
             self.fleet.primaries[0].dsn,
             f"SELECT pg_logical_emit_message(false, 'filler', repeat('x', {size_bytes}), true)",
@@ -84,7 +84,7 @@ class Guarded:
     def increment(self, name: str, notes: Notes) -> None:
         create_increment(self.fleet, CreateRequest(name), self.spark, notes)
 
-    def listed(self) -> dict[str, str]:
+    def list_states(self) -> dict[str, str]:
         return {entry.name: entry.state for entry in list_store(self.fleet).entries}
 
     def slots(self) -> list[set[str]]:

@@ -1,7 +1,7 @@
 """Real servers for the tests of this folder: PostgreSQL fleets and S3 servers, always stopped and deleted.
 
-Starting and stopping have bounds of their own (embedded/server.py). When a test fails, the ends of the
-logs of all fleets that run are part of its report.
+embedded/server.py bounds how long a start or a stop may take. The report of a failed test includes the ends of the logs
+of all running fleets.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet, is_fleet, start_fleet, stop_fleet
 from embedded.server import log_tail
-from tests.s3_kinds import NamedS3, named_s3
-from tests.s3_server import S3Server, s3_server
-from tests.versitygw import BUILDING, needs_versitygw, versitygw_server
+from tests.integration.left_on_servers import check_nothing_left
+from tests.s3.kinds import NamedS3, named_s3
+from tests.s3.server import S3Server, s3_server
+from tests.s3.versitygw import BUILDING, needs_versitygw, versitygw_server
 
 SHARED_SHARDS = 2
 SHARED_BACKUPS = 1
-# No test cuts the power of the machine: what a server has written outlives its process.
+# No test cuts the machine's power, so what a server wrote survives the death of its process.
 SETTINGS = {"fsync": "off"}
 LOG_LINES_MAX = 30
 RUNNING = pytest.StashKey[list[EmbeddedFleet]]()
 
 
 class FleetFactory(Protocol):
-    """Makes a running fleet for one test, which may do to it what it likes; deleted after the test."""
+    """Starts a fleet for one test, which may damage it; the fleet is deleted after the test."""
 
     def __call__(
         self,
@@ -41,7 +42,7 @@ class FleetFactory(Protocol):
 
 @pytest.fixture(scope="session")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[EmbeddedFleet]:
-    """Two shards with one standby each and the bank's tables, for the tests that leave them whole."""
+    """Two shards with one standby each and the bank's tables, for tests that leave them as they found them."""
     directory = tmp_path_factory.mktemp("fleet") / "shared"
     running = pytestconfig.stash.setdefault(RUNNING, [])
     try:
@@ -53,9 +54,21 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
         _delete(directory)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shared_fleet_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the module that leaves something on the shared fleet; otherwise some later module would fail.
+
+    The modules of a folder below this one may share a chain.
+    """
+    yield
+    if request.path.parent == Path(__file__).parent:
+        for fleet in request.config.stash.get(RUNNING, []):
+            check_nothing_left(fleet)
+
+
 @pytest.fixture
 def fleet_factory(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[FleetFactory]:
-    """Make fresh fleets for this test alone."""
+    """Start new fleets for this test alone."""
     running = pytestconfig.stash.setdefault(RUNNING, [])
     directories: list[Path] = []
 
@@ -83,41 +96,41 @@ def fleet_factory(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Fleet
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
-    """moto's server; take a bucket of your own from it, as from the next two."""
+    """moto's server. Every test creates its own bucket, here and on the next two servers."""
     with s3_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def versitygw() -> Iterator[S3Server]:
-    """A server that is no test double; without Go the test is skipped."""
+    """A real S3 server, not a test double. The test is skipped on a machine without Go."""
     with versitygw_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session", name="named_s3")
-def server_of_the_user() -> Iterator[NamedS3]:
+def named_s3_server() -> Iterator[NamedS3]:
     """The server that SNAPSHOT_TEST_S3 names."""
     with named_s3() as server:
         yield server
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build versitygw if a test will need it: that takes longer than most tests."""
+    """Begin to build versitygw if a test needs it: the build takes longer than most tests."""
     if not session.config.option.collectonly and any(map(needs_versitygw, session.items)):
         BUILDING.begin()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for it before the time that a test may take begins."""
+    """Wait for the build before the test's timeout starts to run."""
     if needs_versitygw(item):
         BUILDING.wait()
     return (yield)
 
 
 def pytest_sessionfinish() -> None:
-    """Nobody needs it any more."""
+    """End the build if it is still running."""
     BUILDING.end()
 
 
@@ -141,6 +154,6 @@ def _log_text(lines: list[str]) -> str:
 
 
 def _delete(directory: Path) -> None:
-    # A fleet that could not be made whole has deleted itself; one that a test deleted is gone.
+    # There is none if its start failed, which deletes it, or if the test has deleted it.
     if is_fleet(directory):
         stop_fleet(directory, delete=True)

@@ -1,4 +1,4 @@
-"""A database of a test's own on the shared fleet's first primary: a fleet of one node, with a store of its own."""
+"""A separate database for a test on the shared fleet's first primary: a fleet of one node with its own store."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import psycopg
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
+from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.refusing import execute
-from tests.quick_spark import with_spark
-from tests.snapshot_runs import chains_dropped, described
+from tests.run.quick_spark import with_spark
 
 
 @contextmanager
 def own_database(embedded: EmbeddedFleet, directory: Path, name: str, more: str = "") -> Iterator[Fleet]:
-    """The fleet; the database, its slots, and all databases whose names begin like its own go at the end."""
-    found = described(embedded, directory / "fleet.toml", f"file://{directory}/store", more=more)
+    """Create the database and yield its fleet; at the end, drop its slots and all databases with the prefix `name`."""
+    found = configure_fleet(embedded, directory / "fleet.toml", f"file://{directory}/store", more=more)
     server = found.primaries[0]
     node = with_database(server, name)
-    # Commands read the file, too.
+    # Commands in a subprocess read the file.
     lines = (directory / "fleet.toml").read_text().split("[[node]]")
     described_node = f'[[node]]\nid = "{node.id}"\ndsn = "{node.dsn}"\n'
     (directory / "fleet.toml").write_text(f"{lines[0]}{described_node}{with_spark(more)}\n")
     fleet = replace(found, nodes=(node,))
     execute(with_database(server, "postgres").dsn, f"CREATE DATABASE {name}")
     try:
-        with chains_dropped(fleet):
+        with dropping_slots(fleet):
             yield fleet
     finally:
         maintenance = with_database(server, "postgres").dsn
@@ -40,8 +40,8 @@ def own_database(embedded: EmbeddedFleet, directory: Path, name: str, more: str 
             execute(maintenance, f'DROP DATABASE "{database}" WITH (FORCE)')
 
 
-def back(fleet: Fleet) -> Fleet:
-    """The same server with the database to restore into."""
+def restore_target(fleet: Fleet) -> Fleet:
+    """The same server, with another database to restore into."""
     (node,) = fleet.nodes
     name = node.dsn.split("dbname=")[-1].split()[0]
     return replace(fleet, nodes=(with_database(node, f"{name}_back"),))

@@ -1,4 +1,4 @@
-"""A database of its own on the first shard of a fleet that runs, described as a fleet of that shard."""
+"""A separate database on the first shard of a running fleet, described as a fleet of that shard alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psycopg.conninfo import make_conninfo
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from tests.integration.wal_place import await_database
-from tests.quick_spark import with_spark
+from tests.run.quick_spark import with_spark
 
 
 @contextmanager
 def database_on(
     embedded: EmbeddedFleet, name: str, folder: Path, *, user: str = "postgres", more: str = ""
 ) -> Iterator[Fleet]:
-    """The database, empty; its fleet.toml and its store are in `folder`. Dropped with all whose names begin like it."""
+    """Create the database, its fleet.toml and store in `folder`; at the end, drop all databases with prefix `name`."""
     primary = embedded.primaries[0]
     nodes = (primary, *embedded.backups_of(primary))
     lines = ['name = "own"', f"store = {json.dumps(f'file://{folder}/store')}"]
@@ -43,7 +43,7 @@ def database_on(
 
 
 def roll_back_prepared(dsn: str) -> None:
-    """A database is not dropped while there are any in it."""
+    """Roll back the database's prepared transactions: PostgreSQL does not drop a database that has any."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         query = "SELECT quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()"
         for (gid,) in connection.execute(query).fetchall():

@@ -1,4 +1,4 @@
-"""A refusal as it must be: by name and exit code, with a hint, before Spark, and with nothing changed."""
+"""What every refusal must do: give its name, exit code and a hint, start no Spark, and change nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NoSpark:
-    """A SparkSource that nobody may use: a refusal comes before."""
+    """A SparkSource that must not be used: a refusal comes before Spark starts."""
 
     def begin(self) -> None:
         raise AssertionError("a refusal starts no Spark")
@@ -38,23 +38,23 @@ def execute(dsn: str, *statements: str) -> None:
 
 
 def create(fleet: Fleet, name: str) -> None:
-    """Take a full snapshot that is to be refused."""
+    """Take a full snapshot that must be refused."""
     create_full(fleet, CreateRequest(name), NoSpark(), Silent())
 
 
-def go_on(fleet: Fleet, name: str) -> None:
-    """Take an increment that is to be refused."""
+def take_increment(fleet: Fleet, name: str) -> None:
+    """Take an increment that must be refused."""
     create_increment(fleet, CreateRequest(name), NoSpark(), Silent())
 
 
-def published_as(fleet: Fleet) -> str:
-    """The name of the fleet's publication of keyed tables, as docs/architecture.md has it: by the store's fleet id."""
+def publication_name(fleet: Fleet) -> str:
+    """The name of the fleet's publication of keyed tables, derived from the store's id as docs/architecture.md says."""
     document = json.loads(fleet.store.open().read("fleet.json"))
     return f"cutline_{document['fleet']}"
 
 
-def all_of(fleet: Fleet) -> dict[str, object]:
-    """All that a command could change: the store's objects, slots, databases and publications of every node."""
+def read_changeable(fleet: Fleet) -> dict[str, object]:
+    """Everything that a command could change: the store's objects, and every node's slots, databases, publications."""
     store = fleet.store.open()
     found: dict[str, object] = {key: store.size(key) for key in store.list("")}
     query = """
@@ -72,22 +72,22 @@ def all_of(fleet: Fleet) -> dict[str, object]:
 
 @contextmanager
 def refused(fleet: Fleet, slug: str, code: int = 3) -> Iterator[list[SnapshotError]]:
-    """The block ends in the refusal `slug`, and nothing is changed."""
-    before = all_of(fleet)
+    """Assert that the block ends with the refusal `slug` and changes nothing."""
+    before = read_changeable(fleet)
     errors: list[SnapshotError] = []
     with pytest.raises(SnapshotError) as raised:
         yield errors
     errors.append(raised.value)
     assert (raised.value.slug, raised.value.exit_code) == (slug, code), raised.value.message
     assert raised.value.hint
-    assert all_of(fleet) == before
+    assert read_changeable(fleet) == before
 
 
 @contextmanager
-def changed(dsn: str, change: str, back: str) -> Iterator[None]:
-    """The database with a change that is taken back."""
+def changed(dsn: str, change: str, undo: str) -> Iterator[None]:
+    """Change the database for the block, then undo the change."""
     execute(dsn, change)
     try:
         yield
     finally:
-        execute(dsn, back)
+        execute(dsn, undo)

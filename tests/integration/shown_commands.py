@@ -1,7 +1,7 @@
-"""The commands that README.md and docs/ show: found in the pages, parsed by the real command line, and played.
+"""The commands that README.md and docs/ show: find them in the pages, parse them with the real parser, run them.
 
-Pages show commands in code blocks, indented or fenced, and in inline code. In a block with `$ ` prompts the lines below
-a command are its whole output on stdout.
+Pages show commands in code blocks, indented or fenced, and in inline code. In a block with `$ ` prompts, the lines
+below a command are its whole output on stdout.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cli.main import COMMANDS, app, hoist_shared_options, run
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = "snapshot"
 PROMPT = "$ "
-# In a page's output: any number of lines.
+# Stands for any number of lines in a page's output.
 ELISION = "…"
 FENCE = re.compile(r"^(`{3,})(\w*).*\n((?:.*\n)*?)^\1\n", re.MULTILINE)
 INDENTED = re.compile(r"(?:^\n|\A)((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
-# What pages write where a number stands.
+# Placeholders that pages write for a number.
 NUMBERS = {"N": "1", "D": "30", "K": "2"}
 WAIT_SECONDS_MAX = 120
 
-# What differs from run to run: the words and the columns are left.
+# What differs from run to run. Words and columns remain.
 MASKS = (
     (re.compile(r"(?i)\d{8}t\d{6}z[_-][0-9a-f]+"), "ID"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\dZ?"), "MOMENT"),
@@ -50,7 +50,7 @@ MASKS = (
 
 @dataclass(frozen=True, slots=True)
 class ShownCommand:
-    """A command line of a page, without its comment. `output` is None where the page does not show it."""
+    """A command line of a page, without its comment. `output` is None if the page does not show it."""
 
     page: str
     line: str
@@ -69,16 +69,16 @@ def pages() -> list[Path]:
 
 
 def blocks_of(text: str) -> list[list[str]]:
-    """The code blocks of a page in their order, line by line, without indentation."""
+    """The code blocks of a page, in order, as lines without indentation."""
     found: list[tuple[int, str]] = [(match.start(), match[3]) for match in FENCE.finditer(text)]
-    # Of the same length, so that positions stay those of the page.
+    # Same length, so that positions in the rest are those of the page.
     rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "x", match[0]), text)
     found += [(match.start(), match[1]) for match in INDENTED.finditer(rest)]
     return [re.sub(r"(?m)^ {4}", "", body).strip("\n").split("\n") for _, body in sorted(found)]
 
 
 def commands_of(page: Path) -> list[ShownCommand]:
-    """The shell commands of a page's blocks: those after a prompt with their output, and bare `snapshot` lines."""
+    """The shell commands in a page's blocks: those after a prompt, with their output, and bare `snapshot` lines."""
     found: list[ShownCommand] = []
     for block in blocks_of(page.read_text(encoding="utf-8")):
         has_prompts = any(line.startswith(PROMPT) for line in block)
@@ -95,7 +95,7 @@ def commands_of(page: Path) -> list[ShownCommand]:
 
 
 def mentions_of(page: Path) -> list[ShownCommand]:
-    """The commands in a page's sentences: `snapshot gc`, and without the program's name `create NAME --terminal`."""
+    """The commands in a page's sentences, such as `snapshot gc` or, without the program, `create NAME --terminal`."""
     found: list[ShownCommand] = []
     for match in INLINE.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
         text = match[1].removeprefix(f"{PROGRAM} ")
@@ -107,9 +107,9 @@ def mentions_of(page: Path) -> list[ShownCommand]:
 
 
 def parse(command: ShownCommand) -> None:
-    """Parse a command line as the real one does; raise its usage error. In a sentence arguments may be missing.
+    """Parse a command line as the program does; raise its usage error.
 
-    So may the value of the last option: `restore --to`.
+    In a sentence, arguments may be missing, and so may the value of the last option: `restore --to`.
     """
     words = [NUMBERS.get(word, word) for word in hoist_shared_options(command.words)]
     try:
@@ -128,14 +128,14 @@ def _parse_command(parent: Any, words: list[str]) -> None:
 
 
 def shape_of(line: str) -> str:
-    """A line of output without what differs from run to run."""
+    """Mask what differs from run to run in a line of output."""
     for mask, name in MASKS:
         line = mask.sub(name, line)
     return line.strip()
 
 
 def difference(expected: tuple[str, ...], output: str) -> str:
-    """Where the shape of an output differs from the page's, "" where it does not."""
+    """How the shape of an output differs from the page's; "" if it does not."""
     shown, lines = [shape_of(line) for line in expected], [shape_of(line) for line in output.rstrip("\n").split("\n")]
     while shown and not shown[-1]:
         shown.pop()
@@ -146,30 +146,31 @@ def difference(expected: tuple[str, ...], output: str) -> str:
     return (
         ""
         if shown == (lines if output else [])
-        else f"the page shows\n{chr(10).join(expected)}\nand this came\n{output}"
+        else f"the page shows\n{chr(10).join(expected)}\nbut the command printed\n{output}"
     )
 
 
 @dataclass(slots=True)
 class Shell:
-    """Plays command lines in this process, one after the other; with `&` in a process of its own until `wait`.
+    """Runs command lines one after the other in this process; a line with `&` runs in a subprocess until `wait`.
 
-    `changes` are made to every line first, by regular expression. `played` are the lines as shown with their output.
+    `changes` are regular expressions and their replacements, applied to every line first. `outputs` holds the output of
+    every command that was run, as the page shows the command.
     """
 
     changes: Mapping[str, str] = field(default_factory=dict)
-    played: dict[ShownCommand, str] = field(default_factory=dict)
+    outputs: dict[ShownCommand, str] = field(default_factory=dict)
     _background: subprocess.Popen[str] | None = None
 
-    def play(self, command: ShownCommand) -> None:
+    def run_shown(self, command: ShownCommand) -> None:
         """Run one line and keep its output; raise AssertionError unless it exits with 0."""
         line = command.line
         for pattern, text in self.changes.items():
             line = re.sub(pattern, text, line)
-        self.played[command] = self._run(line)
+        self.outputs[command] = self._run(line)
 
     def close(self) -> None:
-        """End what still runs in the background."""
+        """End the background process if it is still running."""
         if self._background:
             self._background.terminate()
             self._background.communicate(timeout=WAIT_SECONDS_MAX)
@@ -185,7 +186,7 @@ class Shell:
             assert self._background.returncode == 0, problems
             self._background = None
             return output
-        assert program == PROGRAM, f"{line}: only {PROGRAM}, export and wait can be played"
+        assert program == PROGRAM, f"{line}: only {PROGRAM}, export and wait can be run"
         if words[-1] == "&":
             self._background = subprocess.Popen(
                 [sys.executable, "-c", "from cli.main import main; main()", *words[:-1]],

@@ -1,4 +1,4 @@
-"""What is refused is so with what would admit it."""
+"""A table that is not admissible is refused, with the statement that would make it admissible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.wal_place import Place, place
 
 __all__ = ["place"]  # the fixture
 
-# Tables that are refused, by their names.
+# Definitions of refused tables, by name.
 REFUSED = {
     "late_key": "(id int PRIMARY KEY DEFERRABLE, v int)",
     "later_key": "(id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v int NOT NULL, UNIQUE (v))",
@@ -30,7 +30,7 @@ def tables_of(place: Place) -> dict[str, Table]:
 
 
 def takes_updates(place: Place, name: str) -> bool:
-    """Whether PostgreSQL itself lets a published table be updated and deleted from."""
+    """Whether PostgreSQL itself permits UPDATE and DELETE on the published table."""
     try:
         place.connection.execute(f"UPDATE {name} SET v = v + 10".encode())
         place.connection.execute(f"DELETE FROM {name} WHERE id = 2".encode())
@@ -52,13 +52,13 @@ def test_the_statement_that_a_refusal_names_admits_the_table(place: Place) -> No
     assert all(takes_updates(place, name) for name in tables_of(place))
 
 
-def test_columns_that_postgresql_does_not_read_back_are_refused(place: Place) -> None:
+def test_columns_whose_output_postgresql_can_not_read_are_refused(place: Place) -> None:
     for statement in (
         "CREATE EXTENSION pg_trgm", "CREATE EXTENSION btree_gist", "CREATE DOMAIN tree AS pg_node_tree",
         "CREATE TYPE pair AS (n int, trees tree[])", "CREATE DOMAIN pairs AS pair[]",
         "CREATE TABLE plain (id int PRIMARY KEY, c \"char\", b box, v tsvector)",
         "CREATE TABLE parsed (id int PRIMARY KEY, many gtsvector[], t pairs, g gtrgm, u int, k gbtreekey_var)",
-        # A type that two columns have, in a table with another one that was dropped.
+        # Two columns of one type, and a dropped column.
         "CREATE TABLE more (id int PRIMARY KEY, a gtrgm, b tree, c gtrgm); ALTER TABLE more DROP a",
     ):  # fmt: skip
         place.connection.execute(statement.encode())

@@ -1,6 +1,7 @@
-"""Tables without identity, by option: what is followed comes back, and what nobody followed is noticed or warned of.
+"""Append-only tables: inserts and truncates are restored; an update or delete refuses the next increment.
 
-Judged by PostgreSQL: its COPY of the source, and how many rows the statements of this test have changed.
+If PostgreSQL's counters can't tell whether rows were updated or deleted, every output warns. The tests compare with
+PostgreSQL's COPY of the source, and with the number of rows that their statements change.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from fleet.config import Fleet
 from fleet.nodes.connections import connect
 from fleet.tables.append_only import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters
 from snapshots.records.commits import increment_numbers
-from tests.commands.in_process import run_here, told_here
-from tests.integration.own_database import back, own_database
-from tests.integration.refusing import execute, go_on, refused
-from tests.snapshot_runs import Ready, Runs, sorted_copies
+from tests.commands.in_process import run_as_text, run_here
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.own_database import own_database, restore_target
+from tests.integration.refusing import execute, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ FOLLOWED = (
     "DELETE FROM keyed WHERE id > 40",
     "VACUUM (FULL, ANALYZE) log",
 )
-# Each statement, and what is counted of which table when it has been executed after those before, and after HOT.
+# Each statement, and the counts that the refusal names after it, after HOT and after all statements before it.
 HOT = ("UPDATE log SET what = 'hot' WHERE at = 1", "public.log (1 rows updated, 0 deleted)")
 NOT_FOLLOWED = (
     ("UPDATE log SET at = 2 WHERE at = 1", "public.log (2 rows updated, 0 deleted)"),
@@ -103,22 +104,22 @@ def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(r
     assert {one.name for one in commit.left_out or ()} == set(TABLES)
     expected = sorted_copies(source)
     assert expected["public.log"] == b"1\tagain\n"
-    runs.restore(NAME, back(runs.fleet))
-    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected
-    assert_a_session_that_reports_late_is_noticed(runs, source)
+    runs.restore(NAME, restore_target(runs.fleet))
+    assert sorted_copies(restore_target(runs.fleet).nodes[0].dsn) == expected
+    assert_late_counts_refuse_the_next_increment(runs, source)
     for statement, counted in NOT_FOLLOWED:
         execute(source, statement)
         with refused(runs.fleet, "append-only-changed") as errors:
-            go_on(runs.fleet, NAME)
+            take_increment(runs.fleet, NAME)
         assert counted in errors[0].message, statement
         assert errors[0].message.startswith(
             "node s1: append-only tables were updated or deleted from since increment 2"
         )
         assert "increment 2 itself may lack the earliest" in errors[0].message
         assert "REPLICA IDENTITY FULL" in (errors[0].hint or "")
-    # The state before is what it was, but for what the session wrote; and what the hint says mends the chain.
-    runs.restore(NAME, back(runs.fleet))
-    found = sorted_copies(back(runs.fleet).nodes[0].dsn)
+    # Increment 2 differs from increment 1 only by what the late session wrote. The hint's remedy repairs the chain.
+    runs.restore(NAME, restore_target(runs.fleet))
+    found = sorted_copies(restore_target(runs.fleet).nodes[0].dsn)
     keyed, found_keyed = (set(rows.pop("public.keyed").splitlines()) for rows in (expected, found))
     assert found_keyed == keyed | {b"1000\treported"}
     assert found == expected
@@ -127,15 +128,15 @@ def test_inserts_and_truncates_are_followed_and_the_rest_refuses_the_increment(r
     runs.increment(NAME)
     execute(source, "UPDATE log SET what = 'followed'", "DELETE FROM measured WHERE value > 45")
     assert runs.increment(NAME).left_out == ()
-    runs.restore(NAME, back(runs.fleet))
-    assert sorted_copies(back(runs.fleet).nodes[0].dsn) == sorted_copies(source)
+    runs.restore(NAME, restore_target(runs.fleet))
+    assert sorted_copies(restore_target(runs.fleet).nodes[0].dsn) == sorted_copies(source)
 
 
-def assert_a_session_that_reports_late_is_noticed(runs: Runs, source: str) -> None:
-    """What it did before an increment refuses the next one."""
+def assert_late_counts_refuse_the_next_increment(runs: Runs, source: str) -> None:
+    """A session reports its UPDATE after the increment that it belongs to: the next increment is refused."""
     statement, counted = HOT
     with psycopg.connect(source, autocommit=True) as late:
-        # It has just reported, so it reports the UPDATE only once it is idle outside of a transaction.
+        # A session that has just reported its counts reports again only when it is idle outside of a transaction.
         late.execute("INSERT INTO keyed VALUES (1000, 'reported')")
         late.execute(statement.encode())
         late.execute("BEGIN")
@@ -144,7 +145,7 @@ def assert_a_session_that_reports_late_is_noticed(runs: Runs, source: str) -> No
         late.execute("COMMIT")
     assert counters(runs.fleet).rows == (1, 0)
     with refused(runs.fleet, "append-only-changed") as errors:
-        go_on(runs.fleet, NAME)
+        take_increment(runs.fleet, NAME)
     assert counted in errors[0].message
     assert "since increment 2," in errors[0].message
     assert (
@@ -152,25 +153,25 @@ def assert_a_session_that_reports_late_is_noticed(runs: Runs, source: str) -> No
     )
 
 
-def test_an_update_during_a_create_is_noticed_before_it_commits(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_during_a_create_is_found_before_the_commit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
 
-    def updating(work: Callable[..., Any]) -> Callable[..., Any]:
-        def updated(*given: Any) -> Any:
+    def update_before(work: Callable[..., Any]) -> Callable[..., Any]:
+        def update_and_work(*given: Any) -> Any:
             execute(source, "UPDATE log SET what = 'meanwhile' WHERE at = 1")
             return work(*given)
 
-        return updated
+        return update_and_work
 
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots.create.full_attempt, "_copy", updating(snapshots.create.full_attempt._copy))
+        patched.setattr(snapshots.create.full_attempt, "_copy", update_before(snapshots.create.full_attempt._copy))
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.full(NAME)
     assert "since this snapshot was begun" in raised.value.message
     runs.full(NAME)
     with monkeypatch.context() as patched:
         patched.setattr(
-            snapshots.create.increment_attempt, "take_cut", updating(snapshots.create.increment_attempt.take_cut)
+            snapshots.create.increment_attempt, "take_cut", update_before(snapshots.create.increment_attempt.take_cut)
         )
         with pytest.raises(AppendOnlyChangedError) as raised:
             runs.increment(NAME)
@@ -178,7 +179,7 @@ def test_an_update_during_a_create_is_noticed_before_it_commits(runs: Runs, monk
     assert increment_numbers(runs.fleet.store.open(), NAME) == []
 
 
-def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> None:
+def test_every_output_warns_that_counters_were_reset(runs: Runs) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
     commit = runs.full(NAME)
     assert WARNING not in create_lines(commit)
@@ -188,25 +189,25 @@ def test_counters_that_were_reset_are_warned_of_in_every_output(runs: Runs) -> N
     commit = runs.increment(NAME)
     assert WARNING in create_lines(commit)
     assert uncounted(create_document(commit)["left_out"]) == TABLES
-    # A later increment, of which nothing was reset, holds the same state.
+    # No counter was reset since, but a later increment includes the unknown changes.
     commit = runs.increment(NAME)
     assert WARNING in create_lines(commit)
-    report = runs.restore(NAME, back(runs.fleet))
+    report = runs.restore(NAME, restore_target(runs.fleet))
     assert WARNING in restore_lines(report)
     assert uncounted(restore_document(report)["not_in_snapshot"]) == TABLES
-    assert WARNING not in restore_lines(runs.restore(NAME, back(runs.fleet), 0))
+    assert WARNING not in restore_lines(runs.restore(NAME, restore_target(runs.fleet), 0))
     checked = runs.check(NAME)
     assert f"  {WARNING}" in check_lines(checked)
     assert uncounted(checked.to_json()["snapshots"][0]["warned"]) == TABLES
     for command, entry in ((("list",), ("snapshots", "warned")), (("show", NAME), ("left_out",))):
-        assert WARNING in told_here(runs.fleet, *command)
+        assert WARNING in run_as_text(runs.fleet, *command)
         code, document = run_here(runs.fleet, *command)
         found = document[entry[0]] if len(entry) == 1 else document[entry[0]][0][entry[1]]
         assert (code, uncounted(found)) == (0, TABLES)
-    # What is counted since is known.
+    # Changes after the reset are counted.
     execute(source, "DELETE FROM log WHERE at = 1")
     with refused(runs.fleet, "append-only-changed"):
-        go_on(runs.fleet, NAME)
+        take_increment(runs.fleet, NAME)
 
 
 def uncounted(left_out: list[dict[str, Any]]) -> list[str]:
@@ -214,7 +215,7 @@ def uncounted(left_out: list[dict[str, Any]]) -> list[str]:
 
 
 def eventually(claim: Callable[[], bool]) -> bool:
-    """Whether it comes true within a time that any server needs to take a setting."""
+    """Whether the claim becomes true within the time that a server needs to apply a setting."""
     deadline = time.monotonic() + 10
     while not claim():
         if time.monotonic() > deadline:
@@ -223,7 +224,7 @@ def eventually(claim: Callable[[], bool]) -> bool:
     return True
 
 
-def test_counters_that_are_lost_leave_a_trace(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+def test_lost_counters_are_recognised(fleet_factory: FleetFactory, tmp_path: Path) -> None:
     embedded = fleet_factory(shards=1, backups=0)
     with own_database(embedded, tmp_path, "counting") as fleet:
         (node,) = fleet.nodes
@@ -241,7 +242,7 @@ def test_counters_that_are_lost_leave_a_trace(fleet_factory: FleetFactory, tmp_p
         execute(node.dsn, "UPDATE log SET what = 'counted' WHERE at < 4")
         assert counters(fleet).rows == (3, 0)
         assert has_changed(before, counters(fleet))
-        # That of another table says the same of the database, and leaves these as they are.
+        # Resetting another table's counters keeps these, but makes the counters of the whole database unknown.
         now = counters(fleet)
         execute(node.dsn, "SELECT pg_stat_reset_single_table_counters('keyed'::regclass)")
         assert (counters(fleet).rows, are_counters_unknown(now, counters(fleet))) == ((3, 0), True)

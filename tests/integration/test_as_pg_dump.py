@@ -1,6 +1,6 @@
-"""Where PostgreSQL's own dump brings a database back as something else, Cutline brings back that same thing.
+"""Where a dump and restore with pg_dump does not reproduce a database exactly, Cutline differs in the same way.
 
-The same database is restored twice, by pg_dump and psql and by Cutline, and both are compared with each other.
+The same database is restored twice, with pg_dump and psql and with Cutline, and the two copies are compared.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import psycopg
 from embedded.fleet import EmbeddedFleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool
-from tests.integration.own_database import back, own_database
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,10 +40,10 @@ FIRST = (
     "INSERT INTO child VALUES (1, 1, 'one'), (2, 2, 'two')",
 )
 THEN = (
-    # It keeps the name of the constraint that it had from the whole, and stands before that in a dump.
+    # It keeps the constraint name that it inherited, and comes before its former parent in a dump.
     "ALTER TABLE whole DETACH PARTITION a_part",
     "UPDATE a_part SET v = 'alone' WHERE id = 1",
-    # In the heir it stands behind the heir's own columns, in a dump before them.
+    # In the child table the new column follows the child's own columns; a dump puts it before them.
     "ALTER TABLE parent ADD later text DEFAULT 'for all rows'",
     "UPDATE heir SET later = 'now' WHERE id = 2",
     "INSERT INTO heir (id, inherited, own, later) VALUES (4, 'i', 'after', 'l')",
@@ -57,7 +57,7 @@ HEIRS = "SELECT id, inherited, later, own FROM heir ORDER BY 1"
 NAMES = "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'n' ORDER BY 1, 2"
 
 
-def test_what_a_dump_of_postgresql_changes_is_changed_alike(
+def test_a_restore_differs_from_the_source_only_as_a_pg_dump_does(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
     with own_database(shared_fleet, tmp_path, "as_dump") as fleet:
@@ -68,27 +68,27 @@ def test_what_a_dump_of_postgresql_changes_is_changed_alike(
         runs.full(NAME)
         execute(source.dsn, *THEN)
         runs.increment(NAME)
-        runs.restore(NAME, back(fleet))
-        ours, theirs = back(fleet).nodes[0].dsn, with_database(source, "as_dump_by_pg_dump").dsn
+        runs.restore(NAME, restore_target(fleet))
+        ours, theirs = restore_target(fleet).nodes[0].dsn, with_database(source, "as_dump_by_pg_dump").dsn
         execute(with_database(source, "postgres").dsn, "CREATE DATABASE as_dump_by_pg_dump TEMPLATE template0")
         run_tool("pg_dump", *DUMP, f"--file={tmp_path / 'script'}", source.dsn)
         run_tool("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={tmp_path / 'script'}", theirs)
 
         assert sorted_copies(ours) == sorted_copies(theirs)
         assert run_tool("pg_dump", *DUMP, ours).stdout == run_tool("pg_dump", *DUMP, theirs).stdout
-        # By name the rows are the source's, and what is changed is what the documentation says.
+        # By column name the rows equal the source's. The differences are those that the documentation lists.
         assert rows(ours, HEIRS) == rows(source.dsn, HEIRS)
         assert rows(source.dsn, COLUMNS) == [("id inherited own later",)]
         assert rows(ours, COLUMNS) == [("id inherited later own",)]
         assert ("whole", "whole_id_not_null") in rows(source.dsn, NAMES)
         assert ("whole", "whole_id_not_null1") in rows(ours, NAMES)
         assert ("a_part", "whole_id_not_null") in rows(ours, NAMES)
-        assert_a_part_comes_back_alone(runs, source.dsn)
+        assert_selected_tables_are_restored_alone(runs, source.dsn)
 
 
-def assert_a_part_comes_back_alone(runs: Runs, source: str) -> None:
-    """Some tables of a snapshot, without what they would refer to."""
-    target = back(runs.fleet)
+def assert_selected_tables_are_restored_alone(runs: Runs, source: str) -> None:
+    """Restore some tables of the snapshot, without the tables that they reference."""
+    target = restore_target(runs.fleet)
     report = runs.restore(NAME, target, groups=("public.measured*", "public.child"))
     assert sorted(report.left_out) == [
         'foreign key "child_place_fkey" of "public"."child" on s1',
@@ -96,8 +96,8 @@ def assert_a_part_comes_back_alone(runs: Runs, source: str) -> None:
     ]
     expected = sorted_copies(source)
     for table, text in sorted_copies(target.nodes[0].dsn).items():
-        wanted = expected[table] if table.startswith(("public.measured_", "public.child")) else b""
-        assert text == wanted, table
+        rows_expected = expected[table] if table.startswith(("public.measured_", "public.child")) else b""
+        assert text == rows_expected, table
     assert expected["public.child"]
 
 

@@ -1,6 +1,6 @@
-"""All of it as a role that is no superuser, with just the privileges that docs/fleet-file.md asks for.
+"""All commands work as a role that is not a superuser, with just the privileges that docs/fleet-file.md asks for.
 
-And row-level security: such a role never copies less than there is, it is refused by name.
+A role from which row-level security hides rows is refused by name, so that no snapshot lacks rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fleet.tables.groups import read_tables
 from fleet.tables.left_out import LeftOutKind, read_left_out
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
-from tests.integration.own_database import back, own_database
-from tests.integration.refusing import create, execute, go_on, refused
-from tests.snapshot_runs import Ready, Runs, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.own_database import own_database, restore_target
+from tests.integration.refusing import create, execute, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ HIDDEN = "row-level security hides from the role of the dsn rows of app.secret o
 
 @pytest.fixture
 def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
-    """The database and the fleet as its superuser sees it; the roles go with it."""
+    """The database, as a fleet whose dsn is a superuser's. The roles are dropped at the end, too."""
     with own_database(shared_fleet, tmp_path, "role") as found:
         execute(found.nodes[0].dsn, *SCHEMA, *PRIVILEGES)
         yield found
@@ -69,7 +69,7 @@ def as_role(fleet: Fleet) -> Fleet:
     return replace(fleet, nodes=tuple(replace(node, dsn=make_conninfo(node.dsn, user=ROLE)) for node in fleet.nodes))
 
 
-def test_a_role_with_what_the_documentation_asks_for_can_do_all(fleet: Fleet, spark: SparkSession) -> None:
+def test_a_role_with_the_documented_privileges_can_run_every_command(fleet: Fleet, spark: SparkSession) -> None:
     (source,) = (node.dsn for node in fleet.nodes)
     ours = as_role(fleet)
     execute(source, f"ALTER ROLE {ROLE} BYPASSRLS")
@@ -89,10 +89,10 @@ def test_a_role_with_what_the_documentation_asks_for_can_do_all(fleet: Fleet, sp
         "INSERT INTO app.secret VALUES (3, 'c')",
     )
     runs.increment(NAME)
-    report = runs.restore(NAME, back(ours))
+    report = runs.restore(NAME, restore_target(ours))
     assert report.rows == 50 + 3 + 1
-    assert sorted_copies(back(fleet).nodes[0].dsn) == sorted_copies(source)
-    assert owners(back(fleet)) == owners(fleet)
+    assert sorted_copies(restore_target(fleet).nodes[0].dsn) == sorted_copies(source)
+    assert owners(restore_target(fleet)) == owners(fleet)
     checked = runs.check_one(NAME)
     assert (checked.conflicts, checked.compared.rows) == ([], 50 + 2 + 1)
 
@@ -106,7 +106,7 @@ def owners(fleet: Fleet) -> list[tuple[object, ...]]:
         return connection.execute(query).fetchall()
 
 
-def test_user_mappings_whose_options_the_role_is_not_shown_are_named(fleet: Fleet) -> None:
+def test_user_mappings_whose_options_are_hidden_from_the_role_are_named(fleet: Fleet) -> None:
     (source,) = (node.dsn for node in fleet.nodes)
     mapping = "CREATE USER MAPPING FOR role_reader SERVER hidden OPTIONS (password 'p')"
     execute(source, "CREATE FOREIGN DATA WRAPPER nothing", "CREATE SERVER hidden FOREIGN DATA WRAPPER nothing", mapping)
@@ -117,7 +117,7 @@ def test_user_mappings_whose_options_the_role_is_not_shown_are_named(fleet: Flee
         assert [(one.kind, one.name) for one in found if one.kind == LeftOutKind.USER_MAPPING] == named
 
 
-def test_who_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: SparkSession) -> None:
+def test_a_role_that_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: SparkSession) -> None:
     (source,) = (node.dsn for node in fleet.nodes)
     ours = as_role(fleet)
     with pytest.raises(SnapshotError) as raised:
@@ -128,7 +128,7 @@ def test_who_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: Spark
         create(ours, NAME)
     assert errors[0].message == HIDDEN
     assert "BYPASSRLS" in errors[0].hint
-    # Owners see all, unless that is forced upon them too; and so does who bypasses it.
+    # Owners see all rows unless row-level security is forced on them; BYPASSRLS sees all rows always.
     for change, hides in (
         (TO_PUBLISH, False), ("ALTER TABLE app.secret FORCE ROW LEVEL SECURITY", True),
         (f"ALTER ROLE {ROLE} BYPASSRLS", False), (f"ALTER ROLE {ROLE} NOBYPASSRLS", True),
@@ -138,7 +138,7 @@ def test_who_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: Spark
         with connect(ours.nodes[0]) as connection:
             hidden = {t.group.name: t.hides_rows for t in read_tables(connection, ours.groups)}
             assert hidden == {"app.paid": False, "app.secret": hides}, change
-            # Where that was missed, PostgreSQL would fail the copy, and not filter it.
+            # If Cutline missed it, PostgreSQL would fail the copy instead of filtering its rows.
             if hides:
                 with pytest.raises(Exception, match="affected by row-level security"):
                     connection.execute("SELECT * FROM app.secret")
@@ -146,5 +146,5 @@ def test_who_can_not_see_every_row_is_refused_by_name(fleet: Fleet, spark: Spark
     runs.full(NAME)
     execute(source, "ALTER TABLE app.secret ENABLE ROW LEVEL SECURITY")
     with refused(ours, "table-not-admissible") as errors:
-        go_on(ours, NAME)
+        take_increment(ours, NAME)
     assert errors[0].message == HIDDEN

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from embedded.bank import BankInvariants, NoBankError, prepared_gids, read_invariants
+from embedded.bank import BankInvariants, NoBankError, read_invariants, read_prepared_gids
 from embedded.bank_workload import BankBusyError, BankStoppedError, BankWorkload
 from embedded.fleet import EmbeddedFleet
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 WAIT_SECONDS_MAX = 30
 LOCK_ALL = "BEGIN; SELECT FROM account FOR UPDATE; PREPARE TRANSACTION 'in-the-way'"
 ONE_ACROSS = "(SELECT id FROM transfer WHERE (from_account - 1) / 10000 <> (to_account - 1) / 10000 LIMIT 1)"
-# Each spoils one shard in a way that the numbers of rows alone do not show.
+# Each corrupts one shard in a way that row counts alone do not show.
 FAULTS = {
-    "a half of a transfer is lost": (
+    "half of a transfer is lost": (
         f"WITH lost AS (DELETE FROM transfer WHERE id = {ONE_ACROSS} RETURNING *)"
         " UPDATE account SET balance = balance"
         "  + CASE account.id WHEN lost.from_account THEN lost.amount ELSE -lost.amount END"
         "  FROM lost WHERE account.id IN (lost.from_account, lost.to_account)",
         "half_present",
     ),
-    "a half of a transfer says another amount": (
+    "half of a transfer has another amount": (
         f"UPDATE transfer SET amount = amount + 1 WHERE id = {ONE_ACROSS}",
         "half_present",
     ),
@@ -50,6 +50,11 @@ FAULTS = {
 def execute(dsn: str, statement: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(statement.encode())
+
+
+def prepared_gids(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        return read_prepared_gids(connection)
 
 
 def all_prepared(dsns: Sequence[str]) -> list[str]:
@@ -80,7 +85,7 @@ def test_the_invariants_hold_while_money_moves_and_after(shared_fleet: EmbeddedF
     with BankWorkload(dsns, clients=4) as workload:
         for _ in range(3):
             wait_for_transactions(workload, 50)
-            # At any moment every shard alone is right; together they are wherever nothing is under way.
+            # Each shard is correct at any moment, the fleet as a whole only while no transaction is in progress.
             assert read_invariants(dsns).unexplained_accounts == ()
             workload.pause()
             counted = workload.committed
@@ -125,8 +130,8 @@ def test_one_shard_has_local_transactions_only(shared_fleet: EmbeddedFleet) -> N
 
 
 @contextmanager
-def spoiled(dsn: str, statement: str) -> Iterator[None]:
-    """The bank of one shard after `statement`, and as it was before once the block has ended."""
+def corrupted(dsn: str, statement: str) -> Iterator[None]:
+    """Run `statement` on one shard's bank; put the previous rows back at the end."""
     execute(dsn, "CREATE TABLE a AS TABLE account; CREATE TABLE t AS TABLE transfer")
     try:
         execute(dsn, statement)
@@ -142,7 +147,7 @@ def test_a_fault_on_one_shard_is_found(shared_fleet: EmbeddedFleet, fault: str) 
     run_for(0.2, dsns)
     assert_sound(read_invariants(dsns))
     statement, found_in = FAULTS[fault]
-    with spoiled(dsns[1], statement):
+    with corrupted(dsns[1], statement):
         invariants = read_invariants(dsns)
     assert not invariants.hold
     assert getattr(invariants, found_in)
@@ -159,7 +164,7 @@ def test_a_second_workload_and_another_fleet_are_refused(shared_fleet: EmbeddedF
         assert first.wait(0.05)
 
 
-def test_a_killed_shard_ends_the_workload_and_a_deleted_one_can_be_left_behind(
+def test_a_killed_shard_ends_the_workload_and_a_deleted_one_can_be_abandoned(
     fleet_factory: FleetFactory,
 ) -> None:
     fleet = fleet_factory(shards=2)
@@ -176,10 +181,10 @@ def test_a_killed_shard_ends_the_workload_and_a_deleted_one_can_be_left_behind(
     run_for(0.2, dsns)
     assert all_prepared(dsns) == []
     assert_sound(read_invariants(dsns))
-    a_deleted_shard_can_be_left_behind(fleet)
+    assert_a_deleted_shard_can_be_abandoned(fleet)
 
 
-def a_deleted_shard_can_be_left_behind(fleet: EmbeddedFleet) -> None:
+def assert_a_deleted_shard_can_be_abandoned(fleet: EmbeddedFleet) -> None:
     with BankWorkload(fleet.dsns(), clients=8) as workload:
         wait_for_transactions(workload, 50)
         fleet.delete_node_data(fleet.node("s1"))
@@ -187,7 +192,7 @@ def a_deleted_shard_can_be_left_behind(fleet: EmbeddedFleet) -> None:
     assert prepared_gids(fleet.dsns()[1]) == []
 
 
-def test_abandoning_does_not_wait_for_what_is_in_the_way(shared_fleet: EmbeddedFleet) -> None:
+def test_abandoning_does_not_wait_for_locks(shared_fleet: EmbeddedFleet) -> None:
     dsns = shared_fleet.dsns()
     workload = BankWorkload(dsns, clients=8)
     workload.start()
@@ -206,7 +211,7 @@ def test_abandoning_does_not_wait_for_what_is_in_the_way(shared_fleet: EmbeddedF
 
 @contextmanager
 def load(fleet: EmbeddedFleet, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`snapshot demo load` as a process of its own, which has ended when the block has."""
+    """Run `snapshot demo load` as a subprocess, and kill it at the end if it is still running."""
     command = [sys.executable, "-c", "from cli.main import main; main()"]
     words = ["demo", "load", str(fleet.directory), *arguments]
     with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -230,9 +235,9 @@ def wait_until_money_moves(dsn: str, before: int) -> None:
 
 def test_load_reports_what_it_did(shared_fleet: EmbeddedFleet) -> None:
     with load(shared_fleet, "--seconds", "0.5", "--clients", "2", "--json") as process:
-        answer, said = process.communicate(timeout=WAIT_SECONDS_MAX)
-    assert process.returncode == 0, said
-    document = json.loads(answer)
+        stdout, stderr = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert process.returncode == 0, stderr
+    document = json.loads(stdout)
     assert document["schema"] == "cutline/demo-load/1"
     assert document["invariants"]["hold"] is True
     assert document["transactions"]["local"] > 0
@@ -240,16 +245,16 @@ def test_load_reports_what_it_did(shared_fleet: EmbeddedFleet) -> None:
     assert 0 < document["p99_seconds"] <= document["longest_seconds"]
 
 
-def test_load_says_when_the_books_are_wrong(shared_fleet: EmbeddedFleet) -> None:
+def test_load_reports_that_the_books_are_wrong(shared_fleet: EmbeddedFleet) -> None:
     dsn = shared_fleet.dsns()[0]
     execute(dsn, "UPDATE account SET balance = balance + 1 WHERE id = 1")
     try:
         with load(shared_fleet, "--seconds", "0.2") as process:
-            answer, _ = process.communicate(timeout=WAIT_SECONDS_MAX)
+            stdout, _ = process.communicate(timeout=WAIT_SECONDS_MAX)
     finally:
         execute(dsn, "UPDATE account SET balance = balance - 1 WHERE id = 1")
     assert process.returncode == 1
-    assert "DO NOT BALANCE: 20,000,001 in all instead of 20,000,000" in answer
+    assert "DO NOT BALANCE: 20,000,001 in all instead of 20,000,000" in stdout
 
 
 @pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8)])
@@ -261,17 +266,17 @@ def test_an_interrupted_load_leaves_nothing_prepared(
     with load(shared_fleet, "--seconds", "60", "--clients", "8") as process:
         wait_until_money_moves(dsns[0], before)
         process.send_signal(end)
-        _, said = process.communicate(timeout=WAIT_SECONDS_MAX)
-    assert process.returncode == code, said
+        _, stderr = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert process.returncode == code, stderr
     assert all_prepared(dsns) == []
     assert_sound(read_invariants(dsns))
 
 
-def test_a_killed_load_is_settled_by_the_next(shared_fleet: EmbeddedFleet) -> None:
+def test_a_killed_load_is_settled_by_the_next_one(shared_fleet: EmbeddedFleet) -> None:
     dsns = shared_fleet.dsns()
     before = count_transfers(dsns[0])
     with load(shared_fleet, "--seconds", "60", "--clients", "8"):
-        # The end of this block kills it.
+        # Leaving the block kills it.
         wait_until_money_moves(dsns[0], before)
     run_for(0.2, dsns)
     assert all_prepared(dsns) == []

@@ -1,8 +1,8 @@
-"""In the manner of Jepsen: causal chains and the bank on four shards, increments at random moments, which are restored.
+"""A Jepsen-style test: four shards run causal chains and the bank, increments are taken at random times and restored.
 
-What an increment restores to is judged by itself (foreign keys, twins, chains without a hole, the bank's sums) and
-by the journal of the clients: nothing that they were told is lost, nothing is there that they did not do. Of the
-cuts, most have markers that reach the shards as unevenly as over a bad network. Two-phase transactions are held over
+Every restored state must be consistent in itself (foreign keys, twins, chains without a hole, the bank's sums). It must
+also agree with the clients' journal: no acknowledged commit is lost, and there is no row that no client wrote. For most
+cuts the markers reach the shards at different times, as over a bad network. Two-phase transactions stay open over
 several cuts, prepared everywhere or committed on one shard only.
 """
 
@@ -27,13 +27,14 @@ from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.nodes.connections import with_database
 from snapshots.records.commit import Commit
 from tests.causal.chain import HALF, Calendar, ChainClient
-from tests.causal.journal import Occurred, Taken, Transaction, disagreements, occurred
-from tests.causal.state import ChainState, create_chains, faults_of, read_state
+from tests.causal.journal import Occurrences, TakenIncrement, Transaction, count_occurrences, find_disagreements
+from tests.causal.state import ChainState, create_chains, find_faults, read_state
 from tests.causal.workload import CausalWorkload
-from tests.snapshot_runs import Ready, Runs, described
-from tests.soak import SEED, SOAK_SECONDS
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
+from tests.run.soak import SEED, SOAK_SECONDS
+from tests.wal.markers import write_marker
 from wal.cut.cut_values import Cut
-from wal.cut.markers import Marker, write_marker
+from wal.cut.markers import Marker
 from wal.cut.resolve import NodeWindow, resolve
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ NAME = "chains"
 BACK = "chains_back"
 SHARDS = 4
 INCREMENTS = 30 if SOAK_SECONDS else 10
-# How many of them and the full snapshot are restored.
+# How many of the increments and the full snapshot are restored.
 JUDGED = INCREMENTS + 1 if SOAK_SECONDS else 4
 PAUSE_SECONDS_MAX = 1.0
-# How late a marker comes at most, for one cut in four each.
+# The maximum delay of a cut's markers; every cut draws one of these.
 MARKER_SECONDS_MAX = (0.0, 0.02, 0.1, 0.3)
 SHORT_SECONDS_MAX = 900
 ROUND_SECONDS_MAX = 1200
@@ -56,20 +57,20 @@ ROUND_SECONDS_MAX = 1200
 
 @dataclass(slots=True)
 class Increments:
-    """The chain of one round as it is taken: the commits, and when each was under way."""
+    """The chain of one round: its commits, and when each create ran."""
 
     runs: Runs
     commits: list[Commit] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[TakenIncrement] = field(default_factory=list)
 
     def take(self) -> None:
-        """The full snapshot first, then an increment every time."""
+        """Take the full snapshot first, and an increment in every later call."""
         started = time.monotonic()
         self.commits.append(self.runs.increment(NAME) if self.commits else self.runs.full(NAME))
-        self.taken.append(Taken(len(self.taken), started, time.monotonic()))
+        self.taken.append(TakenIncrement(len(self.taken), started, time.monotonic()))
 
-    def restored(self, number: int) -> ChainState:
-        """What the increment restores to; by itself it must be sound in everything but the chains."""
+    def restore(self, number: int) -> ChainState:
+        """Restore an increment, assert the bank's invariants, and return the state for the checks of the chains."""
         target = replace(self.runs.fleet, nodes=tuple(with_database(n, BACK) for n in self.runs.fleet.primaries))
         self.runs.restore(NAME, target, number)
         dsns = [node.dsn for node in target.primaries]
@@ -96,7 +97,7 @@ class Round:
     seed: int
     increments: int
     raised: int
-    occurred: Occurred
+    occurred: Occurrences
     taking_seconds: float
     seconds: float
 
@@ -106,12 +107,12 @@ class Round:
             f"CUTLINE_SEED={self.seed}: {self.increments} increments, {self.raised} with a position raised; "
             f"{done.transactions} transactions, {done.links} links, {done.trims} trims, {done.tagged} tagged; "
             f"{done.held} held ({done.rolled_back} rolled back), {done.half} half committed, {done.early} times early; "
-            f"0 torn; {self.taking_seconds:.0f} s until all were taken, {self.seconds:.0f} s with {JUDGED} restored"
+            f"0 torn; all taken after {self.taking_seconds:.0f} s, {JUDGED} restored after {self.seconds:.0f} s"
         )
 
 
 def late_markers(chance: random.Random) -> Callable[..., dict[str, int]]:
-    """`write_markers` over a network that brings each message after a time of its own."""
+    """`write_markers` as over a network that delays every message differently."""
 
     def write_late(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, int]:
         latest = chance.choice(MARKER_SECONDS_MAX)
@@ -129,7 +130,7 @@ def late_markers(chance: random.Random) -> Callable[..., dict[str, int]]:
 
 @contextmanager
 def fleet_of(directory: Path, backups: int) -> Iterator[EmbeddedFleet]:
-    """A fleet for one round: a long run must not keep those of all its rounds."""
+    """A fleet for one round, deleted after it: a long run must not keep the fleets of all its rounds."""
     fleet = start_fleet(directory, shards=SHARDS, backups=backups)
     try:
         yield fleet
@@ -138,7 +139,7 @@ def fleet_of(directory: Path, backups: int) -> Iterator[EmbeddedFleet]:
 
 
 def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> Round:
-    """Take a snapshot and its increments under the workload, restore and judge every one."""
+    """Take a snapshot and its increments under the workload; restore and judge JUDGED of them."""
     began = time.monotonic()
     chance = random.Random(f"{seed} increments")
     dsns = embedded.dsns()
@@ -149,7 +150,7 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
     with monkeypatch.context() as patched, CausalWorkload(dsns, seed) as workload:
         patched.setattr(snapshots.create.make_cut, "write_markers", late_markers(chance))
         workload.wait(0.5)
-        # The slots of a full snapshot wait for what is prepared; later cuts wait for nothing.
+        # Creating a full snapshot's slots waits for prepared transactions; later cuts wait for nothing.
         increments.take()
         workload.calendar.may_hold = True
         for _ in range(INCREMENTS):
@@ -158,33 +159,33 @@ def run_round(runs: Runs, embedded: EmbeddedFleet, seed: int, monkeypatch: pytes
             workload.calendar.cuts += 1
     taking_seconds = time.monotonic() - began
     judged = sorted([*chance.sample(range(INCREMENTS), JUDGED - 1), INCREMENTS])
-    faults = [f"increment {n}: {fault}" for n in judged for fault in faults_of(increments.restored(n))]
-    faults += disagreements(workload.journal, [increments.taken[number] for number in judged])
+    faults = [f"increment {n}: {fault}" for n in judged for fault in find_faults(increments.restore(n))]
+    faults += find_disagreements(workload.journal, [increments.taken[number] for number in judged])
     assert faults == []
     assert_commits_agree(increments, workload.journal)
     cuts = [commit.cut.nodes for commit in increments.commits]
     raised = sum(any(node.position > node.start for node in nodes) for nodes in cuts)
-    happened = occurred(workload.journal, increments.taken)
+    happened = count_occurrences(workload.journal, increments.taken)
     return Round(seed, INCREMENTS, raised, happened, taking_seconds, time.monotonic() - began)
 
 
 def assert_commits_agree(increments: Increments, journal: list[Transaction]) -> None:
-    """What a commit says of open transactions is what their clients know."""
-    before = Taken(-1, 0.0, 0.0)
+    """Assert that the commits agree with the clients' journal about open transactions."""
+    before = TakenIncrement(-1, 0.0, 0.0)
     for taken, commit in zip(increments.taken, increments.commits, strict=True):
         cut = commit.cut
         undecided = {found.node: {entry.global_id for entry in found.undecided} for found in cut.nodes}
         for one in journal:
-            if one.is_held_over(taken):
+            if one.is_held_throughout(taken):
                 assert all(one.gid in undecided[f"s{shard + 1}"] for shard in one.shards), (taken.number, one)
-        # One that is half committed over several cuts comes in early with the first of them.
-        early = [one for one in journal if one.is_half_committed_over(taken) and not one.may_be_in(before)]
+        # A transaction that is half committed over several cuts is included early in the first of them.
+        early = [one for one in journal if one.is_half_committed_throughout(taken) and not one.may_be_in(before)]
         assert cut.included_early >= len(early), (taken.number, cut.included_early, early)
         before = taken
 
 
 def assert_something_happened(round_: Round) -> None:
-    """Or the round would prove nothing."""
+    """Assert that every interesting case occurred; otherwise the round would prove nothing."""
     done = round_.occurred
     assert done.held - done.rolled_back >= 1, round_
     assert done.rolled_back >= 2, round_
@@ -197,7 +198,7 @@ def assert_something_happened(round_: Round) -> None:
 
 
 @pytest.mark.timeout(max(SHORT_SECONDS_MAX, SOAK_SECONDS + ROUND_SECONDS_MAX))
-def test_no_increment_tears_or_loses_what_a_client_was_told(
+def test_no_increment_tears_a_transaction_or_loses_an_acknowledged_commit(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deadline = time.monotonic() + SOAK_SECONDS
@@ -207,7 +208,7 @@ def test_no_increment_tears_or_loses_what_a_client_was_told(
         print(f"CUTLINE_SEED={seed}")  # noqa: T201  # shown when the test fails
         directory = tmp_path / f"round-{len(rounds)}"
         with fleet_of(directory, backups=1 if SOAK_SECONDS else 0) as embedded:
-            fleet = described(embedded, directory / "described.toml", f"file://{tmp_path}/store-{len(rounds)}")
+            fleet = configure_fleet(embedded, directory / "described.toml", f"file://{tmp_path}/store-{len(rounds)}")
             runs = Runs(fleet, Ready(spark))
             rounds.append(run_round(runs, embedded, seed, monkeypatch))
             report = runs.check_one(NAME)
@@ -219,17 +220,17 @@ def test_no_increment_tears_or_loses_what_a_client_was_told(
 
 
 def cut_at_the_start_markers(windows: Mapping[str, NodeWindow]) -> Cut:
-    """Every node for itself, as backups of single nodes are: nothing raises a position, nothing comes in early."""
+    """Resolve every node alone, as separate backups would: no position is raised, nothing is included early."""
     alone = [resolve({node: window}) for node, window in windows.items()]
     nodes = tuple(node for cut in alone for node in cut.nodes)
     return Cut(nodes, sum(cut.global_transactions for cut in alone), 0, sum(cut.in_flight for cut in alone))
 
 
-def test_the_start_markers_alone_are_found_torn(
+def test_a_cut_at_the_start_markers_alone_is_found_torn(
     fleet_factory: FleetFactory, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedded = fleet_factory(shards=2)
-    runs = Runs(described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store"), Ready(spark))
+    runs = Runs(configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store"), Ready(spark))
     for dsn in embedded.dsns():
         create_chains(dsn)
     runs.init()
@@ -241,17 +242,17 @@ def test_the_start_markers_alone_are_found_torn(
         chain.grow()
         chain.grow()
         increments.take()
-        chain.settle()
+        chain.decide_all()
         chain.grow()
         chain.grow()
         monkeypatch.setattr(snapshots.create.make_cut, "resolve", cut_at_the_start_markers)
         increments.take()
-        chain.settle()
-    assert faults_of(increments.restored(0)) == []
-    assert faults_of(increments.restored(1)) == []
-    assert disagreements(chain.journal, increments.taken[:2]) == []
-    faults = faults_of(increments.restored(2))
+        chain.decide_all()
+    assert find_faults(increments.restore(0)) == []
+    assert find_faults(increments.restore(1)) == []
+    assert find_disagreements(chain.journal, increments.taken[:2]) == []
+    faults = find_faults(increments.restore(2))
     assert len([fault for fault in faults if fault.startswith("torn")]) == 2, faults
-    found = disagreements(chain.journal, increments.taken)
+    found = find_disagreements(chain.journal, increments.taken)
     assert len([fault for fault in found if fault.startswith("torn: increment 2")]) == 2, found
     assert len([fault for fault in found if fault.startswith("lost: increment 2")]) == 2, found

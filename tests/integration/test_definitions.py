@@ -1,7 +1,7 @@
-"""A database with an object of every kind comes back as PostgreSQL itself describes it, and after DDL too.
+"""A database with an object of every kind is restored as PostgreSQL itself describes it, also after DDL.
 
-Judged by pg_dump of the source, taken when nothing ran there, and by sorted COPY. The source is a database of the
-shared fleet's first server, the target one of its second, which knows none of the source's roles.
+The restored database is compared with pg_dump and sorted COPY of the idle source. The source is a database on the
+shared fleet's first server; the target is one on the second server, which has none of the source's roles.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fleet.programs.wheel import run_tool
 from fleet.progress import Noting, Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from restore.restore import check_restore, restore_fleet
+from restore.restore import preview_restore, restore_fleet
 from restore.target import TargetUnfitError
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
-from tests.soak import SOAK_SECONDS
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
+from tests.run.soak import SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "definitions"
 SOURCE, TARGET = "defs_source", "defs_target"
-# By name, as a restore makes them: pg_dump lists a policy's roles in the order in which the server has them.
+# Sorted by name, as a restore creates them: pg_dump lists a policy's roles in the server's order.
 ROLES = ('defs "odd" role', "defs_owner", "defs_reader")
 SCRIPTS = Path(__file__).parent / "definitions"
 NOT_COPIED = ("app.unlogged",)
-# Another database has other oids for an enum's labels, and so another hash.
+# Another database has other oids for an enum's labels, and therefore other hashes.
 BY_HASH_OF_ENUM = ("app.by_mood_0", "app.by_mood_1", "app.by_mood_2")
-# Can be filled only in the source.
-NOT_FILLED = ("app.only_here", "app.below_it")
+# Can be populated only in the source.
+NOT_POPULATED = ("app.only_here", "app.below_it")
 SEQUENCES_QUERY = """
 SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'S' AND c.relpersistence = 'p' ORDER BY 1
@@ -49,7 +49,7 @@ VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of a database by PostgreSQL's own output."""
+    """A whole database as PostgreSQL prints it."""
 
     ddl: str
     rows: dict[str, Any]
@@ -71,7 +71,7 @@ def state_of(dsn: str) -> State:
             rows[f"query of {name}"] = connection.execute(query.encode()).fetchall()
     for leaf in BY_HASH_OF_ENUM:
         del rows[leaf]
-    for view in NOT_FILLED:
+    for view in NOT_POPULATED:
         rows.pop(f"query of {view}", None)
     return State(ddl, rows)
 
@@ -90,7 +90,7 @@ def run_script(dsn: str, name: str) -> None:
 @pytest.fixture
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Runs]:
     servers = [primary.dsn("postgres") for primary in shared_fleet.primaries]
-    fleet = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     fleet = replace(fleet, nodes=(with_database(fleet.primaries[0], SOURCE),))
     try:
         with psycopg.connect(servers[0], autocommit=True) as server:
@@ -99,7 +99,7 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> It
                 server.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
         run_script(fleet.nodes[0].dsn, "schema.sql")
         run_script(fleet.nodes[0].dsn, "rows.sql")
-        with chains_dropped(fleet):
+        with dropping_slots(fleet):
             found = Runs(fleet, Ready(spark))
             found.init()
             yield found
@@ -117,12 +117,12 @@ def clean(dsn: str) -> None:
             server.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
 
 
-def test_every_kind_of_object_comes_back_as_pg_dump_describes_it(runs: Runs, shared_fleet: EmbeddedFleet) -> None:
+def test_every_kind_of_object_is_restored_as_pg_dump_describes_it(runs: Runs, shared_fleet: EmbeddedFleet) -> None:
     (source,) = runs.fleet.nodes
     target = replace(runs.fleet, nodes=(replace(source, dsn=shared_fleet.primaries[1].dsn(TARGET)),))
     runs.full(NAME)
     states = [state_of(source.dsn)]
-    assert_roles_are_made_by_option(runs, target)
+    assert_roles_are_created_only_by_option(runs, target)
     assert_same(state_of(target.nodes[0].dsn), states[0])
 
     run_script(source.dsn, "changes.sql")
@@ -141,15 +141,15 @@ def test_every_kind_of_object_comes_back_as_pg_dump_describes_it(runs: Runs, sha
         assert_same(state_of(target.nodes[0].dsn), states[0])
 
 
-def assert_roles_are_made_by_option(runs: Runs, target: Fleet) -> None:
+def assert_roles_are_created_only_by_option(runs: Runs, target: Fleet) -> None:
     request = RestoreRequest(NAME, replace=True)
     with pytest.raises(TargetUnfitError) as refused:
-        check_restore(plan_restore(runs.fleet, target, request), Silent())
+        preview_restore(plan_restore(runs.fleet, target, request), Silent())
     assert sorted(refused.value.details["roles"]) == sorted(ROLES)  # type: ignore[call-overload]  # a list
     assert "--create-roles" in refused.value.hint
     request = replace(request, create_roles=True)
     planned = plan_restore(runs.fleet, target, request)
-    assert sorted(check_restore(planned, Silent())["s1"]) == sorted(ROLES)
+    assert sorted(preview_restore(planned, Silent())["s1"]) == sorted(ROLES)
     notes = Noting(Silent())
     report = restore_fleet(plan_restore(runs.fleet, target, request), runs.spark, notes)
     assert sorted(report.roles_created) == sorted(f"s1: {role}" for role in ROLES)

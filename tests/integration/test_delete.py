@@ -1,4 +1,4 @@
-"""Deleting and pruning on a real fleet: nothing stays on the nodes, other chains go on, restores are not disturbed."""
+"""Deleting and pruning on a real fleet: nothing stays on the nodes, other chains continue, restores are protected."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from snapshots.records.commits import read_chain
 from snapshots.records.tombstones import is_deleted
 from snapshots.removal.deletion import delete_snapshot
 from snapshots.removal.pruning import preview_prune
-from tests.cli_runs import run_here
-from tests.integration.refusing import create, go_on, refused
-from tests.s3_server import S3Server
-from tests.snapshot_runs import (
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import (
     Ready,
     Runs,
-    chains_dropped,
     command_line,
-    described,
+    configure_fleet,
+    dropping_slots,
     names_of_snapshots,
     run_command,
     runs_on,
     slots_of,
     sorted_copies,
 )
-from tests.stored_documents import documents_known
+from tests.integration.refusing import create, refused, take_increment
+from tests.s3.server import S3Server
+from tests.stores.documents import check_documents
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ COPIED = "copied"
 
 @pytest.fixture(scope="module")
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """The shared fleet with a chain that nobody deletes."""
-    with runs_on(shared_fleet, tmp_path_factory.mktemp("delete"), spark) as made:
-        made.full("staying")
-        yield made
+    """The shared fleet with one chain that no test deletes."""
+    with runs_on(shared_fleet, tmp_path_factory.mktemp("delete"), spark) as found:
+        found.full("staying")
+        yield found
 
 
 def slots(fleet: Fleet) -> set[tuple[str, str]]:
@@ -77,13 +77,13 @@ def keys(fleet: Fleet, prefix: str) -> list[str]:
     return fleet.store.open().list(prefix)
 
 
-def done(fleet: Fleet, *words: str) -> dict[str, object]:
+def run_ok(fleet: Fleet, *words: str) -> dict[str, object]:
     code, document = run_here(fleet, *words)
     assert code == 0, document
     return document
 
 
-def test_a_deleted_snapshot_leaves_nothing_and_the_others_go_on(runs: Runs) -> None:
+def test_a_deleted_snapshot_leaves_nothing_and_other_chains_continue(runs: Runs) -> None:
     fleet = runs.fleet
     chain = runs.full("going").operation
     points = [runs.increment("going").created_at]
@@ -91,20 +91,20 @@ def test_a_deleted_snapshot_leaves_nothing_and_the_others_go_on(runs: Runs) -> N
     assert {(slot, node.id) for node in fleet.nodes} < before
     objects = len(keys(fleet, "snapshots/going"))
 
-    plan = done(fleet, "delete", "going", "--dry-run")
+    plan = run_ok(fleet, "delete", "going", "--dry-run")
     assert (plan["state"], plan["objects"], plan["slots"]) == ("planned", objects, [slot])
     assert [one["increment"] for one in plan["restore_points"]] == [0, 1]  # type: ignore[attr-defined]
     assert plan["restore_points"][1]["created_at"] == points[0]  # type: ignore[index]
     assert slots(fleet) == before
     assert names_of_snapshots(fleet) == ["going", "staying"]
 
-    document = done(fleet, "delete", "going")
+    document = run_ok(fleet, "delete", "going")
     assert (document["state"], document["objects"]) == ("deleted", objects)
     assert slots(fleet) == {one for one in before if one[0] != slot}
     assert publications(fleet)
     assert keys(fleet, "snapshots/going") == []
     assert names_of_snapshots(fleet) == ["staying"]
-    assert done(fleet, "delete", "going")["state"] == "already-deleted"
+    assert run_ok(fleet, "delete", "going")["state"] == "already-deleted"
     with refused(fleet, "snapshot-deleted"):
         create(fleet, "going")
 
@@ -116,7 +116,7 @@ def test_a_deleted_snapshot_leaves_nothing_and_the_others_go_on(runs: Runs) -> N
 
 @pytest.fixture
 def target(runs: Runs, shared_fleet: EmbeddedFleet) -> Iterator[Fleet]:
-    """The same servers, with other databases to restore into."""
+    """The same servers, with another database on each to restore into."""
     path = runs.fleet.path.with_name("target.toml")
     path.write_text(re.sub(r"(?m)^(dsn = .*)/bank", rf"\1/{COPIED}", runs.fleet.path.read_text()))
     try:
@@ -128,45 +128,45 @@ def target(runs: Runs, shared_fleet: EmbeddedFleet) -> Iterator[Fleet]:
 
 
 @dataclass
-class Standing(Silent):
-    """A Progress of a restore that stands still as soon as it begins to change something, until it may go on."""
+class Pausing(Silent):
+    """The Progress of a restore that pauses right before its first change, until `may_continue` is set."""
 
-    reached: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
+    paused: threading.Event = field(default_factory=threading.Event)
+    may_continue: threading.Event = field(default_factory=threading.Event)
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
         if name == "create databases":
-            self.reached.set()
-            assert self.goes_on.wait(SECONDS_MAX)
+            self.paused.set()
+            assert self.may_continue.wait(SECONDS_MAX)
 
 
-def test_what_is_restored_is_not_deleted_until_that_is_done(runs: Runs, target: Fleet) -> None:
-    fleet, standing = runs.fleet, Standing()
+def test_a_snapshot_is_not_deleted_while_a_restore_reads_it(runs: Runs, target: Fleet) -> None:
+    fleet, pausing = runs.fleet, Pausing()
     runs.full("read")
     known = set(keys(fleet, "operations"))
     plan = plan_restore(fleet, target, RestoreRequest("read"))
     with ThreadPoolExecutor(1) as threads:
-        restoring = threads.submit(restore_fleet, plan, runs.spark, standing)
+        restore = threads.submit(restore_fleet, plan, runs.spark, pausing)
         try:
-            assert standing.reached.wait(SECONDS_MAX)
+            assert pausing.paused.wait(SECONDS_MAX)
             new = set(keys(fleet, "operations")) - known
             code, document = run_here(fleet, "delete", "read", "--force")
             assert (code, document["error"]) == (7, "snapshot-in-use")
             assert document["details"]["process"] == os.getpid()
             assert any(document["details"]["operation"] in key for key in new)
         finally:
-            standing.goes_on.set()
-        assert restoring.result().snapshot == "read"
+            pausing.may_continue.set()
+        assert restore.result().snapshot == "read"
     for source, copy in zip(fleet.primaries, target.primaries, strict=True):
         assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
-    _delete_with_a_node_away(runs, "read")
+    _assert_a_delete_names_slots_on_missing_nodes(runs, "read")
 
 
-def _delete_with_a_node_away(runs: Runs, name: str) -> None:
+def _assert_a_delete_names_slots_on_missing_nodes(runs: Runs, name: str) -> None:
     fleet = runs.fleet
     slot = slot_name(read_chain(fleet.store.open(), name).full.chain)
     away = fleet.path.with_name("away.toml")
-    # One standby does not answer, another one is not named any more.
+    # One standby does not answer, the other one is no longer in fleet.toml.
     head, *nodes = fleet.path.read_text().split("[[node]]")
     kept = [re.sub(r":\d+/", ":1/", one) if '"s1-b1"' in one else one for one in nodes if '"s2-b1"' not in one]
     away.write_text("[[node]]".join([head, *kept]))
@@ -175,11 +175,11 @@ def _delete_with_a_node_away(runs: Runs, name: str) -> None:
     assert document["slots_left"] == [f"{slot} on s1-b1"]
     assert document["slots_unknown"] == [f"{slot} on s2-b1"]
     assert keys(fleet, f"snapshots/{name}") == []
-    assert done(fleet, "delete", name)["state"] == "deleted"
+    assert run_ok(fleet, "delete", name)["state"] == "deleted"
     assert slot not in {one for one, _ in slots(fleet)}
 
 
-def test_a_deletion_that_is_killed_is_finished_by_a_repeat(runs: Runs) -> None:
+def test_a_killed_delete_is_completed_by_the_next(runs: Runs) -> None:
     fleet = runs.fleet
     slot = slot_name(runs.full("killed").operation)
     store = fleet.store.open()
@@ -193,20 +193,20 @@ def test_a_deletion_that_is_killed_is_finished_by_a_repeat(runs: Runs) -> None:
             time.sleep(0.001)
         process.kill()
     assert names_of_snapshots(fleet) == ["staying"]
-    document = done(fleet, "delete", "killed")
+    document = run_ok(fleet, "delete", "killed")
     assert document["state"] in ("deleted", "already-deleted")
     assert store.list("snapshots/killed") == []
     assert slot not in {one for one, _ in slots(fleet)}
     assert list_store(fleet).open_operations == ()
 
 
-def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
+def test_pruning_and_deleting_the_last_snapshot_on_s3(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, s3: S3Server
 ) -> None:
     more = "[retention]\nkeep_full = 2\nkeep_increments = 1"
-    fleet = described(shared_fleet, tmp_path / "fleet.toml", s3.bucket("delete"), s3.options, more)
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", s3.bucket("delete"), s3.options, more)
     runs = Runs(fleet, Ready(spark))
-    with chains_dropped(fleet):
+    with dropping_slots(fleet):
         before, elsewhere = publications(fleet), slots(fleet)
         runs.init()
         own = publications(fleet) - before
@@ -216,11 +216,11 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         runs.increment("three")
         others = slots(fleet)
 
-        plan = done(fleet, "prune")
+        plan = run_ok(fleet, "prune")
         fates = {one["name"]: one["fate"] for one in plan["snapshots"]}  # type: ignore[attr-defined]
         assert fates == {"three": "keep", "two": "only-full", "one": "delete"}
         assert (plan["acted"], slots(fleet)) == (False, others)
-        acted = done(fleet, "prune", "--yes")
+        acted = run_ok(fleet, "prune", "--yes")
         ends = [(one["snapshot"], one["state"], one["bytes"]) for one in acted["done"]]  # type: ignore[attr-defined]
         freed = {one["snapshot"]: one["bytes"] for one in plan["steps"]}  # type: ignore[attr-defined]
         assert ends == [("one", "done", freed["one"]), ("two", "done", freed["two"])]
@@ -228,7 +228,7 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         assert keys(fleet, "snapshots/one") == keys(fleet, "snapshots/two/increments") == []
         assert {one.name: one.state for one in list_store(fleet).entries} == {"two": "only-full", "three": "complete"}
         with refused(fleet, "snapshot-missing") as errors:
-            go_on(fleet, "two")
+            take_increment(fleet, "two")
         assert "increments of snapshot two were pruned" in errors[0].message
         report = check_snapshots(fleet, CheckRequest(metadata_only=True), runs.spark, Silent())
         assert [(one.name, one.conflicts) for one in report.snapshots] == [("three", []), ("two", [])]
@@ -238,7 +238,7 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
             deletion = delete_snapshot(fleet, name, Silent(), lambda _plan: None, force=True)
             assert deletion.removed is not None
         assert len(deletion.removed.publications) == len(own) * len(fleet.primaries)
-        # Nothing stays but what is of another store.
+        # Only slots and publications of another store remain.
         assert publications(fleet) == before
         assert slots(fleet) == elsewhere
         with refused(fleet, "publication-changed") as errors:
@@ -246,4 +246,4 @@ def test_pruning_and_the_end_of_the_last_snapshot_on_s3(
         assert "snapshot init" in errors[0].hint
         runs.init()
         assert publications(fleet) == before | own
-        assert documents_known(fleet.store.open())["Mark"] == 3
+        assert check_documents(fleet.store.open())["Mark"] == 3

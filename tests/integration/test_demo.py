@@ -1,4 +1,4 @@
-"""`snapshot demo` from outside: the whole story in a process of its own, and what is left after it."""
+"""`snapshot demo` in a subprocess: the whole story runs, and it leaves no process and no file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from cli.demo.report import ChapterName
 
 PROGRAM = [sys.executable, "-c", "from cli.main import main; main()", "demo"]
-# What is asked for is 90 s on two free cores; a test must not fail for what else the machine does.
+# The requirement is 90 s on two idle cores. The test allows more, because the machine may be busy.
 STORY_SECONDS_MAX = 240
 END_SECONDS_MAX = 60
 LINE_SECONDS_MAX = 90
@@ -26,13 +26,13 @@ LINE_SECONDS_MAX = 90
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A demo whose processes and files can be told from all others by its temporary folder."""
+    """A running demo. Its processes and files are recognised by its temporary folder."""
 
     process: subprocess.Popen[str]
     temporary: Path
 
     def left_processes(self) -> list[str]:
-        """The command lines of every process that was started by it, at whatever remove, and runs."""
+        """The command lines of its direct and indirect child processes that are still running."""
         marker = f"TMPDIR={self.temporary}\0".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -44,13 +44,13 @@ class Running:
         return found
 
     def left_files(self) -> list[Path]:
-        """What it has left in its temporary folder."""
+        """The files in its temporary folder."""
         return list(self.temporary.iterdir())
 
 
 @pytest.fixture
 def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """`snapshot demo` with the arguments of the test's parameter, in a process group of its own."""
+    """Run `snapshot demo` in its own process group, with the arguments that the test's parameter gives."""
     command = [*PROGRAM, *request.param]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -59,7 +59,7 @@ def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
             yield Running(process, tmp_path)
         finally:
             if process.poll() is None:
-                # Ask first: only the demo itself knows what to take down.
+                # Terminate it first: only the demo itself knows what to clean up.
                 process.terminate()
                 try:
                     process.communicate(timeout=END_SECONDS_MAX)
@@ -74,35 +74,35 @@ def proc_is_missing() -> bool:
 @pytest.mark.timeout(STORY_SECONDS_MAX + END_SECONDS_MAX)
 @pytest.mark.skipif(proc_is_missing(), reason="needs /proc to find what was left running")
 @pytest.mark.parametrize("demo", [("--json",)], indirect=True)
-def test_the_story_holds_and_leaves_nothing(demo: Running) -> None:
-    out, told = demo.process.communicate(timeout=STORY_SECONDS_MAX)
+def test_the_story_succeeds_and_leaves_nothing(demo: Running) -> None:
+    stdout, stderr = demo.process.communicate(timeout=STORY_SECONDS_MAX)
 
-    assert demo.process.returncode == 0, told
-    document = json.loads(out)
+    assert demo.process.returncode == 0, stderr
+    document = json.loads(stdout)
     assert document["schema"] == "cutline/demo/1"
     assert document["holds"] is True
     assert document["check"]["result"] == "valid"
     assert document["restore"]["increment"] == 2
     assert len(document["restore"]["nodes"]) == 3
     assert document["disaster"]["files"] > 0
-    see_that_the_books_are_right(document["invariants"])
-    see_that_the_cuts_were_measured(document)
+    assert_books_are_right(document["invariants"])
+    assert_cuts_were_measured(document)
     names = [chapter["name"] for chapter in document["chapters"]]
     assert names == [name.value for name in ChapterName]
     assert sum(chapter["seconds"] for chapter in document["chapters"]) == pytest.approx(document["seconds"], abs=1.5)
-    assert "Do the books balance?" in told
+    assert "Do the books balance?" in stderr
     assert demo.left_processes() == []
     assert demo.left_files() == []
 
 
-def see_that_the_books_are_right(books: dict[str, Any]) -> None:
+def assert_books_are_right(books: dict[str, Any]) -> None:
     assert books["hold"] is True
     assert books["total_balance"] == books["expected_total"] == 30_000_000
     assert books["half_present"] == books["unexplained_accounts"] == 0
-    assert all(books["transfers"]), "every shard was given transfers, or the books would prove nothing"
+    assert all(books["transfers"]), "without transfers on every shard, the books would prove nothing"
 
 
-def see_that_the_cuts_were_measured(document: dict[str, Any]) -> None:
+def assert_cuts_were_measured(document: dict[str, Any]) -> None:
     cuts, bank = document["cuts"], document["bank"]
     assert [cut["increment"] for cut in cuts] == [0, 1, 2, 3]
     assert all(cut["changes"] > 0 and cut["global_transactions"] > 0 for cut in cuts)
@@ -119,25 +119,25 @@ def see_that_the_cuts_were_measured(document: dict[str, Any]) -> None:
 @pytest.mark.timeout(LINE_SECONDS_MAX + 2 * END_SECONDS_MAX)
 @pytest.mark.skipif(proc_is_missing(), reason="needs /proc to find what was left running")
 @pytest.mark.parametrize("demo", [()], indirect=True)
-def test_an_impatient_end_leaves_nothing_either(demo: Running) -> None:
+def test_two_interrupts_in_a_row_leave_nothing_either(demo: Running) -> None:
     read_until(demo, "A full snapshot while money moves")
-    # The base copy runs now, and with it Spark's workers and the tools of PostgreSQL: all of the group are hit.
+    # The base copy now runs, with Spark's workers and PostgreSQL's tools. The signal goes to the whole process group.
     time.sleep(1)
     for _ in range(2):
         os.killpg(demo.process.pid, signal.SIGINT)
         time.sleep(0.2)
-    _, told = demo.process.communicate(timeout=END_SECONDS_MAX)
+    _, stderr = demo.process.communicate(timeout=END_SECONDS_MAX)
 
-    assert demo.process.returncode == 130, told
-    assert "stopped by Ctrl-C" in told
+    assert demo.process.returncode == 130, stderr
+    assert "stopped by Ctrl-C" in stderr
     assert demo.left_processes() == []
     assert demo.left_files() == []
 
 
 def read_until(demo: Running, wanted: str) -> None:
-    """Read its stderr up to the line that holds `wanted`; the test's own timeout bounds the wait."""
+    """Read its stderr up to the line that contains `wanted`; the test's own timeout bounds the wait."""
     assert demo.process.stderr is not None
     for line in demo.process.stderr:
         if wanted in line:
             return
-    pytest.fail(f"it ended with {demo.process.wait(END_SECONDS_MAX)} before: {wanted}")
+    pytest.fail(f"the demo exited with {demo.process.wait(END_SECONDS_MAX)} before: {wanted}")

@@ -1,6 +1,6 @@
-"""The pages show what happens: every command line in them runs, or at least parses, and outputs are as shown.
+"""The pages are correct: every command line in them runs, or at least parses, and prints the output that they show.
 
-The README's tour is played on the fleet that it starts itself, then the other pages' blocks on the same fleet.
+The README's tour runs on the fleet that it starts itself, then the other pages' blocks run on the same fleet.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 FLEET = Path("try")
 TEARDOWN = "snapshot demo down"
-# The bank works for less time; NAME is the chain that the README's lines for cron begin.
+# Shorten the bank's run; NAME becomes the chain that the README's lines for cron begin.
 CHANGES = {r"--seconds \d+": "--seconds 3", r"\bNAME\b": "week-1"}
 SAME_AS_CRON = (
     "the README's lines for cron run the same commands with another template; tests/unit/test_names.py has {date}"
 )
-# Command lines in code blocks that are only parsed, and why. Those in sentences are too: they show no output.
+# Command lines in code blocks that are only parsed, and why. Those in sentences show no output and are only parsed.
 NOT_RUN = {
     "snapshot create 'nightly-{date}' --quiet": SAME_AS_CRON,
     "snapshot create 'nightly-{date}' --incremental --quiet": SAME_AS_CRON,
@@ -45,7 +45,7 @@ PAGES = pages()
 
 @dataclass(frozen=True, slots=True)
 class SharedSpark:
-    """Takes the place of a SparkStart: the session of all tests, which no command ends."""
+    """A stand-in for a SparkStart: the session of all tests, which no command stops."""
 
     running: SparkSession
 
@@ -58,7 +58,7 @@ class SharedSpark:
 
 @pytest.fixture(scope="module")
 def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """All pages played in order, the README's tour first; its last command stops the fleet."""
+    """Run all pages in order, the README's tour first, and at the end its last command, which stops the fleet."""
     shell, directory = Shell(CHANGES), tmp_path_factory.mktemp("tour")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
@@ -67,8 +67,8 @@ def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         try:
             teardown = [one for one in commands_of(PAGES[0]) if one.line.startswith(TEARDOWN)]
             for page in PAGES:
-                play_all(shell, [one for one in commands_of(page) if one not in teardown])
-            play_all(shell, teardown)
+                run_all(shell, [one for one in commands_of(page) if one not in teardown])
+            run_all(shell, teardown)
             yield shell
         finally:
             shell.close()
@@ -76,12 +76,12 @@ def shell(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 stop_fleet(FLEET, delete=True)
 
 
-def play_all(shell: Shell, commands: list[ShownCommand]) -> None:
+def run_all(shell: Shell, commands: list[ShownCommand]) -> None:
     for command in commands:
         if "new-fleet.toml" in command.line:
             write_target()
         if command.line not in NOT_RUN:
-            shell.play(command)
+            shell.run_shown(command)
 
 
 def write_target() -> None:
@@ -110,11 +110,11 @@ def test_every_command_line_parses(page: Path) -> None:
 
 def test_every_command_line_of_a_block_runs(shell: Shell) -> None:
     shown = {one for page in PAGES for one in commands_of(page)}
-    assert {one.line for one in shown - shell.played.keys()} == set(NOT_RUN)
+    assert {one.line for one in shown - shell.outputs.keys()} == set(NOT_RUN)
 
 
 @pytest.mark.parametrize(
     "command", [one for page in PAGES for one in commands_of(page) if one.output is not None], ids=lambda one: one.line
 )
-def test_the_output_is_as_the_page_shows_it(shell: Shell, command: ShownCommand) -> None:
-    assert not difference(command.output or (), shell.played[command])
+def test_the_output_matches_the_page(shell: Shell, command: ShownCommand) -> None:
+    assert not difference(command.output or (), shell.outputs[command])

@@ -1,7 +1,7 @@
-"""A drain that is killed at four fifths: the next increment archives the rest alone, and loses nothing.
+"""A drain is killed at four fifths: the next increment archives only the rest, and loses nothing.
 
-The short form has small chunks and a drain that stands still where it is to be killed. The long form (CUTLINE_SOAK)
-archives 20 million changes in chunks as they are, and prints what it measured.
+The short form uses small chunks, and the drain pauses where it is to be killed. The long form (CUTLINE_SOAK) archives
+20 million changes in chunks of the normal size, and prints its measurements.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from snapshots.records.commit import Commit
 from snapshots.records.commits import read_chain
 from storage.errors import BusyError, SnapshotError
 from storage.local import LocalStore
+from tests.commands.snapshot_runs import Ready, Runs, command_line, configure_fleet, sorted_copies
 from tests.integration.conftest import FleetFactory
-from tests.snapshot_runs import Ready, Runs, command_line, described, sorted_copies
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 from wal.segments.archive import Segment
 from wal.segments.segments import read_metadata
 
@@ -46,9 +46,9 @@ KILL_SECONDS_MAX, LONG_KILL_SECONDS_MAX = 120, 1800
 FREE_SECONDS_MAX = 60
 SHORT_SECONDS_MAX, LONG_SECONDS_MAX = 300, 3600
 
-# Read by every Python process of the command that is killed, the workers of its tasks too: a chunk is a transaction,
-# and whoever has stored so many segments stands still.
-STANDING_STILL = """
+# Every Python process of the command to be killed loads this, Spark's workers included. A chunk is one transaction, and
+# a worker pauses after segment `last`.
+PAUSE_AFTER_LAST = """
 import time
 import wal.drain.drain
 
@@ -67,7 +67,7 @@ for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX")
 
 @dataclass(slots=True)
 class Sampler:
-    """Reads where the slot is, and then where the archive ends, again and again."""
+    """Repeatedly reads the slot's position, and after it the archive's end."""
 
     dsn: str
     archive: Path
@@ -85,7 +85,7 @@ class Sampler:
 
 @contextmanager
 def sampled(dsn: str, archive: Path) -> Iterator[Sampler]:
-    """Sample all through the block."""
+    """Sample while the block runs."""
     sampler = Sampler(dsn, archive)
     thread = threading.Thread(target=sampler.sample)
     thread.start()
@@ -103,7 +103,7 @@ def execute(dsn: str, *statements: str) -> None:
 
 
 def change_rows(dsn: str, transactions: int, rows_each: int) -> None:
-    """In every three transactions two of inserts and one of updates."""
+    """Run transactions, two of inserts and one of updates in every three."""
     for number in range(transactions):
         low = (number // 3 * 2 + number % 3) * rows_each
         if number % 3 < 2:
@@ -114,15 +114,15 @@ def change_rows(dsn: str, transactions: int, rows_each: int) -> None:
 
 
 def files_of(archive: Path) -> dict[str, tuple[int, int, int]]:
-    """Every segment as the file that it is: one written again would be another."""
+    """Every segment's inode, time and size, which differ if it is written again."""
     found = {path.name: path.stat() for path in sorted(archive.glob("*.parquet"))}
     return {name: (status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found.items()}
 
 
 @cache
 def stored(archive: Path, name: str) -> Segment:
-    """What a segment says of itself; it never changes."""
-    # Below the store are snapshots/chain/wal/<node>/<chain>; a segment knows its key.
+    """Read a segment's metadata, which never changes."""
+    # The archive is snapshots/chain/wal/<node>/<chain> in the store; a segment's metadata has its key.
     root = archive.parents[4]
     return read_metadata(LocalStore(root), str((archive / name).relative_to(root)), int(name.split(".")[0])).segment
 
@@ -134,7 +134,7 @@ def changes_archived(archive: Path) -> int:
 def kill_command(
     fleet: Fleet, python_path: str, is_time: Callable[[], bool], seconds_max: float
 ) -> tuple[float, dict[str, int]]:
-    """Take an increment in a process and kill that as soon as it is time; the seconds until then, and its memory."""
+    """Take an increment in a subprocess and kill it when `is_time`; return the seconds until then, and its memory."""
     peak: dict[str, int] = {}
     began = time.monotonic()
     with subprocess.Popen(
@@ -153,7 +153,7 @@ def kill_command(
 
 
 def peak_bytes(pid: int) -> dict[str, int]:
-    """The most memory that the command's own process, and the largest Python process below it, have held."""
+    """Peak memory of the command's own process, and of the largest Python process below it."""
     parents: dict[int, int] = {}
     held: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -170,8 +170,8 @@ def peak_bytes(pid: int) -> dict[str, int]:
     return {"command": held.get(pid, 0), "worker": max(workers, default=0)}
 
 
-def once_free(work: Callable[[], Commit]) -> Commit:
-    """Do it as soon as the server has noticed that the command before is gone."""
+def retry_while_busy(work: Callable[[], Commit]) -> Commit:
+    """Do `work` as soon as the server has noticed the end of the killed command's sessions."""
     deadline = time.monotonic() + FREE_SECONDS_MAX
     while True:
         try:
@@ -183,7 +183,7 @@ def once_free(work: Callable[[], Commit]) -> Commit:
 
 
 @pytest.mark.timeout(LONG_SECONDS_MAX if SOAK_SECONDS else SHORT_SECONDS_MAX)
-def test_a_drain_killed_at_four_fifths_goes_on_from_there(
+def test_a_drain_killed_at_four_fifths_is_resumed_there(
     fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
     embedded = fleet_factory(shards=1, schema=False)
@@ -192,7 +192,7 @@ def test_a_drain_killed_at_four_fifths_goes_on_from_there(
     (server,) = embedded.primaries
     execute(server.dsn("postgres"), "CREATE DATABASE bank")
     execute(server.dsn(), "CREATE TABLE t (id integer PRIMARY KEY, v text)")
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     runs = Runs(fleet, Ready(spark))
     runs.init()
     runs.full("chain")
@@ -205,7 +205,7 @@ def test_a_drain_killed_at_four_fifths_goes_on_from_there(
         python_path, seconds_max = os.environ.get("PYTHONPATH", ""), LONG_KILL_SECONDS_MAX
     else:
         last = len(before) + int(transactions * SHARE)
-        (tmp_path / "sitecustomize.py").write_text(STANDING_STILL.format(last=last, messages=rows_each))
+        (tmp_path / "sitecustomize.py").write_text(PAUSE_AFTER_LAST.format(last=last, messages=rows_each))
         python_path, seconds_max = f"{tmp_path}:{Path(__file__).parents[2]}", KILL_SECONDS_MAX
 
     def is_time() -> bool:
@@ -215,14 +215,14 @@ def test_a_drain_killed_at_four_fifths_goes_on_from_there(
         killed_after, peak = kill_command(fleet, python_path, is_time, seconds_max)
         kept = files_of(archive)
         began = time.monotonic()
-        # What was under way in its tasks comes to an end.
-        commit = once_free(lambda: runs.increment("chain"))
+        # Tasks of the killed command may still be ending.
+        commit = retry_while_busy(lambda: runs.increment("chain"))
         resumed_after = time.monotonic() - began
-    figures(sampler, commit, (killed_after, resumed_after), peak)
+    print_figures(sampler, commit, (killed_after, resumed_after), peak)
     assert kept.items() <= files_of(archive).items()
     assert commit.counts["changes"] == changes
     assert_resumed(fleet, archive, before, commit)
-    # Never a slot past what was known to be stored when it was asked.
+    # The slot never passed the end of the archive.
     assert all(confirmed <= through for confirmed, through in sampler.pairs)
     assert len({confirmed for confirmed, _ in sampler.pairs}) >= (8 if SOAK_SECONDS else 20)
     target = replace(fleet, nodes=tuple(with_database(node, "again") for node in fleet.primaries))
@@ -234,30 +234,30 @@ def test_a_drain_killed_at_four_fifths_goes_on_from_there(
 
 
 def row_sums(dsn: str) -> tuple[object, ...]:
-    """All rows in two numbers, by PostgreSQL's own hash: too many to compare one by one."""
+    """The row count, and the sum of PostgreSQL's hashes of all rows: they are too many to compare one by one."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT count(*), sum(hashtextextended(t::text, 0)::numeric) FROM t").fetchone()
     assert row is not None
     return row
 
 
-def figures(sampler: Sampler, commit: Commit, seconds: tuple[float, float], peak: dict[str, int]) -> None:
-    """What the long form measures; pytest shows it with -s."""
+def print_figures(sampler: Sampler, commit: Commit, seconds: tuple[float, float], peak: dict[str, int]) -> None:
+    """Print what the long form measures; pytest shows it with -s."""
     own = sum(one.changes for one in commit.segments[SHARD] if one.operation == commit.operation)
     memory = ", ".join(f"{name} {size >> 20} MiB" for name, size in peak.items())
     print(  # noqa: T201
         f"{commit.counts['changes']:,} changes: killed after {seconds[0]:.1f} s ({memory}),"
-        f" resumed in {seconds[1]:.1f} s, which archived {own:,} in {len(commit.segments[SHARD])} segments altogether;"
+        f" resumed in {seconds[1]:.1f} s, archiving {own:,} more; {len(commit.segments[SHARD])} segments in all;"
         f" {len(sampler.pairs)} samples at {len({slot for slot, _ in sampler.pairs})} positions"
     )
 
 
 def assert_resumed(fleet: Fleet, archive: Path, before: dict[str, tuple[int, int, int]], commit: Commit) -> None:
-    """The command that was killed wrote four fifths, the next one the rest, and nobody wrote any of it twice."""
+    """The killed command archived at least four fifths, the next one the rest, and neither archived anything twice."""
     segments = commit.segments[SHARD]
     assert [segment.number for segment in segments] == list(range(len(before) + 1, len(before) + len(segments) + 1))
     own = [segment.operation == commit.operation for segment in segments]
-    # First all of the other's, then all of its own.
+    # First all segments of the killed command, then all of the next one's.
     assert own == sorted(own)
     assert len({segment.operation for segment in segments}) == 2
     total = sum(segment.changes for segment in segments)

@@ -1,7 +1,7 @@
-"""What a worker holds while it drains: large transactions and large rows are decoded in bounded memory.
+"""The memory of a worker while it drains: large transactions and large rows are decoded in bounded memory.
 
-The worker is a process of its own, so that its peak is that of draining and of nothing else. CUTLINE_SOAK chooses 5
-million changes and 2 GB in one transaction, and rows of 100 MB; without it a tenth of that is enough to tell.
+The worker is a separate process, so that its peak memory is that of draining and of nothing else. CUTLINE_SOAK chooses
+transactions of 4 million small changes or 1.5 GB, and rows of 100 MB; without it, a tenth of that suffices.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fleet.lsn import Lsn
 from fleet.tables.groups import Group
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, groups_of, place
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 
 __all__ = ["place"]  # the fixture
 
 ROOT = Path(__file__).parent.parent.parent
-# Prints what the process held at most before and while it drained, in MiB, and what came of it.
+# Prints the process's peak memory before and after the drain, in MiB, and the drain's result.
 WORKER = """
 import base64, json, pickle, sys
 from wal.drain.drain import drain
@@ -40,15 +40,15 @@ print(json.dumps({"before": before, "peak": peak(), "problem": report.problem, "
                   "changes": sum(one.segment.changes for one in report.segments)}))
 """
 WORKER_SECONDS_MAX = 1800
-# Letters that do not compress well, of which no process has the memory to hold ten copies.
+# Text that does not compress well.
 RANDOM = """
 (SELECT string_agg(encode(sha512(convert_to(random()::text || n || i, 'UTF8')), 'hex'), '')
    FROM generate_series(1, {kibibytes} * 8) i)"""
 SCALE = 10 if SOAK_SECONDS else 1
 
 
-def drained_apart(follower: Follower, finish: int) -> dict[str, int]:
-    """Drain in a process of its own: what it held at most, and what it stored."""
+def drain_in_subprocess(follower: Follower, finish: int) -> dict[str, int]:
+    """Drain in a subprocess; return its peak memory, and the number of segments and changes that it stored."""
     task = replace(follower.task, finish=Lsn(finish))
     worker = subprocess.run(
         [sys.executable, "-c", WORKER],
@@ -61,7 +61,7 @@ def drained_apart(follower: Follower, finish: int) -> dict[str, int]:
     )
     found: dict[str, int] = json.loads(worker.stdout)
     assert found["problem"] is None, found
-    print(found)  # noqa: T201  # the figures of a long run
+    print(found)  # noqa: T201  # measurements of a long run
     return found
 
 
@@ -78,9 +78,9 @@ def test_one_large_transaction_is_decoded_in_bounded_memory(place: Place, column
     place.connection.execute(
         f"INSERT INTO t SELECT {row.format(kibibytes=1)} FROM generate_series(1, {count}) n".encode()
     )
-    found = drained_apart(follower, place.finish())
+    found = drain_in_subprocess(follower, place.write_finish())
     assert found["changes"] == count
-    # It is more than one segment, so more of it would need no more.
+    # With more than one segment, a larger transaction would need no more memory.
     assert found["segments"] > (1 if "text" in columns or SOAK_SECONDS else 0)
     assert found["peak"] - found["before"] < 250
 
@@ -95,12 +95,12 @@ def test_a_large_row_is_decoded_with_a_few_copies_of_it(place: Place) -> None:
     place.connection.execute("INSERT INTO bag SELECT v FROM keyed")
     place.connection.execute(r"UPDATE keyed SET v = E'\t\\' || v || E'\n'")
     place.connection.execute("DELETE FROM bag")
-    finish = place.finish()
-    found = drained_apart(follower, finish)
-    # A row that leaves a multiset comes whole, too.
+    finish = place.write_finish()
+    found = drain_in_subprocess(follower, finish)
+    # A row deleted from a multiset is decoded whole, too.
     assert found["changes"] == 4
     assert found["peak"] - found["before"] < 200 + 7 * mebibytes
-    follower.drained(finish)
+    follower.drain_fully(finish)
     assert follower.state() == place.lines(groups)
 
 
@@ -119,6 +119,6 @@ def test_rows_of_1600_columns_are_decoded(place: Place) -> None:
     place.connection.execute(f"INSERT INTO wide SELECT {values} FROM generate_series(1, 500) n".encode())
     place.connection.execute("UPDATE wide SET c1599 = c1599 + 1000, c0 = NULL WHERE c1599 < 100")
     place.connection.execute("DELETE FROM wide WHERE c1599 > 400 AND c1599 < 500")
-    follower.drained(place.finish())
+    follower.drain_fully(place.write_finish())
     assert follower.state() == place.lines(groups)
     assert len(place.lines(groups)["public.wide"]) == 401

@@ -30,7 +30,7 @@ def pids(fleet: EmbeddedFleet) -> dict[str, int | None]:
 
 
 def system_identifiers(fleet: Fleet) -> dict[str, str]:
-    """Asks every node that fleet.toml describes, and sees that it plays the part that fleet.toml gives it."""
+    """Read the identifier of every node in fleet.toml, and assert that its role is the one described there."""
     identifiers = {}
     for node in fleet.nodes:
         with connect(node) as connection:
@@ -55,8 +55,8 @@ def eventually(claim: Callable[[], bool]) -> bool:
     return True
 
 
-def write_and_see(primary: EmbeddedNode, backup: EmbeddedNode, database: str = "bank") -> bool:
-    """Whether what is written on the primary comes to its standby."""
+def is_replicating(primary: EmbeddedNode, backup: EmbeddedNode, database: str = "bank") -> bool:
+    """Whether a row written on the primary reaches its standby."""
     with psycopg.connect(primary.dsn(database), autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS seen (n int)")
         connection.execute("INSERT INTO seen VALUES (1)")
@@ -71,7 +71,7 @@ def write_and_see(primary: EmbeddedNode, backup: EmbeddedNode, database: str = "
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    """A folder in a place that the servers' account can reach."""
+    """A folder that the servers' account can reach."""
     with tempfile.TemporaryDirectory(prefix="cutline-test-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -79,8 +79,8 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def made(directory: Path) -> Iterator[Path]:
-    """The folder of a fleet that the tests do to what they like, one after the other; each leaves it whole."""
+def fleet_directory(directory: Path) -> Iterator[Path]:
+    """The folder of a running fleet that the tests of this module may damage; each leaves it complete."""
     try:
         start_fleet(directory, **SHAPE, settings={"fsync": "off"})
         yield directory
@@ -90,8 +90,8 @@ def made(directory: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def fleet(made: Path) -> EmbeddedFleet:
-    return open_fleet(made)
+def fleet(fleet_directory: Path) -> EmbeddedFleet:
+    return open_fleet(fleet_directory)
 
 
 def test_fleet_toml_describes_the_servers_that_run(shared_fleet: EmbeddedFleet) -> None:
@@ -120,11 +120,13 @@ def test_one_process_at_a_time_changes_a_fleet(shared_fleet: EmbeddedFleet) -> N
     assert len(shared_fleet.running()) == len(shared_fleet.nodes)
 
 
-def test_the_servers_are_in_the_fleets_own_folder_where_they_can_be(fleet: EmbeddedFleet, directory: Path) -> None:
+def test_the_servers_data_is_in_the_fleets_own_folder_if_their_account_can_reach_it(
+    fleet: EmbeddedFleet, directory: Path
+) -> None:
     assert fleet.nodes_directory == (directory / "nodes").resolve()
 
 
-def test_a_process_that_has_a_dead_servers_number_is_left_alone(fleet: EmbeddedFleet) -> None:
+def test_a_process_that_reuses_a_dead_servers_pid_is_left_alone(fleet: EmbeddedFleet) -> None:
     for node in fleet.nodes:
         fleet.kill_node(node)
     assert fleet.running() == ()
@@ -142,7 +144,7 @@ def test_a_process_that_has_a_dead_servers_number_is_left_alone(fleet: EmbeddedF
         bystander.wait()
 
 
-def test_a_killed_fleet_goes_on_with_all_that_was_committed_or_prepared(fleet: EmbeddedFleet) -> None:
+def test_a_killed_fleet_keeps_everything_committed_or_prepared(fleet: EmbeddedFleet) -> None:
     primary, backup = fleet.node("s1"), fleet.node("s1-b1")
     with psycopg.connect(primary.dsn(), autocommit=True) as connection:
         connection.execute("UPDATE account SET balance = 5 WHERE id = 1")
@@ -156,10 +158,10 @@ def test_a_killed_fleet_goes_on_with_all_that_was_committed_or_prepared(fleet: E
     assert again == fleet
     assert value(primary, "SELECT balance FROM account WHERE id = 1") == 5
     assert value(primary, "SELECT gid FROM pg_prepared_xacts") == "kept"
-    assert write_and_see(primary, backup)
+    assert is_replicating(primary, backup)
 
 
-def test_a_taken_port_is_given_up_for_another(fleet: EmbeddedFleet) -> None:
+def test_a_server_whose_port_is_taken_moves_to_another(fleet: EmbeddedFleet) -> None:
     identifiers = system_identifiers(load_fleet(fleet.fleet_toml))
     assert stop_fleet(fleet.directory) == len(fleet.nodes)
     described = fleet.fleet_toml.read_text() + "# a line of the user's\n"
@@ -172,10 +174,12 @@ def test_a_taken_port_is_given_up_for_another(fleet: EmbeddedFleet) -> None:
     assert system_identifiers(load_fleet(moved.fleet_toml)) == identifiers
     old, new = (f":{fleets.node('s1').port}/" for fleets in (fleet, moved))
     assert moved.fleet_toml.read_text() == described.replace(old, new)
-    assert write_and_see(moved.node("s1"), moved.node("s1-b1"))
+    assert is_replicating(moved.node("s1"), moved.node("s1-b1"))
 
 
-def test_a_deleted_node_is_named_and_rebuilt_is_another_server_without_the_database(fleet: EmbeddedFleet) -> None:
+def test_a_deleted_node_is_named_and_its_rebuilt_shard_is_a_new_system_without_the_database(
+    fleet: EmbeddedFleet,
+) -> None:
     primary, backup = fleet.node("s2"), fleet.node("s2-b1")
     query = "SELECT system_identifier::text FROM pg_control_system()"
     was = value(primary, query)
@@ -191,7 +195,7 @@ def test_a_deleted_node_is_named_and_rebuilt_is_another_server_without_the_datab
     assert value(primary, "SELECT count(*) FROM pg_database WHERE datname = 'bank'", "postgres") == 0
 
 
-def test_what_can_not_be_started_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_fleet_that_can_not_be_started_leaves_nothing_behind(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     with pytest.raises(ServerFailedError, match="node s1: its server did not start") as failed:
         start_fleet(directory, shards=1, backups=1, settings={"shared_buffers": "nonsense"})
@@ -200,7 +204,7 @@ def test_what_can_not_be_started_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(tmp_path: Path) -> None:
     theirs = tmp_path / "fleet.toml"
     theirs.write_text("name = 'production'\n")
     with pytest.raises(FolderTakenError, match=re.escape(str(theirs))):
@@ -211,8 +215,10 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
     assert theirs.read_text() == "name = 'production'\n"
 
 
-def test_a_fleet_without_the_bank_is_stopped_alone_and_its_snapshots_stay(fleet: EmbeddedFleet, tmp_path: Path) -> None:
-    """In a private folder: where root made it, that stays private, and the servers' data is elsewhere."""
+def test_stopping_a_fleet_leaves_other_fleets_running_and_its_snapshots_in_place(
+    fleet: EmbeddedFleet, tmp_path: Path
+) -> None:
+    """The folder is private. If root made it, it stays private, and the servers' data is elsewhere."""
     others = pids(fleet)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -224,12 +230,12 @@ def test_a_fleet_without_the_bank_is_stopped_alone_and_its_snapshots_stay(fleet:
         for node in mine.nodes:
             databases = "SELECT array_agg(datname ORDER BY datname)::text[] FROM pg_database"
             assert value(node, databases, "postgres") == ["postgres", "template0", "template1"]
-            # What was set for the primary holds on its standby too.
+            # The primary's settings apply to its standby, too.
             assert value(node, "SELECT current_setting('max_prepared_transactions')", "postgres") == "7"
         assert open_fleet(directory) == mine
         if os.geteuid() == 0:
             assert_private(home, mine)
-        assert write_and_see(*mine.nodes, "postgres")
+        assert is_replicating(*mine.nodes, "postgres")
         assert stop_fleet(directory) == 2
         assert stop_fleet(directory) == 0
         assert mine.running() == ()
@@ -243,7 +249,7 @@ def test_a_fleet_without_the_bank_is_stopped_alone_and_its_snapshots_stay(fleet:
 
 
 def assert_private(home: Path, fleet: EmbeddedFleet) -> None:
-    """Root gives its servers to another account, which can't reach what is root's."""
+    """Root runs its servers under another account, which can't read root's private folders."""
     assert home.stat().st_mode & 0o777 == 0o700
     assert home.stat().st_uid == 0
     assert not fleet.nodes_directory.is_relative_to(home)

@@ -1,4 +1,4 @@
-"""A session in an exported snapshot: what it shows, and what is said once the snapshot is gone."""
+"""A session in an exported snapshot: what it sees, and the error once the snapshot no longer exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.nodes.connections import NodeUnreachableError, connect
 from snapshots.base_copy.exported_snapshot import open_exported
 
 
-def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_that(shared_fleet: EmbeddedFleet) -> None:
+def test_a_session_sees_its_exported_snapshot_while_another_session_holds_that(shared_fleet: EmbeddedFleet) -> None:
     node = load_fleet(shared_fleet.fleet_toml).primaries[0]
     with connect(node) as writer:
         with connect(node) as holder:
@@ -24,4 +24,4 @@ def test_a_session_shows_the_moment_of_its_snapshot_as_long_as_somebody_holds_th
                 session.execute("CREATE TABLE public.never (id int)")
         gone = pytest.raises(NodeUnreachableError, match=f"node {node.id}: .*snapshot")
         with gone, open_exported(node, exported):
-            pytest.fail("a snapshot that is gone was used")
+            pytest.fail("a session could use a snapshot that no longer exists")

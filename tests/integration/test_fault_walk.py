@@ -1,7 +1,8 @@
-"""The walk: faults at the points of create, and after each the fleet is whole and the next command goes on.
+"""The walk: cause faults at the crash points of create; after each, the fleet is whole and the next command succeeds.
 
-The short form has every fault once, the kill a few times, at points that the seed draws: one of every kind at least
-(tests/faults/cases.py). With CUTLINE_SOAK=SECONDS all faults are walked at all points, in random order, for so long.
+The short form causes every fault once, and the kill several times, at points that the seed draws, at least one of every
+kind (tests/faults/cases.py). With CUTLINE_SOAK=SECONDS, all faults are caused at all points, in random order, for about
+that time.
 """
 
 from __future__ import annotations
@@ -29,65 +30,76 @@ from snapshots.operations.crash_points import (
     CrashPoint,
     terminal_crash_points,
 )
-from tests.faults.cases import ANEW, FAULTS, KILLED, KINDS, READ_ONLY, STOPPED, Case, cases, sample, steps
+from tests.commands.snapshot_runs import Ready, configure_fleet
+from tests.faults.cases import (
+    FAULTS,
+    KILLED,
+    KINDS,
+    NEW_TABLE_POINTS,
+    READ_ONLY,
+    STOPPED,
+    Case,
+    all_steps,
+    cases,
+    sample,
+)
 from tests.faults.injection import (
     HARMLESS,
     STORE_FAULTS,
-    Place,
+    FaultTargets,
+    can_mount,
     disk_full,
-    may_mount,
     on_small_disk,
 )
-from tests.faults.pg_proxy import led_through, pg_proxies
-from tests.faults.sights import Sight
-from tests.faults.world import World, eventually
+from tests.faults.pg_proxy import pg_proxies, route_through
+from tests.faults.sights import TaskEffect
+from tests.faults.world import World, await_none
 from tests.faults.writers import JOURNAL
 from tests.integration.conftest import RUNNING
-from tests.s3_proxy import s3_proxy
-from tests.snapshot_runs import Ready, described
-from tests.soak import SEED, SOAK_SECONDS
-from tests.stored_documents import documents_known
+from tests.run.soak import SEED, SOAK_SECONDS
+from tests.s3.proxy import s3_proxy
+from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.s3_server import S3Server
+    from tests.s3.server import S3Server
 
 CHAIN = "chain"
 SETTINGS = {"max_wal_size": "96MB", "min_wal_size": "32MB", "wal_retrieve_retry_interval": "500ms"}
-# A store that never answers is given up soon: how often it is asked makes no difference while it is not mended.
+# Give up soon on a store that does not answer: more attempts make no difference while the fault lasts.
 IMPATIENT = (
     "[store_options.config_kwargs]\nread_timeout = 0.5\nconnect_timeout = 0.5\nretries = { total_max_attempts = 2 }"
 )
-# What may be wrong with the error that a fault causes: not known, not reached, not consistent. Never "refused".
+# The exit codes that a fault may cause: indeterminate, unreachable, inconsistent cut. Never "refused".
 FAULT_CODES = {5, 6, 9}
 SAMPLES = 50
 
 
-def test_every_point_is_a_step_and_of_a_kind() -> None:
-    assert {(step.incremental, step.point) for step in steps() if isinstance(step.point, CrashPoint)} == {
+def test_every_point_is_a_step_of_exactly_one_kind() -> None:
+    assert {(step.incremental, step.point) for step in all_steps() if isinstance(step.point, CrashPoint)} == {
         *((False, point) for point in FULL_POINTS),
         *((True, point) for point in terminal_crash_points(INCREMENT_POINTS)),
-        *((True, point) for point, _ in ANEW),
+        *((True, point) for point, _ in NEW_TABLE_POINTS),
     }
-    for step in steps():
+    for step in all_steps():
         assert len([kind for kind, points in KINDS.items() if step.point in points]) == 1, step
 
 
 def test_every_sample_has_every_fault_and_every_kind_of_point() -> None:
     for seed in range(SAMPLES):
         chosen = sample(random.Random(seed))
-        assert {case.name for case in chosen} == {Case(steps()[0], fault).name for fault in FAULTS}
+        assert {case.name for case in chosen} == {Case(all_steps()[0], fault).name for fault in FAULTS}
         assert {kind for case in chosen for kind, points in KINDS.items() if case.step.point in points} == set(KINDS)
         killed = [case.step for case in chosen if case.fault == KILLED]
         assert {(step.incremental, step.terminal) for step in killed} >= {(False, False), (True, False), (True, True)}
         assert any(step.point in KINDS[READ_ONLY] for step in killed)
-        assert not [case for case in chosen if case.fault == STOPPED and isinstance(case.step.point, Sight)]
+        assert not [case for case in chosen if case.fault == STOPPED and isinstance(case.step.point, TaskEffect)]
 
 
 @dataclass(slots=True)
 class Walk:
-    """The worlds of all cases: one with its store in a folder, one with it in S3 behind a bad network."""
+    """The worlds of all cases: one with its store in a folder, one with its store in S3 behind a faulty network."""
 
     worlds: tuple[World, World]
     why_no_small_disk: str
@@ -104,7 +116,7 @@ class Walk:
 
 @pytest.fixture(scope="module", autouse=True)
 def impatient_watch() -> Iterator[None]:
-    """A node that is silent is given up soon, but later than one that pauses; a cut is made again at once."""
+    """Give up early on a silent node, but not during the pause that a fault causes; retry a cut at once."""
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in {"PROBE_SECONDS": 0.5, "ANSWER_SECONDS_MAX": 2.0, "SILENCE_SECONDS_MAX": 4.0}.items():
             patch.setattr(fleet.nodes.watch, name, seconds)
@@ -119,7 +131,7 @@ def walk(
 ) -> Iterator[Walk]:
     folder = tmp_path_factory.mktemp("walk")
     servers_folder = folder / "fleet"
-    why_not = "" if may_mount(folder) else "only root with leave to mount can make a small disk"
+    why_not = "" if can_mount(folder) else "only root with leave to mount can make a small disk"
     running = pytestconfig.stash.setdefault(RUNNING, [])
     try:
         servers = start_fleet(servers_folder, shards=2, backups=1, settings=SETTINGS)
@@ -133,21 +145,21 @@ def walk(
             for dsn in servers.dsns():
                 with psycopg.connect(dsn) as connection:
                     connection.execute(JOURNAL)
-            place = Place(servers, proxies, store, small, random.Random(SEED))
+            place = FaultTargets(servers, proxies, store, small, random.Random(SEED))
             slots: set[str] = set()
             options = s3.options | {"endpoint_url": store.endpoint_url}
             urls = (("folder", f"file://{folder}/store", {}, ""), ("s3", s3.bucket("walk"), options, IMPATIENT))
             worlds = []
             for name, url, chosen, more in urls:
-                straight = described(servers, folder / f"{name}.toml", url, chosen, more)
-                led = led_through(proxies, straight, folder / f"{name}-led.toml")
-                worlds.append(World(led, spark, place, slots))
-            worlds[0].await_whole()
+                direct = configure_fleet(servers, folder / f"{name}.toml", url, chosen, more)
+                routed = route_through(proxies, direct, folder / f"{name}-led.toml")
+                worlds.append(World(routed, spark, place, slots))
+            worlds[0].await_healthy()
             for world in worlds:
                 world.runs.init()
             for world in worlds:
                 world.runs.full(CHAIN)
-                world.keep(CHAIN)
+                world.keep_chain(CHAIN)
             yield Walk((worlds[0], worlds[1]), why_not, time.monotonic(), [])
         running.remove(servers)
     finally:
@@ -156,64 +168,64 @@ def walk(
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_after_a_fault_the_next_command_goes_on(walk: Walk, case: Case) -> None:
+def test_after_a_fault_the_next_command_continues(walk: Walk, case: Case) -> None:
     if SOAK_SECONDS and time.monotonic() - walk.began > SOAK_SECONDS:
-        pytest.skip(f"{SOAK_SECONDS} s are over")
+        pytest.skip(f"the {SOAK_SECONDS} s are over")
     if case.fault is disk_full and walk.why_no_small_disk:
         pytest.skip(walk.why_no_small_disk)
     began = time.monotonic()
     world = walk.world(case)
     name = CHAIN if case.step.incremental else f"full-{len(walk.walked)}"
     walk.walked.append((case.name, str(case.step), 0))
-    world.await_whole()
-    before = world.newest(name)
+    world.await_healthy()
+    before = world.newest_increment(name)
     world.writers.write()
     tag = f"{len(walk.walked):032x}"
-    if case.step.anew:
+    if case.step.new_table:
         world.writers.add_table(f"came_{len(walk.walked)}")
-    # The slot of a copy waits for what is prepared, and a terminal snapshot does too.
-    is_held = case.step.incremental and not (case.step.terminal or case.step.anew)
+    # Creating the slot for a copy waits for prepared transactions, and so does a terminal snapshot.
+    is_held = case.step.incremental and not (case.step.terminal or case.step.new_table)
     if is_held:
         world.writers.prepare(tag)
-    newest = faulty(world, case, name, before)
-    left_open = world.left_open()
+    newest = create_under_fault(world, case, name, before)
+    left_open = world.open_operations()
     if case.step.terminal:
         check_freeze(world, case, is_committed=newest != before, is_open=bool(left_open))
     else:
         world.writers.write()
-    commit, notes = world.next(name)
+    commit, notes = world.create_next(name)
     assert commit.increment == (0 if newest is None else newest + 1)
     for operation in left_open:
-        assert any(operation.id in note for note in notes), f"{operation.id} was settled in silence: {notes}"
-    assert world.left_open() == []
-    world.keep(name)
+        assert any(operation.id in note for note in notes), f"{operation.id} was settled without a note: {notes}"
+    assert world.open_operations() == []
+    world.keep_chain(name)
     if case.step.terminal:
         world.writers.write()
     elif is_held:
         world.writers.commit_prepared(tag)
-    eventually(world.left_behind)
+    await_none(world.find_leftovers)
     if not case.step.incremental:
         if SOAK_SECONDS or not walk.has_compared:
             world.writers.write()
             world.create_next_and_compare(name)
             walk.has_compared = True
-        world.end(name)
-    if case.step.anew:
-        # The other chain has to copy the new table, too: not in a case that holds a prepared transaction.
-        walk.other(world).next(CHAIN)
+        world.end_chain(name)
+    if case.step.new_table:
+        # The other chain must copy the new table, too. It does so now, because a later case may hold a transaction.
+        walk.other(world).create_next(CHAIN)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
 
 
 def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool) -> None:
-    """After a terminal create: read-only if it is committed, else not for long, whatever the next command is."""
-    frozen = world.frozen()
-    primaries = [node.id for node in world.place.servers.primaries]
+    """After a terminal create the fleet is read-only if it is committed; if not, the next command ends the freeze."""
+    frozen = world.frozen_primaries()
+    primaries = [node.id for node in world.targets.servers.primaries]
     if is_committed:
         assert frozen == primaries
         assert sorted(world.resume()) == primaries
         world.writers.write()
     elif case.fault in STORE_FAULTS or not is_open:
-        # Undoing it needs no store.
+        # Undoing the freeze does not need the store.
         assert frozen == []
     elif case.fault == KILLED:
         assert frozen
@@ -222,29 +234,29 @@ def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool)
             world.writers.write()
 
 
-def faulty(world: World, case: Case, name: str, before: int | None) -> int | None:
-    """Run the command of the case under its fault and mend it; the newest increment that there is after it."""
+def create_under_fault(world: World, case: Case, name: str, before: int | None) -> int | None:
+    """Run the case's command under its fault, then repair the fault; return the newest increment afterwards."""
     step, point = case.step, case.step.point
-    at = point if isinstance(point, Sight) else (str(point), step.count)
+    at = point if isinstance(point, TaskEffect) else (str(point), step.count)
     done = 0 if before is None else before + 1
     if isinstance(case.fault, str):
-        if isinstance(at, Sight):
-            code = world.create_killed_on_sight(name, at, incremental=step.incremental)
+        if isinstance(at, TaskEffect):
+            code = world.create_killed_on_effect(name, at, incremental=step.incremental)
         else:
-            code = world.create_killed(name, at, case.fault, **step.kind)
-        newest = world.newest(name)
-        # On sight the kill may come late: then all was done.
-        assert newest == (done if step.committed else before) or (isinstance(at, Sight) and newest == done)
+            code = world.create_killed(name, at, case.fault, **step.options)
+        newest = world.newest_increment(name)
+        # A kill on sight may come too late: then the command had committed.
+        assert newest == (done if step.is_committed else before) or (isinstance(at, TaskEffect) and newest == done)
         if case.fault == STOPPED:
             assert code == 130
-            assert world.left_open() == []
+            assert world.open_operations() == []
         else:
             assert code == -9
         return newest
-    ended = world.create_under(name, at, case.fault, **step.kind)
-    world.await_whole()
-    assert not ended.hung, f"hung until the fault was mended, and then: {ended.error}"
-    newest = world.newest(name)
+    ended = world.create_with_fault(name, at, case.fault, **step.options)
+    world.await_healthy()
+    assert not ended.hung, f"hung until the fault was repaired, then: {ended.error}"
+    newest = world.newest_increment(name)
     if ended.commit:
         assert newest == ended.commit.increment == done
         return newest
@@ -252,28 +264,28 @@ def faulty(world: World, case: Case, name: str, before: int | None) -> int | Non
     assert case.fault not in HARMLESS, ended.error
     assert ended.error.exit_code in FAULT_CODES, f"{ended.error.exit_code} {ended.error.slug}: {ended.error}"
     assert ended.error.hint
-    # What is there although the command failed was committed before the fault, or nobody could know.
-    assert newest == before or (newest == done and (step.committed or ended.error.exit_code == 5))
+    # A failed command has committed only if the fault came after the commit, or if the result was indeterminate.
+    assert newest == before or (newest == done and (step.is_committed or ended.error.exit_code == 5))
     return newest
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["folder", "s3"])
-def test_nothing_was_lost_and_nothing_stored_twice(walk: Walk, number: int) -> None:
+def test_nothing_is_lost_and_nothing_is_stored_twice(walk: Walk, number: int) -> None:
     world = walk.worlds[number]
     world.writers.write()
     world.create_next_and_compare(CHAIN)
-    # One store is read as well as another: of the second only what it lists.
+    # Reading one store suffices; check only the metadata in the other.
     is_read = number == 0 or bool(SOAK_SECONDS)
     request = CheckRequest(CHAIN, metadata_only=not is_read)
     assert check_snapshots(world.fleet, request, Ready(world.spark), Silent()).exit_code == (0 if is_read else 4)
-    assert documents_known(world.store)["Increment"] > 0
+    assert check_documents(world.store)["Increment"] > 0
     for fault, step, seconds in sorted(walk.walked):
-        print(f"{fault:20} {step:50} {seconds:6.1f} s")  # noqa: T201  # the table of what was walked
+        print(f"{fault:20} {step:50} {seconds:6.1f} s")  # noqa: T201  # the table of the cases
 
 
 def test_the_small_disk_is_small(walk: Walk) -> None:
     if walk.why_no_small_disk:
         pytest.skip(walk.why_no_small_disk)
-    small = walk.worlds[0].place.small_disk
+    small = walk.worlds[0].targets.small_disk
     assert small
     assert shutil.disk_usage(small.data_directory).total < 1 << 30

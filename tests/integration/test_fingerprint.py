@@ -1,6 +1,6 @@
-"""The fingerprint of the catalogs: every DDL that a dump could show changes it, and nothing that is no DDL does.
+"""The fingerprint of the catalogs: it differs after every DDL that a dump could show, and after nothing else.
 
-A database of the shared fleet's first server; the statements are the tests' own, the server is what carries them out.
+The tests execute statements in a database on the shared fleet's first server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import connect
 from snapshots.ddl.fingerprint import CATALOGS, read_fingerprint
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
 READER = "fingerprints_reader"
@@ -53,8 +53,8 @@ CREATE EXTENSION hstore
 """
 TABLES = 10_000 if SOAK_SECONDS else 50
 TABLES_AT_ONCE = 500  # a transaction can't hold the locks of many more
-# What a dump shows, and what undoes it: seen both times, and the catalogs' rows are others than before.
-CHANGED_AND_BACK = (
+# A change and its undo. Both change the fingerprint, and the undo does not restore it: the catalogs' rows are new.
+CHANGES_AND_UNDOS = (
     ("ALTER TABLE t ADD c int", "ALTER TABLE t DROP c"),
     ("ALTER TABLE t ALTER v SET DEFAULT 'y'", "ALTER TABLE t ALTER v SET DEFAULT 'x'"),
     ("ALTER TABLE t RENAME v TO u", "ALTER TABLE t RENAME u TO v"),
@@ -93,8 +93,8 @@ CHANGED_AND_BACK = (
     ("ALTER SCHEMA public RENAME TO p2", "ALTER SCHEMA p2 RENAME TO public"),
     ("ALTER EXTENSION hstore SET SCHEMA pg_catalog", "ALTER EXTENSION hstore SET SCHEMA public"),
 )
-# Seen while it lasts; what comes and goes again leaves nothing behind.
-MADE_AND_GONE = (
+# A change and its undo. Both change the fingerprint; the undo may restore it.
+CREATES_AND_DROPS = (
     ("CREATE TABLE u (id int)", "DROP TABLE u"),
     ("CREATE INDEX i ON t (n)", "DROP INDEX i"),
     ("CREATE SEQUENCE s2", "DROP SEQUENCE s2"),
@@ -127,7 +127,7 @@ MADE_AND_GONE = (
     ),
     ("ALTER TABLE loose ADD CONSTRAINT k CHECK (id > 0)", "ALTER TABLE loose DROP CONSTRAINT k"),
     ("CREATE SCHEMA sc", "DROP SCHEMA sc"),
-    # Of a relation's own row the contents count.
+    # Of a relation's own row, only the contents count.
     ("ALTER TABLE t ENABLE ROW LEVEL SECURITY", "ALTER TABLE t DISABLE ROW LEVEL SECURITY"),
     ("ALTER TABLE t FORCE ROW LEVEL SECURITY", "ALTER TABLE t NO FORCE ROW LEVEL SECURITY"),
     ("ALTER TABLE t SET (fillfactor = 50)", "ALTER TABLE t RESET (fillfactor)"),
@@ -135,8 +135,8 @@ MADE_AND_GONE = (
     ("ALTER TABLE loose REPLICA IDENTITY FULL", "ALTER TABLE loose REPLICA IDENTITY DEFAULT"),
     ("REFRESH MATERIALIZED VIEW m WITH NO DATA", "REFRESH MATERIALIZED VIEW m"),
 )
-# No dump says anything of these.
-NOTHING = (
+# Statements with no effect on a dump.
+WITHOUT_EFFECT = (
     "INSERT INTO t VALUES (1000, 'z', 1)", "UPDATE t SET n = n + 1", "DELETE FROM t WHERE id = 1000",
     "ANALYZE", "VACUUM", "VACUUM (FREEZE, ANALYZE) t", "VACUUM FULL t", "CLUSTER t2", "REINDEX TABLE t",
     "TRUNCATE loose", "TRUNCATE part", "SELECT nextval('s')", "SELECT setval('s', 9)", "REFRESH MATERIALIZED VIEW m",
@@ -149,7 +149,7 @@ NOTHING = (
     "CREATE ROLE fingerprints_other; DROP ROLE fingerprints_other",
     "VACUUM FREEZE pg_class", "VACUUM FREEZE pg_attribute", "VACUUM FULL pg_class", "REINDEX TABLE pg_attribute",
 )  # fmt: skip
-# Values and what belongs to all databases; of pg_class, pg_depend and the roles the query says more.
+# Catalogs of values and statistics. pg_class and pg_depend are in the fingerprint, but in queries of their own.
 NOT_DUMPED = {
     "pg_statistic", "pg_statistic_ext_data", "pg_largeobject", "pg_largeobject_metadata", "pg_class", "pg_depend",
 }  # fmt: skip
@@ -175,32 +175,32 @@ def run(connection: psycopg.Connection[object], *statements: str) -> None:
         connection.execute(statement.encode())
 
 
-def test_every_ddl_changes_it_and_nothing_else_does(
+def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
     shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
 ) -> None:
     with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as reader:
         seen = read_fingerprint(reader)
         assert read_fingerprint(reader) == seen
-        for statement in NOTHING:
+        for statement in WITHOUT_EFFECT:
             run(database, statement)
             assert read_fingerprint(reader) == seen, statement
-        for change, back in CHANGED_AND_BACK:
+        for change, undo in CHANGES_AND_UNDOS:
             run(database, change)
             changed = read_fingerprint(reader)
-            run(database, back)
+            run(database, undo)
             undone = read_fingerprint(reader)
-            assert len({seen, changed, undone}) == 3, (change, back)
+            assert len({seen, changed, undone}) == 3, (change, undo)
             seen = undone
-        for change, back in MADE_AND_GONE:
+        for change, undo in CREATES_AND_DROPS:
             run(database, change)
             changed = read_fingerprint(reader)
-            run(database, back)
+            run(database, undo)
             assert changed != seen, change
             seen = read_fingerprint(reader)
-            assert changed != seen, back
+            assert changed != seen, undo
 
 
-def test_a_role_that_reads_all_data_sees_the_same(
+def test_a_role_that_reads_all_data_reads_the_same_fingerprint(
     shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
 ) -> None:
     dsn = shared_fleet.primaries[0].dsn(DATABASE)
@@ -217,8 +217,8 @@ def test_no_catalog_is_forgotten(database: psycopg.Connection[object]) -> None:
     assert names - {"pg_subscription_rel"} == {catalog.name for catalog in CATALOGS} | NOT_DUMPED
 
 
-def test_it_is_read_in_a_moment(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:
-    """Also with thousands of tables: a plan that compares every row with every other would show."""
+def test_the_fingerprint_is_read_quickly(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:
+    """The long form has thousands of tables: a plan that compares all pairs of rows would be too slow."""
     for start in range(0, TABLES, TABLES_AT_ONCE):
         database.execute(
             f"DO $$ BEGIN FOR n IN {start + 1}..{min(start + TABLES_AT_ONCE, TABLES)} LOOP EXECUTE format('"

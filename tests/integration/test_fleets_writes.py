@@ -1,6 +1,6 @@
-"""Nothing that Cutline publishes makes a statement of the fleet fail that did not fail before.
+"""Cutline's publications make no statement fail that did not fail before.
 
-What PostgreSQL would reject is asked of PostgreSQL: a publication of our own shows it before Cutline is asked.
+Another publication of the same table shows which statements PostgreSQL rejects, before Cutline publishes the table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fleet.progress import Silent
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.integration.own_database import own_database
-from tests.integration.refusing import create, execute, published_as, refused
+from tests.integration.refusing import create, execute, publication_name, refused
 
 if TYPE_CHECKING:
     from embedded.fleet import EmbeddedFleet
 
-# Every table is called kept.t, or is a part of that: what makes it, and whether it can be followed as it is.
+# The DDL of the table kept.t, and whether kept.t is admissible.
 TABLES = {
     "key": ("CREATE TABLE kept.t (id int PRIMARY KEY, v text)", True),
     "key-including": ("CREATE TABLE kept.t (id int, v text, PRIMARY KEY (id) INCLUDE (v))", True),
@@ -75,7 +75,7 @@ TABLES = {
         "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100)", False,
     ),
 }  # fmt: skip
-# They go on after every change of a table, and through what it is a part of.
+# Executed after every change of a table, on the table itself and through its parent.
 WRITES = (
     "INSERT INTO {} (id, v) VALUES (50, 'x')",
     "UPDATE {} SET v = 'y' WHERE id = 50",
@@ -83,7 +83,7 @@ WRITES = (
     "DELETE FROM {} WHERE id = 51",
     "INSERT INTO {} (id, v) SELECT n, 'x' FROM generate_series(1, 5) AS n; DELETE FROM {}",
 )
-# What a published table becomes, and which statement of the hint's makes it right.
+# A table from TABLES, and the statement by which it loses its identity once it is published.
 LOSSES = {
     "nothing": ("key", "ALTER TABLE kept.t REPLICA IDENTITY NOTHING"),
     "key-dropped": ("key", "ALTER TABLE kept.t DROP CONSTRAINT t_pkey"),
@@ -106,8 +106,8 @@ def fleet(database: Fleet) -> Fleet:
     return database
 
 
-def rejected(dsn: str, name: str = "kept.t") -> list[str]:
-    """The statements of WRITES that PostgreSQL rejects; all are undone."""
+def rejected_writes(dsn: str, name: str = "kept.t") -> list[str]:
+    """The statements of WRITES that PostgreSQL rejects. All are rolled back."""
     found = []
     for statement in WRITES:
         with psycopg.connect(dsn) as connection:
@@ -124,15 +124,15 @@ def with_rules(fleet: Fleet, *, exclude: tuple[str, ...] = (), append_only: tupl
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_is_admitted_can_be_written_and_what_could_not_is_refused(fleet: Fleet, name: str) -> None:
+def test_an_admissible_table_stays_writable_and_any_other_is_refused(fleet: Fleet, name: str) -> None:
     (node,) = fleet.nodes
-    made, is_admissible = TABLES[name]
-    execute(node.dsn, made)
-    assert rejected(node.dsn) == []
+    definition, is_admissible = TABLES[name]
+    execute(node.dsn, definition)
+    assert rejected_writes(node.dsn) == []
     execute(node.dsn, "CREATE PUBLICATION somebodys FOR TABLE ONLY kept.t")
-    assert bool(rejected(node.dsn)) != is_admissible
+    assert bool(rejected_writes(node.dsn)) != is_admissible
     execute(node.dsn, "DROP PUBLICATION somebodys")
-    # What is beside it has a key, and is nobody's concern here.
+    # A parent of a refused table is excluded: this test is about kept.t alone.
     found = with_rules(fleet, exclude=() if is_admissible else ("kept.above",))
     if is_admissible:
         initialise(found, Silent())
@@ -142,24 +142,26 @@ def test_what_is_admitted_can_be_written_and_what_could_not_is_refused(fleet: Fl
         assert (raised.value.slug, raised.value.exit_code) == ("table-not-admissible", 3)
         assert "kept.t on s1" in raised.value.message
         assert 'ALTER TABLE "kept"."t" ' in raised.value.hint
-        assert rejected(node.dsn) == []
+        assert rejected_writes(node.dsn) == []
         initialise(with_rules(fleet, exclude=("kept.above",), append_only=("kept.t",)), Silent())
-    assert rejected(node.dsn) == []
-    if "kept.above" in made:
-        assert rejected(node.dsn, "kept.above") == []
+    assert rejected_writes(node.dsn) == []
+    if "kept.above" in definition:
+        assert rejected_writes(node.dsn, "kept.above") == []
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_table_that_loses_its_identity_is_named_and_init_takes_it_out(fleet: Fleet, name: str) -> None:
-    """Nobody can keep PostgreSQL from rejecting its writes then; it says so at once, and the next create does."""
+def test_a_table_that_loses_its_identity_is_named_and_init_removes_it_from_the_publication(
+    fleet: Fleet, name: str
+) -> None:
+    """Cutline can't keep PostgreSQL from rejecting the table's writes; the next create reports the table."""
     (node,) = fleet.nodes
     before, loss = LOSSES[name]
     execute(node.dsn, TABLES[before][0])
     fleet = with_rules(fleet)
     initialise(fleet, Silent())
-    assert rejected(node.dsn) == []
+    assert rejected_writes(node.dsn) == []
     execute(node.dsn, loss)
-    assert rejected(node.dsn) != []
+    assert rejected_writes(node.dsn) != []
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
     message = errors[0].message
@@ -169,10 +171,10 @@ def test_a_table_that_loses_its_identity_is_named_and_init_takes_it_out(fleet: F
     assert errors[0].hint.endswith("then remove tables without one from the publication: snapshot init")
     for rules in (with_rules(fleet, exclude=("kept.t",)), with_rules(fleet, append_only=("kept.t",))):
         initialise(rules, Silent())
-        assert rejected(node.dsn) == []
+        assert rejected_writes(node.dsn) == []
 
 
-def test_a_new_partition_without_identity_is_written_until_somebody_gives_it_one(fleet: Fleet) -> None:
+def test_a_new_partition_without_identity_stays_writable_and_is_refused(fleet: Fleet) -> None:
     (node,) = fleet.nodes
     execute(
         node.dsn,
@@ -182,11 +184,11 @@ def test_a_new_partition_without_identity_is_written_until_somebody_gives_it_one
     fleet = with_rules(fleet)
     initialise(fleet, Silent())
     execute(node.dsn, "CREATE TABLE kept.t PARTITION OF kept.above FOR VALUES FROM (0) TO (100)")
-    assert rejected(node.dsn) + rejected(node.dsn, "kept.above") == []
+    assert rejected_writes(node.dsn) + rejected_writes(node.dsn, "kept.above") == []
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
     assert errors[0].message == "no replica identity, so updates and deletes can't be captured: kept.t on s1"
-    # A row goes from the one that is published to the one that is not, and back.
+    # A row moves from the published partition to the unpublished one, and back.
     execute(node.dsn, "INSERT INTO kept.above VALUES (150, 'x')", "UPDATE kept.above SET id = id - 100",
             "UPDATE kept.above SET id = id + 100", "DELETE FROM kept.above")  # fmt: skip
 
@@ -195,7 +197,7 @@ def test_a_new_partition_without_identity_is_written_until_somebody_gives_it_one
     "FOR ALL TABLES", "FOR ALL TABLES WITH (publish = 'insert')", "FOR TABLES IN SCHEMA kept",
     "FOR ALL TABLES WITH (publish_via_partition_root)", "FOR TABLE kept.above (id) WITH (publish_via_partition_root)",
 ])  # fmt: skip
-def test_publications_of_others_reject_what_they_rejected_and_nothing_more(fleet: Fleet, options: str) -> None:
+def test_other_publications_reject_the_same_writes_as_before(fleet: Fleet, options: str) -> None:
     (node,) = fleet.nodes
     execute(
         node.dsn,
@@ -206,22 +208,24 @@ def test_publications_of_others_reject_what_they_rejected_and_nothing_more(fleet
     fleet = with_rules(fleet, append_only=("kept.t",))
     execute(node.dsn, f"CREATE PUBLICATION somebodys {options}")
     try:
-        before = {name: rejected(node.dsn, name) for name in ("kept.t", "kept.part", "kept.above")}
+        before = {name: rejected_writes(node.dsn, name) for name in ("kept.t", "kept.part", "kept.above")}
         initialise(fleet, Silent())
-        assert {name: rejected(node.dsn, name) for name in before} == before
+        assert {name: rejected_writes(node.dsn, name) for name in before} == before
         with connect(node) as connection:
             query = "SELECT tablename FROM pg_publication_tables WHERE pubname ^@ %s ORDER BY 1"
-            found = [name for (name,) in connection.execute(query, (published_as(fleet),))]
+            found = [name for (name,) in connection.execute(query, (publication_name(fleet),))]
         assert found == ["part", "t"]
     finally:
         execute(node.dsn, "DROP PUBLICATION somebodys")
 
 
-def test_a_published_table_is_made_unlogged_once_it_is_taken_out(fleet: Fleet) -> None:
-    """Of statements that are no writes this is the one that a publication rejects."""
+def test_a_published_table_can_be_made_unlogged_once_it_is_removed_from_the_publication(fleet: Fleet) -> None:
+    """SET UNLOGGED is the only statement other than a write that PostgreSQL rejects for published tables."""
     (node,) = fleet.nodes
     execute(node.dsn, TABLES["key"][0])
     initialise(with_rules(fleet), Silent())
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="part of a publication"):
         execute(node.dsn, "ALTER TABLE kept.t SET UNLOGGED")
-    execute(node.dsn, f"ALTER PUBLICATION {published_as(fleet)} DROP TABLE kept.t", "ALTER TABLE kept.t SET UNLOGGED")
+    execute(
+        node.dsn, f"ALTER PUBLICATION {publication_name(fleet)} DROP TABLE kept.t", "ALTER TABLE kept.t SET UNLOGGED"
+    )

@@ -1,4 +1,4 @@
-"""gc on real fleets: after creates that died, beside creates that run, and on S3."""
+"""gc on real fleets: after creates that died, during running creates, and on S3."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from snapshots.operations.operation import record_outcome
 from snapshots.records.commits import increment_numbers, read_chain
 from snapshots.records.store_identity import ensure_identity
 from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import GcReport, collect_garbage
+from snapshots.removal.gc import GcReport, collect_garbage, preview_garbage
 from storage.errors import BusyError, IndeterminateError
-from tests.cli_runs import run_here
-from tests.s3_server import S3Server
-from tests.snapshot_runs import Runs, described, runs_on, slots_of, sorted_copies, transfers_taken_back
-from tests.stored_documents import documents_known
-from tests.unit.made_garbage import MadeStore, collected, needed_by
-from tests.watching import Reached, Watching
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Runs, configure_fleet, removing_new_transfers, runs_on, slots_of, sorted_copies
+from tests.commands.watching import Reached, Watching
+from tests.s3.server import S3Server
+from tests.stores.documents import check_documents
+from tests.unit.made_garbage import StoreBuilder, needed_by, run_gc
 from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESTORED = "restored"
-# Behind each of them more is in the store than behind the one before.
+# At each point more is in the store than at the one before.
 FULL_DEATHS = (CrashPoint.BASE_COPIED, CrashPoint.SEQUENCES_READ)
 INCREMENT_DEATHS = (CrashPoint.ARCHIVED, CrashPoint.RESOLVED)
-BESIDE = 2
-# Between two of gc, which would else take the processor from the creates.
+INCREMENTS = 2
+# Between two runs of gc, which otherwise would take the processor from the creates.
 PAUSE_SECONDS = 0.05
 TRIES = 200
 BUCKET = "garbage"
 
 
 class DiedError(IndeterminateError):
-    """What ends a create as a kill does: nothing on the nodes is undone, and no outcome is stored."""
+    """Ends a create as a kill does: nothing on the nodes is undone, and no outcome is stored."""
 
 
-def dying_at(point: CrashPoint) -> Watching:
+def die_at(point: CrashPoint) -> Watching:
     def then(reached: Reached) -> None:
         if reached.point == point:
             raise DiedError(f"died at {point}")
@@ -63,7 +63,7 @@ def dying_at(point: CrashPoint) -> Watching:
 
 @pytest.fixture
 def runs(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Iterator[Runs]:
-    with transfers_taken_back(shared_fleet.dsns()), runs_on(shared_fleet, tmp_path, spark) as found:
+    with removing_new_transfers(shared_fleet.dsns()), runs_on(shared_fleet, tmp_path, spark) as found:
         yield found
 
 
@@ -79,11 +79,11 @@ def gc(runs: Runs) -> GcReport:
     return collect_garbage(runs.fleet, 0.0, Silent())
 
 
-def check_whole(runs: Runs, *names: str) -> None:
-    """The snapshots lack no object, and the newest state of the first is what the shards hold now."""
+def assert_whole(runs: Runs, *names: str) -> None:
+    """The snapshots lack no object, and the first one's newest state equals the shards' current rows."""
     report = check_snapshots(runs.fleet, CheckRequest(metadata_only=True), runs.spark, Silent())
     assert [(one.name, one.conflicts) for one in report.snapshots] == [(name, []) for name in sorted(names)]
-    assert documents_known(runs.fleet.store.open())["Void"] > 0
+    assert check_documents(runs.fleet.store.open())["Void"] > 0
     nodes = tuple(with_database(node, RESTORED) for node in runs.fleet.primaries)
     target = replace(runs.fleet, nodes=nodes)
     try:
@@ -96,32 +96,32 @@ def check_whole(runs: Runs, *names: str) -> None:
                 connection.execute(f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)".encode())
 
 
-def test_what_dead_creates_left_goes_and_the_chain_goes_on(runs: Runs) -> None:
+def test_objects_of_dead_creates_are_removed_and_the_chain_continues(runs: Runs) -> None:
     runs.full("daily")
     write(runs.fleet)
     store = runs.fleet.store.open()
     for point in FULL_DEATHS:
         with pytest.raises(DiedError):
-            create_full(runs.fleet, CreateRequest("other"), runs.spark, dying_at(point))
+            create_full(runs.fleet, CreateRequest("other"), runs.spark, die_at(point))
     for point in INCREMENT_DEATHS:
         write(runs.fleet)
         with pytest.raises(DiedError):
-            create_increment(runs.fleet, CreateRequest("daily"), runs.spark, dying_at(point))
+            create_increment(runs.fleet, CreateRequest("daily"), runs.spark, die_at(point))
     chain = read_chain(store, "daily")
     data = {key for key in store.list("snapshots") if not key.endswith(".json")}
-    begun = {key for key in data if key.startswith("snapshots/daily/wal/")} - needed_by(chain)
-    failed = data - needed_by(chain) - begun
-    assert begun
+    next_segments = {key for key in data if key.startswith("snapshots/daily/wal/")} - needed_by(chain)
+    failed = data - needed_by(chain) - next_segments
+    assert next_segments
     assert {key.split("/")[2] for key in failed} == {"base", "schema", "wal"}
-    # The last of them is not settled yet, and all of the others are: an increment's, so that nothing of it is shown.
-    code, foreseen = run_here(runs.fleet, "gc", "--dry-run", "--grace", "0")
-    assert (code, len(foreseen["open_operations"])) == (0, 1)
-    assert {one["object"] for one in foreseen["garbage"]} == failed
+    # Only the last dead create is not settled yet. It is an increment, so none of its objects is garbage.
+    code, preview = run_here(runs.fleet, "gc", "--dry-run", "--grace", "0")
+    assert (code, len(preview["open_operations"])) == (0, 1)
+    assert {one["object"] for one in preview["garbage"]} == failed
     code, done = run_here(runs.fleet, "gc", "--grace", "0")
     assert (code, done["objects"], done["settled"], done["open_operations"]) == (0, len(failed), True, [])
-    assert done["bytes"] == foreseen["bytes"] > 0
+    assert done["bytes"] == preview["bytes"] > 0
     left = {key for key in store.list("snapshots") if not key.endswith(".json")}
-    assert left == needed_by(chain) | begun
+    assert left == needed_by(chain) | next_segments
     ours = tuple(slot_name(operation) for operation in store.list_children("operations"))
     for node in runs.fleet.nodes:
         slots = [slot for slot in slots_of(node.dsn) if slot.startswith(ours)]
@@ -129,30 +129,30 @@ def test_what_dead_creates_left_goes_and_the_chain_goes_on(runs: Runs) -> None:
     assert gc(runs).removed.objects == 0
     write(runs.fleet)
     runs.increment("daily")
-    assert begun < needed_by(read_chain(store, "daily"))
+    assert next_segments < needed_by(read_chain(store, "daily"))
     assert gc(runs).removed.objects == 0
-    check_whole(runs, "daily")
+    assert_whole(runs, "daily")
 
 
-def test_a_dead_full_create_is_settled_before_its_objects_are_looked_at(runs: Runs) -> None:
+def test_a_dead_full_create_is_settled_before_its_objects_are_judged(runs: Runs) -> None:
     with pytest.raises(DiedError):
-        create_full(runs.fleet, CreateRequest("daily"), runs.spark, dying_at(CrashPoint.RESOLVED))
-    foreseen = collect_garbage(runs.fleet, 0.0, Silent(), dry_run=True)
-    assert foreseen.garbage == []
-    assert [one.id for one in foreseen.open_operations]
+        create_full(runs.fleet, CreateRequest("daily"), runs.spark, die_at(CrashPoint.RESOLVED))
+    preview = preview_garbage(runs.fleet, 0.0, Silent())
+    assert preview.garbage == []
+    assert [one.id for one in preview.open_operations]
     assert all(slots_of(node.dsn) for node in runs.fleet.nodes)
     report = gc(runs)
     assert {one.why for one in report.garbage} == {GarbageReason.FAILED}
     assert (report.unsettled, report.refused, report.open_operations) == ("", [], ())
     assert not any(slots_of(node.dsn) for node in runs.fleet.nodes)
     store = runs.fleet.store.open()
-    # Its void.
+    # Only its void is left.
     assert store.list("snapshots") == ["snapshots/daily/snapshot.json"]
 
 
 @dataclass
-class Collecting:
-    """gc without a grace period, over and over, in a thread."""
+class Collector:
+    """Runs gc without a grace period again and again, in a thread."""
 
     fleet: Fleet
     reports: list[GcReport] = field(default_factory=list)
@@ -169,66 +169,66 @@ class Collecting:
 
 
 @contextmanager
-def collecting(fleet: Fleet) -> Iterator[Collecting]:
-    found = Collecting(fleet)
-    thread = threading.Thread(target=found.run)
+def collecting(fleet: Fleet) -> Iterator[Collector]:
+    collector = Collector(fleet)
+    thread = threading.Thread(target=collector.run)
     thread.start()
     try:
-        yield found
+        yield collector
     finally:
-        found.done.set()
+        collector.done.set()
         thread.join()
 
 
-def persistently(create: object, *arguments: object) -> None:
-    """As whoever finds the fleet busy for the moment in which gc settles."""
+def retry_while_busy(create: object, *arguments: object) -> None:
+    """Retry as an operator does: while gc settles operations, the fleet is busy."""
     for _ in range(TRIES):
         try:
             create(*arguments)  # type: ignore[operator]
         except BusyError:
             continue
         return
-    raise AssertionError("the fleet was busy all the time")
+    raise AssertionError("the fleet was busy at every attempt")
 
 
-def test_beside_creates_that_run_nothing_is_lost(runs: Runs) -> None:
-    with collecting(runs.fleet) as beside:
-        persistently(runs.full, "daily")
-        for number in range(BESIDE):
+def test_gc_during_running_creates_loses_nothing(runs: Runs) -> None:
+    with collecting(runs.fleet) as collector:
+        retry_while_busy(runs.full, "daily")
+        for number in range(INCREMENTS):
             write(runs.fleet)
-            dying = dying_at(INCREMENT_DEATHS[number % len(INCREMENT_DEATHS)])
+            progress = die_at(INCREMENT_DEATHS[number % len(INCREMENT_DEATHS)])
             with pytest.raises(DiedError):
-                persistently(create_increment, runs.fleet, CreateRequest("daily"), runs.spark, dying)
+                retry_while_busy(create_increment, runs.fleet, CreateRequest("daily"), runs.spark, progress)
             write(runs.fleet)
-            persistently(runs.increment, "daily")
+            retry_while_busy(runs.increment, "daily")
         with pytest.raises(DiedError):
-            persistently(create_full, runs.fleet, CreateRequest("other"), runs.spark, dying_at(CrashPoint.ARCHIVED))
-        persistently(runs.full, "other")
-    assert beside.errors == []
-    assert len(beside.reports) > BESIDE
-    # It was there while they ran, and took the dead one's objects away.
-    assert any(report.open_operations for report in beside.reports)
+            retry_while_busy(create_full, runs.fleet, CreateRequest("other"), runs.spark, die_at(CrashPoint.ARCHIVED))
+        retry_while_busy(runs.full, "other")
+    assert collector.errors == []
+    assert len(collector.reports) > INCREMENTS
+    # gc ran during the creates, and removed the dead create's objects.
+    assert any(report.open_operations for report in collector.reports)
     assert gc(runs).garbage == []
-    assert sum(report.removed.objects for report in beside.reports) > 0
+    assert sum(report.removed.objects for report in collector.reports) > 0
     store = runs.fleet.store.open()
-    assert increment_numbers(store, "daily") == list(range(1, BESIDE + 1))
-    check_whole(runs, "daily", "other")
+    assert increment_numbers(store, "daily") == list(range(1, INCREMENTS + 1))
+    assert_whole(runs, "daily", "other")
 
 
 def fleet_in(bucket_url: str, embedded: EmbeddedFleet, folder: Path, s3: S3Server) -> Fleet:
-    fleet = described(embedded, folder / "fleet.toml", f"{bucket_url}/shop", s3.options)
+    fleet = configure_fleet(embedded, folder / "fleet.toml", f"{bucket_url}/shop", s3.options)
     ensure_identity(fleet.store.open(), fleet)
     return fleet
 
 
-def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
+def test_unfinished_uploads_are_removed_except_those_of_other_programs(
     shared_fleet: EmbeddedFleet, tmp_path: Path, s3: S3Server
 ) -> None:
     bucket = fleet_in(s3.bucket(BUCKET), shared_fleet, tmp_path, s3)
-    made = MadeStore(bucket.store.open())
-    chain = made.full("daily")
-    failed = made.begin("other")
-    left = made.base(failed)
+    made = StoreBuilder(bucket.store.open())
+    chain = made.take_full("daily")
+    failed = made.begin_create("other")
+    left = made.store_base(failed)
     key = f"snapshots/other/base/a/{failed.id}/part-000009-000-ab.parquet"
 
     def begin(name: str) -> None:
@@ -237,7 +237,7 @@ def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
 
     begin(f"shop/{key}")
     begin("elsewhere/file")
-    assert collected(made.store).garbage == []
+    assert run_gc(made.store).garbage == []
     record_outcome(made.store, failed, "failed")
     code, done = run_here(bucket, "gc", "--grace", "0")
     assert (code, done["objects"]) == (0, len(left) + 1)
@@ -248,14 +248,14 @@ def test_uploads_that_nobody_ends_go_and_those_of_others_stay(
     assert all(made.store.exists(one) for one in needed_by(chain))
 
 
-def test_what_a_lock_keeps_is_named_and_goes_by_a_repeat_once_it_may(
+def test_an_object_under_legal_hold_is_named_and_removed_after_its_release(
     shared_fleet: EmbeddedFleet, tmp_path: Path, s3: S3Server
 ) -> None:
     url = s3.bucket("locked-garbage", lock=True)
     fleet = fleet_in(url, shared_fleet, tmp_path, s3)
-    made = MadeStore(fleet.store.open())
-    failed = made.begin("other")
-    left = made.base(failed)
+    made = StoreBuilder(fleet.store.open())
+    failed = made.begin_create("other")
+    left = made.store_base(failed)
     record_outcome(made.store, failed, "failed")
     place = {"Bucket": "locked-garbage", "Key": f"shop/{left[0]}"}
     s3.client.put_object_legal_hold(**place, LegalHold={"Status": "ON"})

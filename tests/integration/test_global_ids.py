@@ -1,8 +1,8 @@
-"""Global ids on real servers: gids as the JDBC driver, Citus and applications make them, and tagged commits.
+"""Global ids on real servers: gids as the JDBC driver, Citus and applications form them, and tagged commits.
 
-A distributed transaction that one shard has committed while another holds it prepared is in the state on both,
-one that nobody has committed is on neither and comes in later. Of the rules the short form has one that the seed draws,
-and the expression, by which the tagged ones are known; the long one (CUTLINE_SOAK) has all.
+A global transaction that one shard has committed while the other has it prepared is included on both. One that no shard
+has committed is included on neither, and in a later increment if it commits. The short form tests one rule that the
+seed draws, and the regular expression, which the tagged commits need; the long form (CUTLINE_SOAK) tests all rules.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
 from fleet.config import Fleet, Node, load_fleet
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
-from tests.integration.wal_place import Place, await_database, one_table, place
-from tests.snapshot_runs import Ready, Runs, chains_dropped, sorted_copies
-from tests.soak import SEED, SOAK_SECONDS
+from tests.integration.wal_place import Place, await_database, create_one_table, place
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +33,8 @@ __all__ = ["place"]  # the fixture
 
 NAME, SOURCE, RESTORED = "gids", "gids", "gids_restored"
 TABLE = "CREATE TABLE part (id integer PRIMARY KEY, note text)"
-# The transactions of a test, by the id of the row that each part inserts.
-AHEAD_ON_1, AHEAD_ON_2, UNDECIDED, UNDONE = 1, 2, 3, 4
+# The transactions of a test. Each part inserts a row with this id.
+AHEAD_ON_1, AHEAD_ON_2, UNDECIDED, ROLLED_BACK = 1, 2, 3, 4
 Gids = Callable[[int, int], str]
 
 
@@ -47,16 +47,16 @@ def regex(transaction: int, shard: int) -> str:
 
 
 def xa(transaction: int, shard: int) -> str:
-    """As the JDBC driver's RecoveredXid.xidToString prints a Xid: the longest there is, of negative format."""
+    """The longest Xid, with a negative format, as the JDBC driver's RecoveredXid.xidToString prints it."""
     text = b"\xfb\xff\xfe" * 21
     branch = base64.b64encode(text + bytes([shard])).decode()
     gid = f"{-(2**31)}_{base64.b64encode(text + bytes([transaction])).decode()}_{branch}"
-    assert {"+", "/", "="} < set(gid), "it has all that base64 can have"
+    assert {"+", "/", "="} < set(gid), "the gid lacks a special character of base64"
     return gid
 
 
 def citus(transaction: int, shard: int) -> str:
-    """As Citus prints "citus_%u_%u_%lu_%u": here two groups' processes of one number, and the largest numbers."""
+    """As Citus prints "citus_%u_%u_%lu_%u": two groups with the same process id, and the largest numbers."""
     group, number = divmod(transaction, 2)
     return f"citus_{group}_4194304_{2**64 - 1 - number}_{2**32 - 1 - shard}"
 
@@ -72,27 +72,27 @@ DRAWN = list(FORMS) if SOAK_SECONDS else [random.Random(SEED).choice(["exact", "
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two shards with one table each, the commands on them, and an equal fleet to restore into."""
+    """Two shards with one table each, the commands on them, and a target fleet of the same shape."""
 
     runs: Runs
     target: Fleet
     shards: dict[int, str]
 
-    def part(self, transaction: int, shard: int, gid: str | None, *statements: str) -> None:
-        """One part of a transaction: prepared, or without a gid committed."""
+    def run_part(self, transaction: int, shard: int, gid: str | None, *statements: str) -> None:
+        """Run one part of a transaction; prepare it, or commit it if there is no gid."""
         end = f"PREPARE TRANSACTION '{gid}'" if gid else "COMMIT"
         execute(self.shards[shard], f"BEGIN; INSERT INTO part VALUES ({transaction}, 'x')", *statements, end)
 
-    def settle(self, word: str, shard: int, gid: str) -> None:
+    def resolve(self, word: str, shard: int, gid: str) -> None:
         execute(self.shards[shard], f"{word} PREPARED '{gid}'")
 
-    def restored(self, increment: int) -> list[list[int]]:
-        """The ids of the parts on every shard as they were at an increment."""
+    def restore(self, increment: int) -> list[list[int]]:
+        """Restore an increment; return the ids of the parts on every shard."""
         self.runs.restore(NAME, self.target, increment)
         return [ids(node.dsn) for node in self.target.primaries]
 
-    def torn(self, increment: int) -> tuple[int, list[str | None]]:
-        """How many shared transactions a check compares, and which it finds torn."""
+    def check_torn(self, increment: int) -> tuple[int, list[str | None]]:
+        """Check an increment; return the number of global transactions compared, and which of them are torn."""
         report = self.runs.check_one(NAME, increment)
         assert {conflict.kind for conflict in report.conflicts} <= {"transaction"}
         return report.compared.transactions, [conflict.global_id for conflict in report.conflicts]
@@ -107,7 +107,7 @@ def ids(dsn: str) -> list[int]:
 def pair(
     embedded: EmbeddedFleet, spark: SparkSession, folder: Path, form: str, *, backups: bool = False
 ) -> Iterator[Pair]:
-    """A database on each of two shards, with the rule `form`, initialised."""
+    """Create a database on each of two shards, as an initialised fleet with the rule `form`."""
     nodes = [node for node in embedded.nodes if backups or node.backup_of is None]
     primaries = [node for node in nodes if node.backup_of is None]
     try:
@@ -125,7 +125,7 @@ def pair(
             path = folder / f"{database}.toml"
             path.write_text(text)
             fleets.append(load_fleet(path))
-        with chains_dropped(fleets[0]):
+        with dropping_slots(fleets[0]):
             runs = Runs(fleets[0], Ready(spark))
             runs.init()
             yield Pair(runs, fleets[1], {shard: node.dsn(SOURCE) for shard, node in enumerate(primaries, 1)})
@@ -135,7 +135,7 @@ def pair(
 
 
 def drop_databases(node: EmbeddedNode) -> None:
-    """Drop the databases of a pair, and those that a restore put aside."""
+    """Drop the databases of a pair, including those that a restore renamed."""
     with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
         query = "SELECT datname FROM pg_database WHERE datname LIKE 'gids%'"
         for (name,) in connection.execute(query).fetchall():
@@ -146,77 +146,77 @@ def drop_databases(node: EmbeddedNode) -> None:
 
 
 @pytest.mark.parametrize("form", DRAWN)
-def test_a_transaction_committed_on_one_shard_alone_is_in_the_state_on_both(
+def test_a_transaction_committed_on_one_shard_only_is_included_on_both(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, form: str
 ) -> None:
     rule, gid = FORMS[form]
     with pair(shared_fleet, spark, tmp_path, rule) as two:
         two.runs.full(NAME)
-        for transaction in (AHEAD_ON_1, AHEAD_ON_2, UNDECIDED, UNDONE):
+        for transaction in (AHEAD_ON_1, AHEAD_ON_2, UNDECIDED, ROLLED_BACK):
             for shard in (1, 2):
-                two.part(transaction, shard, gid(transaction, shard))
-        two.settle("COMMIT", 1, gid(AHEAD_ON_1, 1))
-        two.settle("COMMIT", 2, gid(AHEAD_ON_2, 2))
+                two.run_part(transaction, shard, gid(transaction, shard))
+        two.resolve("COMMIT", 1, gid(AHEAD_ON_1, 1))
+        two.resolve("COMMIT", 2, gid(AHEAD_ON_2, 2))
         two.runs.increment(NAME)
         assert [ids(dsn) for dsn in two.shards.values()] == [[AHEAD_ON_1], [AHEAD_ON_2]]
-        two.settle("COMMIT", 2, gid(AHEAD_ON_1, 2))
-        two.settle("COMMIT", 1, gid(AHEAD_ON_2, 1))
+        two.resolve("COMMIT", 2, gid(AHEAD_ON_1, 2))
+        two.resolve("COMMIT", 1, gid(AHEAD_ON_2, 1))
         for shard in (1, 2):
-            two.settle("COMMIT", shard, gid(UNDECIDED, shard))
-            two.settle("ROLLBACK", shard, gid(UNDONE, shard))
+            two.resolve("COMMIT", shard, gid(UNDECIDED, shard))
+            two.resolve("ROLLBACK", shard, gid(ROLLED_BACK, shard))
         two.runs.increment(NAME)
 
-        assert two.restored(1) == [[AHEAD_ON_1, AHEAD_ON_2]] * 2
-        assert two.restored(2) == [[AHEAD_ON_1, AHEAD_ON_2, UNDECIDED]] * 2
+        assert two.restore(1) == [[AHEAD_ON_1, AHEAD_ON_2]] * 2
+        assert two.restore(2) == [[AHEAD_ON_1, AHEAD_ON_2, UNDECIDED]] * 2
         for node, source in zip(two.target.primaries, two.shards.values(), strict=True):
             assert sorted_copies(node.dsn) == sorted_copies(source)
-        assert two.torn(1) == (4, [])
+        assert two.check_torn(1) == (4, [])
 
 
-def test_without_its_rule_every_branch_is_a_transaction_of_its_own(
+def test_without_its_rule_every_branch_is_a_separate_transaction(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Why the rule is configured: by `exact` the parts of an XA transaction have nothing to do with each other."""
+    """Why the rule must be configured: with `exact`, the parts of an XA transaction are unrelated transactions."""
     with pair(shared_fleet, spark, tmp_path, "exact") as two:
         two.runs.full(NAME)
         for transaction in (AHEAD_ON_1, AHEAD_ON_2):
             for shard in (1, 2):
-                two.part(transaction, shard, xa(transaction, shard))
-        two.settle("COMMIT", 1, xa(AHEAD_ON_1, 1))
-        two.settle("COMMIT", 2, xa(AHEAD_ON_2, 2))
+                two.run_part(transaction, shard, xa(transaction, shard))
+        two.resolve("COMMIT", 1, xa(AHEAD_ON_1, 1))
+        two.resolve("COMMIT", 2, xa(AHEAD_ON_2, 2))
         two.runs.increment(NAME)
-        assert two.restored(1) == [[AHEAD_ON_1], [AHEAD_ON_2]]
-        # Nor can a check know better.
-        assert two.torn(1) == (0, [])
+        assert two.restore(1) == [[AHEAD_ON_1], [AHEAD_ON_2]]
+        # A check can't find them torn, either.
+        assert two.check_torn(1) == (0, [])
 
 
 def tag(gid: str, prefix: str = "snapshot.gid") -> str:
     return f"SELECT pg_logical_emit_message(true, '{prefix}', '{gid}')"
 
 
-def test_a_part_committed_in_one_phase_and_tagged_takes_the_prepared_parts_with_it(
+def test_a_tagged_one_phase_commit_includes_the_prepared_parts(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
     tagged, untagged, undecided = 1, 2, 3
     with pair(shared_fleet, spark, tmp_path, FORMS["regex"][0], backups=True) as two:
         two.runs.full(NAME)
         for transaction in (tagged, untagged, undecided):
-            two.part(transaction, 2, regex(transaction, 2))
-        # Shard 1 is the coordinator; what a savepoint takes back is no tag, and of the others the last counts.
-        two.part(
+            two.run_part(transaction, 2, regex(transaction, 2))
+        # Shard 1 is the coordinator. Tags that are rolled back to a savepoint do not count; of the rest the last does.
+        two.run_part(
             tagged, 1, None,
             tag("order-7/1"), tag(regex(tagged, 1)), "SAVEPOINT s", tag("order-8/1"), "ROLLBACK TO s",
             tag("order-9/1", prefix="application"),
         )  # fmt: skip
-        two.part(untagged, 1, None)
+        two.run_part(untagged, 1, None)
         two.runs.increment(NAME)
-        two.settle("COMMIT", 2, regex(tagged, 2))
-        two.settle("COMMIT", 2, regex(untagged, 2))
-        two.part(undecided, 1, None, tag(regex(undecided, 1)))
+        two.resolve("COMMIT", 2, regex(tagged, 2))
+        two.resolve("COMMIT", 2, regex(untagged, 2))
+        two.run_part(undecided, 1, None, tag(regex(undecided, 1)))
         two.runs.increment(NAME)
 
-        assert two.restored(1) == [[tagged, untagged], [tagged]], "only the tag says what belongs together"
-        assert two.restored(2) == [[tagged, untagged, undecided]] * 2
+        assert two.restore(1) == [[tagged, untagged], [tagged]], "without a tag the parts are unrelated"
+        assert two.restore(2) == [[tagged, untagged, undecided]] * 2
         for increment, transactions in ((1, 1), (2, 2)):
             report = two.runs.check_one(NAME, increment)
             # Standbys decode the same tags.
@@ -225,8 +225,8 @@ def test_a_part_committed_in_one_phase_and_tagged_takes_the_prepared_parts_with_
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])
-def test_a_tag_is_kept_through_a_transaction_of_many_batches(place: Place, where: str) -> None:
-    follower = place.follow(one_table(place), standby=where == "standby")
+def test_a_tag_is_kept_over_all_batches_of_a_transaction(place: Place, where: str) -> None:
+    follower = place.follow(create_one_table(place), standby=where == "standby")
     wide = "INSERT INTO t SELECT n, repeat('x', 4000000) FROM generate_series({}, {}) n"
     with psycopg.connect(place.primary.dsn) as connection:
         connection.execute("SELECT pg_logical_emit_message(true, 'snapshot.gid', 'first')")
@@ -239,6 +239,6 @@ def test_a_tag_is_kept_through_a_transaction_of_many_batches(place: Place, where
     place.connection.execute("PREPARE TRANSACTION 'its own'")
     place.connection.execute("COMMIT PREPARED 'its own'")
     place.connection.execute("INSERT INTO t VALUES (14); SELECT pg_logical_emit_message(false, 'snapshot.gid', 'no')")
-    follower.drained(place.finish())
+    follower.drain_fully(place.write_finish())
     found = [(chr(event["op"]), event["global_id"]) for event in follower.events() if chr(event["op"]) != "M"]
     assert found == [("C", "second ü"), ("P", "its own"), ("K", "its own"), ("C", None)]

@@ -1,6 +1,6 @@
-"""Large objects by option: they come back as they were at the full snapshot, and every output says as of when.
+"""Large objects by option: they are restored as they were at the full snapshot, and every output says so.
 
-Judged by what PostgreSQL says of each: its bytes, owner, grants and comment.
+The tests compare what PostgreSQL has for each object: its bytes, owner, grants and comment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.records.commit import FullSnapshot
 from tests.commands.in_process import run_here
-from tests.integration.own_database import back, own_database
+from tests.commands.snapshot_runs import Ready, Runs
+from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import NoSpark, execute, refused
-from tests.snapshot_runs import Ready, Runs
-from tests.tables.large_object_states import all_large
+from tests.tables.large_object_states import read_large_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NAME = "large"
 MANY = 150
-MADE = (
+SCHEMA = (
     "CREATE ROLE large_owner",
     "CREATE ROLE large_reader",
     "CREATE ROLE large_other",
@@ -65,21 +65,21 @@ COUNT = 6 + MANY
 @pytest.fixture
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Runs]:
     with own_database(shared_fleet, tmp_path, "large") as fleet:
-        execute(fleet.nodes[0].dsn, *MADE)
+        execute(fleet.nodes[0].dsn, *SCHEMA)
         found = Runs(fleet, Ready(spark))
         found.init()
         yield found
-        maintenance = back(fleet).nodes[0].dsn
+        maintenance = restore_target(fleet).nodes[0].dsn
     execute(
         psycopg.conninfo.make_conninfo(maintenance, dbname="postgres"),
         "DROP ROLE large_owner, large_reader, large_other",
     )
 
 
-def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
-    then = all_large(source)
-    assert len(then) == COUNT
+    expected = read_large_objects(source)
+    assert len(expected) == COUNT
     commit = runs.full(NAME, large_objects=True)
     assert isinstance(commit, FullSnapshot)
     base = str(commit.base["s1"])
@@ -95,16 +95,16 @@ def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pyte
     )
     commit = runs.increment(NAME)
     assert warning in create_lines(commit)
-    (told,) = (one for one in commit.left_out or () if one.kind == "large_objects_of_full")
-    assert (told.count, told.why) == (
+    (warned,) = (one for one in commit.left_out or () if one.kind == "large_objects_of_full")
+    assert (warned.count, warned.why) == (
         COUNT,
         f"as they were at the full snapshot ({base}): increments do not follow them",
     )
 
-    report = runs.restore(NAME, back(runs.fleet))
+    report = runs.restore(NAME, restore_target(runs.fleet))
     assert warning in restore_lines(report)
-    (restored,) = (node.dsn for node in back(runs.fleet).nodes)
-    assert all_large(restored) == then
+    (restored,) = (node.dsn for node in restore_target(runs.fleet).nodes)
+    assert read_large_objects(restored) == expected
     with psycopg.connect(restored) as connection:
         assert connection.execute("SELECT * FROM kept").fetchall() == [(1, 1006)]
     checked = runs.check_one(NAME)
@@ -118,24 +118,24 @@ def test_large_objects_are_as_at_the_full_snapshot(runs: Runs, monkeypatch: pyte
         assert [(one["kind"], one["count"]) for one in entry["warned"]] == [("large_objects_of_full", COUNT)]
 
     request = RestoreRequest(NAME, groups=("public.kept",), replace=True)
-    report = restore_fleet(plan_restore(runs.fleet, back(runs.fleet), request), runs.spark, Silent())
+    report = restore_fleet(plan_restore(runs.fleet, restore_target(runs.fleet), request), runs.spark, Silent())
     assert f"{COUNT} large objects on s1" in report.left_out
-    assert all_large(restored) == []
+    assert read_large_objects(restored) == []
     assert_a_repeated_task_loads_nothing_twice(runs, monkeypatch)
     assert_damage_is_found(runs)
 
 
 def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark may run any task again, also one that has done all its work."""
+    """Spark may repeat any task, even one that has completed its work."""
     import restore.large_objects
 
-    def twice(task: restore.large_objects.LargeLoadTask) -> object:
+    def load_twice(task: restore.large_objects.LargeLoadTask) -> object:
         assert load_large(task).problem is None
         return load_large(task)
 
-    monkeypatch.setattr(restore.large_objects, "load_large", twice)
-    runs.restore(NAME, back(runs.fleet), 0)
-    assert len(all_large(back(runs.fleet).nodes[0].dsn)) == COUNT
+    monkeypatch.setattr(restore.large_objects, "load_large", load_twice)
+    runs.restore(NAME, restore_target(runs.fleet), 0)
+    assert len(read_large_objects(restore_target(runs.fleet).nodes[0].dsn)) == COUNT
 
 
 def assert_damage_is_found(runs: Runs) -> None:
@@ -149,7 +149,7 @@ def assert_damage_is_found(runs: Runs) -> None:
     assert report.compared.rows > 0 or report.compared.changes > 0
 
 
-def test_a_role_that_may_not_read_them_is_refused_by_name(runs: Runs) -> None:
+def test_a_role_that_may_not_read_the_large_objects_is_refused_by_name(runs: Runs) -> None:
     (node,) = runs.fleet.nodes
     execute(
         node.dsn,

@@ -1,7 +1,7 @@
-"""Rows of 100 MB are copied, archived, folded, loaded and checked with driver and executors held to 1 GiB each.
+"""Rows of 100 MB are copied, archived, folded, loaded and checked with driver and executors limited to 1 GiB each.
 
-Rows of some MB are in `exact/test_rows.py`, and what a fold holds of long lines in `tests/spark/test_long_lines.py`:
-this one takes a process for every command.
+`exact/test_rows.py` tests rows of a few MB, and `tests/spark/test_long_lines.py` the memory that a fold needs for long
+lines. This test runs every command in a separate process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
+from tests.commands.snapshot_runs import command_line, dropping_slots
 from tests.integration.own_shard import database_on
-from tests.snapshot_runs import chains_dropped, command_line
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 
-# Of a row as COPY prints it, which is more than it takes in the server.
+# The size of a row as COPY prints it, which is more than the server needs for it.
 ROW_BYTES = 100_000_000
 MEMORY_BYTES_MAX = 1 << 30
 SPARK = '[spark]\nmaster = "local[2]"\n"spark.driver.memory" = "1g"\n'
@@ -35,7 +35,7 @@ CREATE TABLE bag (n int, t text);
 ALTER TABLE bag REPLICA IDENTITY FULL;
 ALTER TABLE bag ALTER t SET STORAGE EXTERNAL
 """
-# A text of which every fourth character is one that COPY escapes, and bytes that are two characters each.
+# Text of which COPY escapes about a quarter of the characters, and bytes of which it prints two characters each.
 TEXT = f"repeat(E'{{}}\\t\\n\\\\', {ROW_BYTES * 6 // 10 // 15})"
 BYTES = f"decode(repeat('5c0a{{}}', {ROW_BYTES * 4 // 10 // 6}), 'hex')"
 FIRST = f"""
@@ -56,25 +56,27 @@ STATES = (
 
 @pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
 @pytest.mark.timeout(3600)
-def test_rows_of_100_mb_that_change_come_back_within_a_gibibyte(shared_fleet: EmbeddedFleet, tmp_path: Path) -> None:
-    with database_on(shared_fleet, "large_rows", tmp_path, more=SPARK) as fleet, chains_dropped(fleet):
+def test_changed_rows_of_100_mb_are_restored_within_a_gibibyte_of_memory(
+    shared_fleet: EmbeddedFleet, tmp_path: Path
+) -> None:
+    with database_on(shared_fleet, "large_rows", tmp_path, more=SPARK) as fleet, dropping_slots(fleet):
         source = shared_fleet.primaries[0].dsn("large_rows")
         execute(source, SCHEMA)
         execute(source, FIRST)
-        peaks = [measured(fleet, "init")]
-        peaks.append(measured(fleet, "create", "large"))
+        peaks = [run_measured(fleet, "init")]
+        peaks.append(run_measured(fleet, "create", "large"))
         states = [rows_of(source)]
         execute(source, CHANGES)
-        peaks.append(measured(fleet, "create", "large", "--incremental"))
+        peaks.append(run_measured(fleet, "create", "large", "--incremental"))
         states.append(rows_of(source))
         for increment, state in enumerate(states):
-            back = f"large_rows_back_{increment}"
+            restored = f"large_rows_back_{increment}"
             target = tmp_path / f"target{increment}.toml"
-            target.write_text(fleet.path.read_text().replace("dbname=large_rows", f"dbname={back}"))
+            target.write_text(fleet.path.read_text().replace("dbname=large_rows", f"dbname={restored}"))
             words = ("restore", "large", "--increment", str(increment), "--to", str(target))
-            peaks.append(measured(fleet, *words))
-            assert rows_of(make_conninfo(source, dbname=back)) == state
-        peaks.append(measured(fleet, "check", "large"))
+            peaks.append(run_measured(fleet, *words))
+            assert rows_of(make_conninfo(source, dbname=restored)) == state
+        peaks.append(run_measured(fleet, "check", "large"))
         for peak in peaks:
             assert peak["worker"] < MEMORY_BYTES_MAX, peaks
             assert peak["command"] < MEMORY_BYTES_MAX, peaks
@@ -91,26 +93,26 @@ def rows_of(dsn: str) -> list[Any]:
         return sorted(connection.execute(STATES.encode()).fetchall())
 
 
-def measured(fleet: Fleet, *words: str) -> dict[str, int]:
-    """Run the command; the most memory that its own process, its JVM and its largest Python worker held."""
+def run_measured(fleet: Fleet, *words: str) -> dict[str, int]:
+    """Run the command; return the peak memory of its own process, its JVM and its largest Python worker."""
     began = time.monotonic()
     peak = {"command": 0, "java": 0, "worker": 0}
     with subprocess.Popen(
         [*command_line(fleet, *words), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
     ) as process:
         while process.poll() is None:
-            for kind, held in held_below(process.pid):
+            for kind, held in peaks_below(process.pid):
                 peak[kind] = max(peak[kind], held)
-            # The system keeps the high-water marks itself; looking more often would only take the processor away.
+            # The kernel keeps the high-water marks, so reading them more often would only waste processor time.
             time.sleep(0.5)
-        out, err = process.communicate()
-    assert process.returncode == 0, (out, err.decode())
+        stdout, stderr = process.communicate()
+    assert process.returncode == 0, (stdout, stderr.decode())
     print(json.dumps({"words": words[:3], "seconds": round(time.monotonic() - began, 1)} | peak))  # noqa: T201  # figures
     return peak
 
 
-def held_below(pid: int) -> list[tuple[str, int]]:
-    """The high-water marks of the process and of all below it, by kind."""
+def peaks_below(pid: int) -> list[tuple[str, int]]:
+    """The memory high-water marks of the process and of all its descendants, with their kind."""
     found: dict[int, tuple[int, str, int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""What of a database a snapshot does not bring back is named: nothing is skipped in silence.
+"""Everything in a database that a snapshot leaves out is named: nothing is skipped silently.
 
-Judged by the catalogs: whatever the source has and the restored database has not must have been named.
+The test compares catalogs: everything that the source has and the restored database lacks must have been named.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cli.commands.restore import lines_of as restore_lines
 from fleet.nodes.connections import with_database
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from snapshots.records.commits import read_chain
-from tests.commands.in_process import run_here, told_here
+from tests.commands.in_process import run_as_text, run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +101,7 @@ EXPECTED = {
     ("database_owner", "app"),
     ("append_only_table", "public.log"),
 }
-# All that a database has but its rows, by what it is and a name that does not depend on object ids.
+# Everything in a database except rows, by type and by a name that does not depend on oids.
 OBJECTS_QUERY = """
 SELECT DISTINCT o.type, o.identity
   FROM (SELECT classid, objid, objsubid FROM pg_depend UNION SELECT classid, objid, objsubid FROM pg_shdepend
@@ -134,7 +134,7 @@ def rows(dsn: str, query: str) -> set[tuple[Any, ...]]:
         return set(connection.execute(query.encode()).fetchall())
 
 
-def named(left_out: tuple[LeftOut, ...] | None) -> set[tuple[str, str]]:
+def names_of(left_out: tuple[LeftOut, ...] | None) -> set[tuple[str, str]]:
     assert left_out is not None
     assert {one.node for one in left_out} <= {"s1"}
     found = [(str(one.kind), one.name) for one in left_out]
@@ -145,9 +145,9 @@ def named(left_out: tuple[LeftOut, ...] | None) -> set[tuple[str, str]]:
 @pytest.fixture
 def runs(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> Runs:
     embedded = fleet_factory(shards=1, backups=0)
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=RULES)
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=RULES)
     server = with_database(fleet.nodes[0], "postgres").dsn
-    # Superusers may have one without a place of its own.
+    # An in-place tablespace needs no directory outside the data directory.
     execute(server, "SET allow_in_place_tablespaces = on", "CREATE TABLESPACE slow LOCATION ''")
     execute(server, "ALTER DATABASE bank SET TABLESPACE slow")
     execute(fleet.nodes[0].dsn, *SCHEMA.split(";\n"))
@@ -156,7 +156,7 @@ def runs(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path) -> Ru
     return found
 
 
-def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
+def test_everything_that_is_not_restored_is_named(runs: Runs) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
     with psycopg.connect(source) as session:
         session.execute("CREATE TEMPORARY TABLE passing (id int)")
@@ -165,10 +165,10 @@ def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
         assert code == 0
         assert {(one["kind"], one["name"]) for one in document["left_out"]} == EXPECTED
         commit = runs.full(NAME)
-    assert named(commit.left_out) == EXPECTED
+    assert names_of(commit.left_out) == EXPECTED
     assert read_chain(runs.fleet.store.open(), NAME).left_out == commit.left_out
     assert_every_line(create_lines(commit))
-    # Its server goes on when the session has ended, and drops its tables.
+    # The backend drops its temporary tables only after the client has disconnected.
     deadline = time.monotonic() + END_SECONDS_MAX
     while rows(source, "SELECT FROM pg_class WHERE relname = 'passing'"):
         assert time.monotonic() < deadline
@@ -185,12 +185,12 @@ def test_all_that_does_not_come_back_is_named(runs: Runs) -> None:
         assert count == (1 if table in ("public.parent", "public.log") else 0,), table
     assert rows(restored, "SELECT n FROM public.totals") == rows(source, "SELECT n FROM public.totals")
 
-    assert_increments_name_what_is_left_out_then(runs, source)
-    assert_append_only_is_warned_about_everywhere(runs)
+    assert_an_increment_names_what_it_leaves_out(runs, source)
+    assert_every_output_warns_of_append_only_tables(runs)
 
 
 def assert_every_line(lines: list[str]) -> None:
-    """Every name is in the text, a line per kind."""
+    """The text has every name, and one line per kind."""
     shown = [line for line in lines if line.startswith(("not in the snapshot: ", "warning: "))]
     assert len(shown) == len({kind for kind, _ in EXPECTED})
     for kind, name in EXPECTED - {("large_objects", "pg_largeobject"), ("temporary_tables", "pg_temp")}:
@@ -203,7 +203,7 @@ def assert_every_line(lines: list[str]) -> None:
 
 
 def assert_nothing_else_is_missing(before: set[tuple[Any, ...]], after: set[tuple[Any, ...]]) -> None:
-    """What the source had and the restored database has not is what was named, and nothing else."""
+    """The restored database lacks what was named, and nothing else."""
     missing = {f"{kind}: {name}" for kind, name in before - after}
     explained = {
         "large objects: 2",
@@ -215,7 +215,7 @@ def assert_nothing_else_is_missing(before: set[tuple[Any, ...]], after: set[tupl
         "database: owner app",
         "database: comment money",
     }
-    # Only the extension's own script would make its table again, and this one's does not.
+    # Only the extension's own script could create its table again, and this extension's script does not.
     of_extension = {one for one in missing if re.search(r"\bof_extension", one)}
     assert "table: public.of_extension" in of_extension
     privileges = {one for one in missing if one.startswith("database: privileges ")}
@@ -223,7 +223,7 @@ def assert_nothing_else_is_missing(before: set[tuple[Any, ...]], after: set[tupl
     assert missing == explained | of_extension | privileges
 
 
-def assert_increments_name_what_is_left_out_then(runs: Runs, source: str) -> None:
+def assert_an_increment_names_what_it_leaves_out(runs: Runs, source: str) -> None:
     execute(
         source,
         "CREATE UNLOGGED TABLE later (id int)",
@@ -233,16 +233,20 @@ def assert_increments_name_what_is_left_out_then(runs: Runs, source: str) -> Non
     )
     commit = runs.increment(NAME)
     new = {("unlogged_table", "public.later")}
-    gone = {("foreign_table", "public.remote"), ("unlogged_sequence", "public.ticket"), ("temporary_tables", "pg_temp")}
-    assert named(commit.left_out) == (EXPECTED | new) - gone
+    dropped = {
+        ("foreign_table", "public.remote"),
+        ("unlogged_sequence", "public.ticket"),
+        ("temporary_tables", "pg_temp"),
+    }
+    assert names_of(commit.left_out) == (EXPECTED | new) - dropped
     (large,) = (one for one in commit.left_out or () if one.kind == LeftOutKind.LARGE_OBJECTS)
     assert large.count == 3
     assert WARNING in create_lines(commit)
 
 
-def assert_append_only_is_warned_about_everywhere(runs: Runs) -> None:
+def assert_every_output_warns_of_append_only_tables(runs: Runs) -> None:
     for words in (("list",), ("show", NAME)):
-        assert WARNING in told_here(runs.fleet, *words)
+        assert WARNING in run_as_text(runs.fleet, *words)
     code, document = run_here(runs.fleet, "show", NAME)
     assert (code, document["append_only"]) == (0, ["public.log"])
     assert ("unlogged_table", "public.later") in {(one["kind"], one["name"]) for one in document["left_out"]}

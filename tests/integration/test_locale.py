@@ -1,4 +1,4 @@
-"""A restored database sorts as its source did: by the same provider of locales, with the same locale."""
+"""A restored database sorts as its source does: it has the same locale provider and locale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operation at a time: who is told what, who may not begin, and who may not commit."""
+"""One operation at a time: what a command reports about the running one, and which commands may not begin."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
-from tests.held.lock_holders import holders
-from tests.integration.refusing import NoSpark, refused
-from tests.snapshot_runs import (
+from tests.commands.snapshot_runs import (
     Ready,
     Runs,
-    described,
+    configure_fleet,
     names_of_snapshots,
     run_command,
     runs_on,
 )
+from tests.held.lock_holders import read_lock_holders
+from tests.integration.refusing import NoSpark, refused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,26 +50,26 @@ WAIT_SECONDS_MAX = 60
 
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """The shared fleet with a full snapshot in a store of its own."""
+    """The shared fleet with a new store and a full snapshot."""
     with runs_on(shared_fleet, tmp_path_factory.mktemp("lock"), spark) as runs:
         runs.full(NAME)
         yield runs
 
 
-def go_on(fleet: Fleet) -> None:
+def take_increment(fleet: Fleet) -> None:
     create_increment(fleet, CreateRequest(NAME), NoSpark(), Silent())
 
 
-def test_the_loser_is_told_who_holds_the_fleet(chain: Runs) -> None:
+def test_a_busy_fleet_error_names_the_holder_of_the_lock(chain: Runs) -> None:
     primary = chain.fleet.primaries[0]
     host = socket.gethostname().partition(".")[0]
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
         lock_fleet(sessions, chain.fleet.name, own_label("create", "daily")),
     ):
-        ((session, since, address),) = holders(primary.dsn)
+        ((session, since, address),) = read_lock_holders(primary.dsn)
         with refused(chain.fleet, "fleet-busy", 7) as errors:
-            go_on(chain.fleet)
+            take_increment(chain.fleet)
     (error,) = errors
     where = address or "local socket"
     assert error.message == (
@@ -83,19 +83,19 @@ def test_the_loser_is_told_who_holds_the_fleet(chain: Runs) -> None:
     assert f"pg_terminate_backend({session})" in error.hint
 
 
-def test_another_applications_session_that_holds_the_lock_is_named_too(chain: Runs) -> None:
+def test_another_applications_session_that_holds_the_lock_is_also_named(chain: Runs) -> None:
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
         lock_fleet(sessions, chain.fleet.name, "somebody's script"),
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
-        go_on(chain.fleet)
+        take_increment(chain.fleet)
     assert "of somebody's script, since " in errors[0].message
     assert errors[0].details["command"] is None
 
 
-def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) -> None:
-    """One waits for a transaction; another one, a process, begins and is told of it."""
+def test_a_busy_fleet_error_names_the_running_operation(chain: Runs) -> None:
+    """One create waits for a transaction; a second create, in a subprocess, reports it."""
     operations = Path(chain.fleet.store.url.removeprefix("file://")) / "operations"
     before = set(operations.iterdir())
     with psycopg.connect(chain.fleet.primaries[0].dsn) as holding, ThreadPoolExecutor(1) as threads:
@@ -113,14 +113,14 @@ def test_a_command_is_told_of_the_one_that_runs_with_its_operation(chain: Runs) 
         commit = creating.result(WAIT_SECONDS_MAX)
     assert (code, document["error"]) == (7, "fleet-busy")
     (operation,) = new
-    told = document["details"]
-    assert (told["command"], told["snapshot"], told["operation"], told["process"]) == (
+    details = document["details"]
+    assert (details["command"], details["snapshot"], details["operation"], details["process"]) == (
         "create", "slow", operation.name, os.getpid(),
     )  # fmt: skip
     assert commit.operation == operation.name
 
 
-def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_against_us(chain: Runs) -> None:
+def test_our_own_lost_session_does_not_keep_us_from_taking_the_lock_again(chain: Runs) -> None:
     dsn = chain.fleet.node("s1").dsn
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
     with (
@@ -146,7 +146,7 @@ def test_a_session_of_ours_that_its_server_has_not_missed_yet_does_not_count_aga
         lock.renew()
         assert lock.retaken
         lock.check_held()
-        ((session, *_),) = holders(dsn)
+        ((session, *_),) = read_lock_holders(dsn)
         assert session == sessions.connections["s1"].info.backend_pid != former
 
 
@@ -154,18 +154,18 @@ def test_two_coordinators_with_half_of_the_fleet_each_cannot_both_create(
     fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
     embedded = fleet_factory(shards=4)
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     halves = [replace(fleet, nodes=fleet.nodes[:2]), replace(fleet, nodes=fleet.nodes[2:])]
     runs = Runs(fleet, Ready(spark))
     runs.init()
 
-    # An empty store: the first half to come is the fleet, and the other one none of it.
+    # In an empty store, the half that comes first is the fleet, and the other half has no part in it.
     Runs(halves[0], runs.spark).full("first")
     with refused(fleet, "majority-missing") as errors:
         create(halves[1])
     assert errors[0].details["missing"] == ["s1", "s2"]
 
-    # The whole fleet has the majority of that half, and outgrows it.
+    # The whole fleet has a majority of that half, and becomes the largest fleet on record.
     runs.full("whole")
     for half, missing in zip(halves, (["s3", "s4"], ["s1", "s2"]), strict=True):
         with refused(fleet, "majority-missing") as errors:
@@ -175,7 +175,7 @@ def test_two_coordinators_with_half_of_the_fleet_each_cannot_both_create(
     most = replace(fleet, nodes=fleet.nodes[1:])
     Runs(most, runs.spark).full("most")
 
-    # The operator says that the fleet is smaller now; then that half goes on, and the other one still can't.
+    # The operator states that the fleet is smaller now. Then that half can create, and the other half still can't.
     report = initialise(halves[0], Silent(), forgets_nodes=True)
     assert report.forgotten == ["s3", "s4"]
     Runs(halves[0], runs.spark).full("smaller")

@@ -1,4 +1,4 @@
-"""An operation whose lock was lost before its commit takes it again, or does not commit."""
+"""An operation that loses its lock before its commit takes the lock again, or does not commit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fleet.progress import Silent
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import increment_numbers
 from storage.errors import SnapshotError
-from tests.held.lock_holders import end_holder, holders
-from tests.snapshot_runs import (
+from tests.commands.snapshot_runs import (
     Runs,
     runs_on,
 )
+from tests.held.lock_holders import end_holder, read_lock_holders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ NAME = "locked"
 
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """The shared fleet with a full snapshot in a store of its own."""
+    """The shared fleet with a new store and a full snapshot."""
     with runs_on(shared_fleet, tmp_path_factory.mktemp("lock"), spark) as runs:
         runs.full(NAME)
         yield runs
@@ -42,38 +42,38 @@ def committed(runs: Runs) -> list[int]:
     return increment_numbers(runs.fleet.store.open(), NAME)
 
 
-def disturbed(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
-    """Do `disturb` before the step `name` of an increment's work."""
+def disturb_before(monkeypatch: pytest.MonkeyPatch, name: str, disturb: Callable[[], None]) -> None:
+    """Call `disturb` before the step `name` of an increment."""
     where = taking if hasattr(taking, name) else incremental
     step = getattr(where, name)
 
-    def after(*arguments: Any) -> Any:
+    def disturbed_step(*arguments: Any) -> Any:
         disturb()
         return step(*arguments)
 
-    monkeypatch.setattr(where, name, after)
+    monkeypatch.setattr(where, name, disturbed_step)
 
 
 @pytest.mark.parametrize(("step", "slug"), [
-    # The sequences are read between these two, by the same sessions.
+    # The same sessions read the sequences between these two steps.
     ("read_sequences", "node-unreachable"), ("check_exclusive", "fleet-lock-lost"),
 ])  # fmt: skip
-def test_who_lost_the_lock_after_the_cut_does_not_commit(
+def test_an_operation_that_lost_its_lock_after_the_cut_does_not_commit(
     chain: Runs, monkeypatch: pytest.MonkeyPatch, step: str, slug: str
 ) -> None:
     before = committed(chain)
     with monkeypatch.context() as patched:
         if step == "read_sequences":
-            made = taking.make_cut
+            unpatched = taking.make_cut
 
             def make_cut(*arguments: Any) -> Any:
-                cut = made(*arguments)
+                cut = unpatched(*arguments)
                 end_holder(chain.fleet, "s2")
                 return cut
 
             patched.setattr(taking, "make_cut", make_cut)
         else:
-            disturbed(patched, step, lambda: end_holder(chain.fleet, "s2"))
+            disturb_before(patched, step, lambda: end_holder(chain.fleet, "s2"))
         with pytest.raises(SnapshotError) as raised:
             chain.increment(NAME)
     assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == (slug, 6, "s2")
@@ -81,41 +81,41 @@ def test_who_lost_the_lock_after_the_cut_does_not_commit(
     assert chain.increment(NAME).increment == len(before) + 1
 
 
-def test_a_lock_that_was_lost_before_the_cut_is_taken_again(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_lost_before_the_cut_is_taken_again(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     before = committed(chain)
     with monkeypatch.context() as patched:
-        disturbed(patched, "make_cut", lambda: end_holder(chain.fleet, "s1"))
+        disturb_before(patched, "make_cut", lambda: end_holder(chain.fleet, "s1"))
         commit = chain.increment(NAME)
     assert commit.increment == len(before) + 1
     assert commit.cut.attempts == 1
-    assert [holders(node.dsn) for node in chain.fleet.primaries] == [[], []]
+    assert [read_lock_holders(node.dsn) for node in chain.fleet.primaries] == [[], []]
 
 
-def test_a_lock_that_another_took_meanwhile_ends_the_operation(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_lock_that_another_operation_has_taken_ends_the_operation(
+    chain: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = committed(chain)
     primary = chain.fleet.node("s1")
     with open_sessions(chain.fleet, [primary]) as sessions, monkeypatch.context() as patched:
 
-        def overtaken() -> None:
+        def take_over() -> None:
             end_holder(chain.fleet, "s1")
-            entered.__enter__()
+            rival_lock.__enter__()
 
-        entered = lock_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
-        disturbed(patched, "make_cut", overtaken)
+        rival_lock = lock_fleet(sessions, chain.fleet.name, own_label("create", "faster"))
+        disturb_before(patched, "make_cut", take_over)
         with pytest.raises(SnapshotError) as raised:
             chain.increment(NAME)
-        entered.__exit__(None, None, None)
+        rival_lock.__exit__(None, None, None)
     assert (raised.value.slug, raised.value.exit_code) == ("fleet-busy", 7)
     assert raised.value.details["snapshot"] == "faster"
     assert committed(chain) == before
 
 
-def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
-    chain: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operation_that_another_has_settled_does_not_commit(chain: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     before = committed(chain)
 
-    def settled() -> None:
+    def settle() -> None:
         for node in chain.fleet.primaries:
             end_holder(chain.fleet, node.id)
         with (
@@ -125,7 +125,7 @@ def test_an_operation_that_was_settled_as_dead_meanwhile_does_not_commit(
             settle_operations(chain.fleet.store.open(), chain.fleet, Silent())
 
     with monkeypatch.context() as patched:
-        disturbed(patched, "make_cut", settled)
+        disturb_before(patched, "make_cut", settle)
         with pytest.raises(SnapshotError) as raised:
             chain.increment(NAME)
     assert (raised.value.slug, raised.value.exit_code) == ("operation-settled", 7)

@@ -1,8 +1,8 @@
-"""The main job, by its commands on S3: a bank at work, a full snapshot and increments, and its states restored.
+"""The main job, by its commands on S3: a busy bank, a full snapshot and increments, and restores of their states.
 
-The last increment is taken with the bank at rest: that state must equal the sources row for row, by PostgreSQL's own
-sorted COPY. In short three increments, of whose states the last and one that is drawn are restored; in the long form
-five, and all of them.
+The last increment is taken while the bank is idle: its state must equal the sources row for row, by PostgreSQL's own
+sorted COPY. The short form takes three increments and restores the last state and one that the seed draws; the long
+form takes five and restores all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from embedded.bank_workload import BankWorkload
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, load_fleet
 from tests.commands.in_process import run_here
-from tests.s3_kinds import NAMED_URL, ONE_KIND, S3Place
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, sorted_copies
-from tests.soak import SEED, SOAK_SECONDS
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, sorted_copies
+from tests.run.soak import SEED, SOAK_SECONDS
+from tests.s3.kinds import NAMED_URL, ONE_KIND, S3Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ WAIT_SECONDS = 0.05
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fresh second fleet, without the database that is restored into it."""
+    """A new second fleet, without the database that a restore creates."""
     directory = tmp_path_factory.mktemp("target") / "fleet"
     fleet = start_fleet(directory, shards=2, backups=0, schema=False, settings={"fsync": "off"})
     try:
@@ -51,18 +51,20 @@ def runs(
 ) -> Iterator[Runs]:
     """The shared fleet with an empty bucket."""
     server: S3Place = request.getfixturevalue(request.param)
-    fleet = described(shared_fleet, tmp_path / "fleet.toml", server.bucket("main-job"), server.options)
-    with chains_dropped(fleet):
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", server.bucket("main-job"), server.options)
+    with dropping_slots(fleet):
         yield Runs(fleet, Ready(spark))
 
 
-def work(bank: BankWorkload) -> None:
+def wait_for_transactions(bank: BankWorkload) -> None:
     enough = bank.committed.total + TRANSACTIONS_BETWEEN
     while bank.committed.total < enough:
         assert bank.wait(WAIT_SECONDS)
 
 
-def test_the_states_of_a_bank_at_work_come_back(runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet) -> None:
+def test_every_state_of_a_busy_bank_is_restored_consistently(
+    runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet
+) -> None:
     def snapshot(*words: str) -> dict[str, Any]:
         code, document = run_here(runs.fleet, *words, spark=runs.spark.running)
         assert code == 0, document
@@ -72,9 +74,9 @@ def test_the_states_of_a_bank_at_work_come_back(runs: Runs, target: Fleet, share
     with BankWorkload(shared_fleet.dsns(), clients=4, pause_seconds=0.005) as bank:
         commits = [snapshot("create", NAME)]
         for _ in range(INCREMENTS - 1):
-            work(bank)
+            wait_for_transactions(bank)
             commits.append(snapshot("create", NAME, "--incremental"))
-        work(bank)
+        wait_for_transactions(bank)
         bank.stop()
         crossed = bank.committed.cross
     commits.append(snapshot("create", NAME, "--incremental"))
@@ -91,7 +93,7 @@ def test_the_states_of_a_bank_at_work_come_back(runs: Runs, target: Fleet, share
         found = read_invariants(restored)
         assert found.hold, (increment, found)
         transfers.append(sum(found.transfers))
-    assert transfers == sorted(set(transfers)), "every state has seen more than the one before"
+    assert transfers == sorted(set(transfers)), "a later state has no more transfers than an earlier one"
     for source, copy in zip(shared_fleet.dsns(), restored, strict=True):
         assert sorted_copies(copy) == sorted_copies(source)
 

@@ -1,4 +1,4 @@
-"""What must not grow with the number of tables: objects, row groups, statements; and a transaction of many segments."""
+"""Objects, row groups and statements do not grow with the number of tables. One transaction needs several segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.record import fields_of
 from snapshots.records.commit import FullSnapshot
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from wal.drain.drain import SEGMENT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -31,27 +31,27 @@ VALUE_BYTES = 1 << 20
 
 @pytest.fixture
 def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
-    """One shard: a database of its own on a server of the shared fleet."""
-    whole = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    """One shard: a separate database on a server of the shared fleet."""
+    whole = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     execute(whole.primaries[0].dsn, f"CREATE DATABASE {DATABASE}")
     alone = replace(whole, nodes=(with_database(whole.primaries[0], DATABASE),))
     make_tables(alone.nodes[0].dsn, TABLES)
-    with chains_dropped(alone):
+    with dropping_slots(alone):
         yield alone
     execute(whole.primaries[0].dsn, f"DROP DATABASE {DATABASE} WITH (FORCE)", "DROP DATABASE back WITH (FORCE)")
 
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The statements that this process executes, as they come."""
+    """The statements that this process executes, in order."""
     executed: list[object] = []
     execute = psycopg.Cursor.execute
 
-    def noted(cursor: Any, query: Any, *arguments: Any, **more: Any) -> Any:
+    def record(cursor: Any, query: Any, *arguments: Any, **more: Any) -> Any:
         executed.append(query)
         return execute(cursor, query, *arguments, **more)
 
-    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    monkeypatch.setattr(psycopg.Cursor, "execute", record)
     return executed
 
 
@@ -61,7 +61,7 @@ def execute(dsn: str, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_many_tables_cost_what_their_rows_do(
+def test_cost_depends_on_rows_not_on_the_number_of_tables(
     fleet: Fleet, statements: list[object], spark: SparkSession, tmp_path: Path
 ) -> None:
     (source,) = (node.dsn for node in fleet.nodes)
@@ -83,7 +83,7 @@ def test_many_tables_cost_what_their_rows_do(
     )
     increment = runs.increment(NAME)
     assert len(increment.segments["s1"]) > 1
-    # Nothing has happened to it.
+    # This table was not changed.
     assert "t000007" not in json.dumps(fields_of(increment))
     assert len(statements) < TABLES / 2
 

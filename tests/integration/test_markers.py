@@ -1,4 +1,4 @@
-"""Markers on real servers: written by one thread, and what is left when a server does not answer."""
+"""Markers on real servers: one thread writes them; a server that does not answer is named, the others stay usable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, free_port
 from fleet.lsn import Lsn
 from fleet.programs.wheel import Programs, server_programs
 from fleet.programs.wheel_copy import shared_temporary_directory
-from wal.cut.markers import Marker, marker_from_bytes, write_marker, write_markers
+from tests.wal.markers import write_marker
+from wal.cut.markers import Marker, marker_from_bytes, write_markers
 
 MARKER = Marker("chain ü", "1", "start")
 POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
@@ -47,7 +48,7 @@ def pid(session: psycopg.Connection[tuple[object, ...]]) -> int:
     return session.info.backend_pid
 
 
-def test_every_primary_has_its_marker_where_the_call_says(sessions: Sessions) -> None:
+def test_every_marker_is_at_the_returned_position(sessions: Sessions) -> None:
     before = {node: position(session) for node, session in sessions.items()}
     written = write_markers(sessions, MARKER)
     assert list(written) == list(sessions)
@@ -63,7 +64,7 @@ def test_a_lost_session_is_named_and_the_others_stay_usable(sessions: Sessions) 
         write_markers(sessions, MARKER)
     assert sessions[lost].closed
     assert write_markers({other: sessions[other]}, MARKER)
-    # A session that was closed before is lost too.
+    # A session that was already closed counts as lost, too.
     with pytest.raises(psycopg.OperationalError, match=f"^node {lost}: "):
         write_markers(sessions, MARKER)
     assert sessions[other].execute("SELECT 1").fetchone() == (1,)
@@ -124,7 +125,7 @@ def postgresql_15() -> Iterator[EmbeddedNode]:
         shutil.rmtree(folder)
 
 
-def test_before_17_a_marker_is_durable_and_comes_out_of_decoding(postgresql_15: EmbeddedNode) -> None:
+def test_before_17_a_marker_is_durable_and_decodable(postgresql_15: EmbeddedNode) -> None:
     dsn = postgresql_15.dsn("postgres")
     with psycopg.connect(dsn, autocommit=True) as session:
         assert session.info.server_version // 10000 == 15
@@ -132,7 +133,7 @@ def test_before_17_a_marker_is_durable_and_comes_out_of_decoding(postgresql_15: 
         session.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         markers = [Marker("c'\\é", str(number), "start") for number in range(3)]
         written = [write_marker(session, marker) for marker in markers]
-        # Not even a crash takes it away: what is not flushed can't be decoded.
+        # The markers are flushed: they survive a crash, and only flushed WAL can be decoded.
         flushed = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert flushed is not None
         assert written[-1] <= Lsn.parse(flushed[0])

@@ -1,7 +1,7 @@
-"""Money is a number without its currency: what a locale makes of it on the way must be the same in both directions.
+"""Values of type money are stored without a currency, so Cutline must write and read their text in the same locale.
 
-Yen have no decimals and euros a comma: read with another locale than it was written with, a value is another one. The
-locales are compiled here, of the sources that glibc comes with; a machine without them skips the test.
+Yen have no decimals, and euros have a decimal comma: text that is read in another locale becomes another value. The
+test compiles the locales from glibc's sources; a machine without those skips the test.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel_copy import shared_temporary_directory
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, described, sorted_copies
-from tests.soak import SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,14 +54,14 @@ UNION ALL SELECT oid::regclass::text, pg_get_expr(relpartbound, oid) FROM pg_cla
 
 @pytest.fixture
 def locales(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiled locales that servers find which are started while the test runs."""
-    # Not pytest's folder: the server's account could not read it.
+    """Compile the locales, for servers that are started during the test."""
+    # Not in pytest's folder, which the servers' account can't read.
     folder = Path(tempfile.mkdtemp(prefix="cutline-locales-", dir=shared_temporary_directory()))
     try:
         folder.chmod(0o755)
         for name in LOCALES:
             command = ["localedef", "-i", name, "-f", "UTF-8", "--no-archive", str(folder / f"{name}.UTF-8")]
-            # It warns by 1 of what it does not need.
+            # Exit code 1 is only a warning.
             if not shutil.which(command[0]) or subprocess.run(command, capture_output=True, check=False).returncode > 1:
                 pytest.skip("glibc's sources of locales are not installed")
         for path in (folder, *folder.rglob("*")):
@@ -73,15 +73,15 @@ def locales(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("locales")
-def test_money_is_the_same_whatever_its_currency(
+def test_money_is_restored_unchanged_on_a_server_with_another_currency(
     fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
     embedded = fleet_factory(shards=2, schema=False)
     source, other = (node.dsn("postgres") for node in embedded.primaries)
     execute(source, "ALTER ROLE postgres SET lc_monetary = 'de_DE.UTF-8'", "CREATE DATABASE bank")
-    # The target's sessions begin with yen: euros would come back a hundred times as much, or not at all.
+    # Sessions on the target default to yen: amounts in euros would be read as a hundred times as much, or rejected.
     execute(other, "ALTER ROLE postgres SET lc_monetary = 'ja_JP.UTF-8'")
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     there = with_database(fleet.primaries[1], "back")
     fleet = replace(fleet, nodes=fleet.nodes[:1])
     target = replace(fleet, nodes=(replace(fleet.nodes[0], dsn=there.dsn),))
@@ -93,14 +93,14 @@ def test_money_is_the_same_whatever_its_currency(
     execute(fleet.nodes[0].dsn, *CHANGES)
     runs.increment(NAME)
     states.append(state_of(fleet.nodes[0].dsn))
-    # Of the last state, in short, which has the first one's values too.
+    # The short form restores only the last state, which includes the values of the first.
     for increment, state in enumerate(states) if SOAK_SECONDS else [(1, states[1])]:
         runs.restore(NAME, target, increment)
         assert state_of(there.dsn) == state
 
 
 def state_of(dsn: str) -> tuple[object, ...]:
-    """The rows, defaults and bounds as one reader sees them."""
+    """The rows, defaults and partition bounds, read in the same locale on every server."""
     reader = psycopg.conninfo.make_conninfo(dsn, options="-c lc_monetary=C")
     with psycopg.connect(reader) as connection:
         return sorted_copies(reader), connection.execute(DEFAULTS_QUERY.encode()).fetchall()

@@ -1,4 +1,4 @@
-"""The proxy does to a session what the tests that use it say it does."""
+"""The proxy between Cutline and a server behaves as its modes promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import load_fleet
-from tests.faults.pg_proxy import Mode, PgProxy, led_through, pg_proxies
+from tests.faults.pg_proxy import Mode, PgProxy, pg_proxies, route_through
 
 STALL_SECONDS = 0.5
 ROWS = 20_000
@@ -22,7 +22,7 @@ ROWS = 20_000
 def proxied(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[tuple[PgProxy, str]]:
     fleet = load_fleet(shared_fleet.fleet_toml)
     with pg_proxies(shared_fleet) as proxies:
-        through = led_through(proxies, fleet, tmp_path / "through.toml")
+        through = route_through(proxies, fleet, tmp_path / "through.toml")
         assert {node.id for node in through.nodes} == proxies.keys()
         node = through.nodes[0]
         assert str(proxies[node.id].port) in node.dsn
@@ -33,7 +33,7 @@ def rows(connection: psycopg.Connection[tuple[object, ...]]) -> int:
     return len(connection.execute(f"SELECT repeat('x', 1000) FROM generate_series(1, {ROWS})").fetchall())
 
 
-def test_everything_passes(proxied: tuple[PgProxy, str]) -> None:
+def test_by_default_everything_passes(proxied: tuple[PgProxy, str]) -> None:
     proxy, dsn = proxied
     with psycopg.connect(dsn) as connection:
         assert rows(connection) == ROWS

@@ -1,6 +1,6 @@
-"""PostgreSQL's own pgbench as the workload: its TPC-B script on two shards, so that not only our bank has been here.
+"""PostgreSQL's own pgbench as the workload: its TPC-B script on two shards, as a workload that is not our own.
 
-Its table pgbench_history has no key: one shard gives it REPLICA IDENTITY FULL, the other follows it append-only.
+Its table pgbench_history has no key: on one shard it has REPLICA IDENTITY FULL, on the other it is append-only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool, tool
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,20 +30,20 @@ DATABASE, BACK = "pgbench", "pgbench_back"
 TRANSACTIONS_BETWEEN = 150
 WAIT_SECONDS_MAX = 60
 RULES = '[groups]\nappend_only = ["public.pgbench_history"]\n'
-# pgbench's own condition: every transaction adds one delta to one account, one teller, one branch.
+# pgbench's invariant: every transaction adds one delta to one account, one teller and one branch.
 SUMS_QUERY = """
 SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches),
        (SELECT sum(tbalance) FROM pgbench_tellers), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)
 """
-# The same table with a key on one shard and without on the other.
+# A table that has a key on one shard and none on the other.
 NOTE_TABLE = "CREATE TABLE note (id int, v text); INSERT INTO note SELECT i, 'first' FROM generate_series(1, 9) AS i;"
 KEYED, KEYLESS = "ALTER TABLE note ADD PRIMARY KEY (id)", "ALTER TABLE note REPLICA IDENTITY FULL"
 
 
 @pytest.fixture
 def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
-    """The shared fleet's servers with databases that pgbench has filled; taken away at the end."""
-    bank = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=RULES)
+    """The shared fleet's servers with databases that pgbench has initialised; dropped at the end."""
+    bank = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=RULES)
     fleet = in_database(bank, DATABASE)
     try:
         for node in fleet.primaries:
@@ -56,7 +56,7 @@ def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
         for node in fleet.nodes:
             known = f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'"
             wait_until(with_database(node, "postgres").dsn, known, 1)
-        with chains_dropped(fleet):
+        with dropping_slots(fleet):
             yield fleet
     finally:
         for node in fleet.primaries:
@@ -94,12 +94,12 @@ def wait_until(dsn: str, query: str, least: int, most: int | None = None) -> Non
 
 @contextmanager
 def pgbench(dsn: str) -> Iterator[None]:
-    """pgbench's built-in TPC-B script, until the block ends and the server has done with its sessions."""
+    """Run pgbench's built-in TPC-B script during the block; at the end, wait until its sessions have ended."""
     command = [*tool("pgbench"), "--no-vacuum", "--client=2", "--rate=200", f"--time={WAIT_SECONDS_MAX * 5}", dsn]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
-            assert process.poll() is None, "it ran all the time"
+            assert process.poll() is None, "pgbench ended early"
         finally:
             process.terminate()
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench' AND datname = 'pgbench'"
@@ -112,7 +112,7 @@ def assert_balanced(dsn: str) -> None:
     assert len(set(sums)) == 1, sums
 
 
-def test_pgbench_comes_back_as_it_was(fleet: Fleet, spark: SparkSession) -> None:
+def test_pgbench_databases_are_restored_unchanged(fleet: Fleet, spark: SparkSession) -> None:
     runs = Runs(fleet, Ready(spark))
     sources = [node.dsn for node in fleet.primaries]
     restored = [node.dsn for node in in_database(fleet, BACK).primaries]

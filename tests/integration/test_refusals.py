@@ -1,4 +1,4 @@
-"""Every refusal by its name and exit code, with nothing changed; of two that do the same, one wins."""
+"""Every refusal has a name and an exit code and changes nothing; of two equal commands, one wins."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from restore.restore import check_restore, restore_fleet
+from restore.restore import preview_restore, restore_fleet
 from restore.target import lock_targets
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
 from tests.commands.in_process import run_here
-from tests.integration.refusing import NoSpark, changed, create, go_on, refused
-from tests.snapshot_runs import (
+from tests.commands.snapshot_runs import (
     Runs,
     names_of_snapshots,
     run_command,
     runs_on,
 )
+from tests.integration.refusing import NoSpark, changed, create, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ WAIT_SECONDS_MAX = 60
 
 @pytest.fixture(scope="module")
 def chain(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """The shared fleet with one full snapshot and one increment in a store of its own."""
+    """The shared fleet with one full snapshot and one increment in a new store."""
     with runs_on(shared_fleet, tmp_path_factory.mktemp("refusals"), spark) as runs:
         runs.full(NAME)
         runs.increment(NAME)
@@ -65,31 +65,31 @@ def test_a_name_that_is_taken_is_refused(chain: Runs) -> None:
         create(chain.fleet, NAME)
 
 
-def test_an_increment_of_nothing_is_refused(chain: Runs) -> None:
+def test_an_increment_of_a_missing_snapshot_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "snapshot-missing"):
-        go_on(chain.fleet, "nothing")
+        take_increment(chain.fleet, "nothing")
 
 
-def test_a_restore_to_an_increment_that_is_not_there_is_refused(chain: Runs) -> None:
+def test_a_restore_to_a_missing_increment_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "snapshot-missing") as errors:
         plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME, 9))
     assert "increment 9" in errors[0].message
     assert "newest increment is 1" in errors[0].hint
 
 
-def test_a_restore_over_what_is_there_is_refused(chain: Runs) -> None:
+def test_a_restore_over_an_existing_database_is_refused(chain: Runs) -> None:
     with refused(chain.fleet, "target-exists") as errors:
         restore_fleet(plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME)), NoSpark(), Silent())
     assert "--replace" in errors[0].hint
 
 
-def test_of_two_restores_of_one_database_the_second_is_told_of_the_first(chain: Runs) -> None:
+def test_the_second_of_two_restores_of_one_database_names_the_first(chain: Runs) -> None:
     request = RestoreRequest(NAME, replace=True)
     with (
         lock_targets(plan_restore(chain.fleet, chain.fleet, request).targets),
         refused(chain.fleet, "fleet-busy", 7) as errors,
     ):
-        check_restore(plan_restore(chain.fleet, chain.fleet, request), Silent())
+        preview_restore(plan_restore(chain.fleet, chain.fleet, request), Silent())
     assert f"node s1: another operation is running: restore bank by {getpass.getuser()}@" in errors[0].message
     assert errors[0].details["process"] == os.getpid()
 
@@ -110,7 +110,7 @@ def test_a_standby_of_another_primary_is_refused(chain: Runs) -> None:
     assert re.search(r"s.-b1 is a standby of another primary", errors[0].message)
 
 
-def test_a_standby_called_primary_and_one_server_twice_are_refused(chain: Runs) -> None:
+def test_a_standby_listed_as_a_primary_and_a_server_listed_twice_are_refused(chain: Runs) -> None:
     fleet = chain.fleet
     with refused(fleet, "fleet-topology"):
         create(replace(fleet, nodes=tuple(replace(node, backup_of=None) for node in fleet.nodes)), "another")
@@ -120,11 +120,11 @@ def test_a_standby_called_primary_and_one_server_twice_are_refused(chain: Runs) 
     assert "are the same server" in errors[0].message
 
 
-def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:
+def test_a_chain_refuses_another_fleet(chain: Runs) -> None:
     fleet = chain.fleet
     without_one = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.id != "s2-b1"))
     with refused(fleet, "baseline-changed") as errors:
-        go_on(without_one, NAME)
+        take_increment(without_one, NAME)
     assert "s2-b1" in errors[0].message
     names = {"s1": "s2", "s2": "s1"}
     swapped = tuple(
@@ -132,7 +132,7 @@ def test_another_fleet_than_the_chains_is_refused(chain: Runs) -> None:
         for node in fleet.nodes
     )
     with refused(fleet, "baseline-changed"):
-        go_on(replace(fleet, nodes=swapped), NAME)
+        take_increment(replace(fleet, nodes=swapped), NAME)
 
 
 def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
@@ -145,31 +145,31 @@ def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
     assert "s2" in errors[0].message
     assert dsn not in errors[0].message
     with refused(chain.fleet, "node-unreachable", 6):
-        go_on(fleet, NAME)
+        take_increment(fleet, NAME)
 
 
-def test_while_one_operation_runs_no_other_begins(chain: Runs) -> None:
+def test_while_one_operation_runs_no_other_starts(chain: Runs) -> None:
     with (
         open_sessions(chain.fleet, chain.fleet.nodes) as sessions,
         lock_fleet(sessions, chain.fleet.name),
     ):
-        for command in (lambda: create(chain.fleet, "another"), lambda: go_on(chain.fleet, NAME)):
+        for command in (lambda: create(chain.fleet, "another"), lambda: take_increment(chain.fleet, NAME)):
             with refused(chain.fleet, "fleet-busy", 7):
                 command()
         code, document = run_command(chain.fleet, "create", NAME, "--incremental")
     assert (code, document["error"]) == (7, "fleet-busy")
 
 
-def test_of_two_creators_of_one_increment_one_wins(chain: Runs) -> None:
+def test_one_of_two_concurrent_creates_of_an_increment_wins(chain: Runs) -> None:
     results: list[object] = []
 
-    def go() -> None:
+    def create_one() -> None:
         try:
             results.append(chain.increment(NAME).increment)
         except SnapshotError as error:
             results.append(error.exit_code)
 
-    threads = [threading.Thread(target=go) for _ in range(2)]
+    threads = [threading.Thread(target=create_one) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,7 +186,9 @@ def test_of_two_creators_of_one_increment_one_wins(chain: Runs) -> None:
     (("check", "nothing"), "snapshot-missing", 3),
     (("create", "bad/name"), "usage", 2),
 ])  # fmt: skip
-def test_a_script_sees_the_code_and_the_name(chain: Runs, command: tuple[str, ...], slug: str, code: int) -> None:
-    # The first of them as a process of its own.
+def test_a_refusal_reports_its_exit_code_and_its_name(
+    chain: Runs, command: tuple[str, ...], slug: str, code: int
+) -> None:
+    # The first one runs in a separate process.
     found, document = (run_command if command == ("create", NAME) else run_here)(chain.fleet, *command)
     assert (found, document["error"], document["code"]) == (code, slug, code)

@@ -1,4 +1,4 @@
-"""A chain whose nodes are not what they were is refused, and the hint begins a new one: on servers of its own."""
+"""A chain whose nodes have changed is refused, and its hint begins a new chain. The servers are not shared."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fleet.programs.wheel import Programs, run_as, server_programs
 from snapshots.records.commit import Commit
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
-from tests.integration.refusing import create, execute, go_on, refused
-from tests.snapshot_runs import Ready, Runs, described, slots_of
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
+from tests.integration.refusing import create, execute, refused, take_increment
 from wal.slots.slots import check_slot, drop_slots, slot_name, slot_state
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 NAMES = (f"chain-{number}" for number in count(1))
 WAIT_SECONDS_MAX = 30
 POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
-# Smaller tables: what is tested is whose they are.
+# Keep the tables small: these tests are about nodes, not rows.
 ROWS_KEPT = "DELETE FROM account WHERE id > 100"
 
 
@@ -57,35 +57,35 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet
 @pytest.fixture(scope="module")
 def runs(embedded: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     directory = tmp_path_factory.mktemp("nodes-store")
-    return Runs(described(embedded, directory / "fleet.toml", f"file://{directory}/store"), Ready(spark))
+    return Runs(configure_fleet(embedded, directory / "fleet.toml", f"file://{directory}/store"), Ready(spark))
 
 
-STANDING: dict[tuple[Node, ...], Commit] = {}
+LATEST_CHAINS: dict[tuple[Node, ...], Commit] = {}
 
 
-def begun(runs: Runs) -> Commit:
-    """What NEW_CHAIN says, command by command; the slots of chains that have ended are dropped."""
+def begin_chain(runs: Runs) -> Commit:
+    """Follow NEW_CHAIN command by command, after dropping the slots of the chains that have ended."""
     for node in runs.fleet.nodes:
         for slot in slots_of(node.dsn):
             assert drop_slots([node], slot) == []
     runs.init()
-    STANDING.clear()
-    commit = STANDING[runs.fleet.nodes] = runs.full(next(NAMES))
+    LATEST_CHAINS.clear()
+    commit = LATEST_CHAINS[runs.fleet.nodes] = runs.full(next(NAMES))
     return commit
 
 
-def standing(runs: Runs) -> Commit:
-    """The chain that the test before has begun, which goes on with an increment, or a new one; the test ends it."""
-    commit = STANDING.pop(runs.fleet.nodes, None) or begun(runs)
-    STANDING.clear()
+def continue_chain(runs: Runs) -> Commit:
+    """Add an increment to the chain that the previous test began, or to a new one; the caller ends the chain."""
+    commit = LATEST_CHAINS.pop(runs.fleet.nodes, None) or begin_chain(runs)
+    LATEST_CHAINS.clear()
     runs.increment(commit.snapshot)
     return commit
 
 
-def refused_as(runs: Runs, name: str, slug: str, what: str) -> SnapshotError:
-    """The refusal of the next increment of `name`: whose message, and a hint that is NEW_CHAIN or ends in it."""
+def assert_refused(runs: Runs, name: str, slug: str, what: str) -> SnapshotError:
+    """Check that the next increment of `name` is refused with a message that has `what`; the hint ends in NEW_CHAIN."""
     with refused(runs.fleet, slug) as errors:
-        go_on(runs.fleet, name)
+        take_increment(runs.fleet, name)
     assert re.search(what, errors[0].message), errors[0].message
     assert errors[0].hint.endswith(NEW_CHAIN), errors[0].hint
     return errors[0]
@@ -100,69 +100,73 @@ def restart_primary(embedded: EmbeddedFleet) -> None:
 def await_standby(embedded: EmbeddedFleet) -> None:
     """Wait until the standby streams, and has replayed what the primary has written."""
     primary, standby = (embedded.node(node).dsn("postgres") for node in ("s1", "s1-b1"))
-    with psycopg.connect(primary) as there, psycopg.connect(standby, autocommit=True) as here:
-        (place,) = there.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
+    with psycopg.connect(primary) as on_primary, psycopg.connect(standby, autocommit=True) as on_standby:
+        (lsn,) = on_primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn AND EXISTS (SELECT FROM pg_stat_wal_receiver)"
-        while here.execute(query, (place,)).fetchone() != (True,):
+        while on_standby.execute(query, (lsn,)).fetchone() != (True,):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
-def test_a_lowered_wal_level_is_named_before_the_slot_that_it_cost(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = standing(runs)
+def test_a_lowered_wal_level_is_named_before_the_slot_it_invalidated(embedded: EmbeddedFleet, runs: Runs) -> None:
+    chain = continue_chain(runs)
     primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
     slot = slot_name(chain.operation)
-    # With a logical slot PostgreSQL would not start at a lower level.
+    # With a logical slot, PostgreSQL would not start at a lower wal_level.
     execute(primary.dsn, f"SELECT pg_drop_replication_slot('{slot}')", "ALTER SYSTEM SET wal_level = replica")
     restart_primary(embedded)
     with refused(runs.fleet, "node-unfit") as errors:
-        go_on(runs.fleet, chain.snapshot)
+        take_increment(runs.fleet, chain.snapshot)
     assert errors[0].message.startswith("node s1: wal_level is replica")
     with refused(runs.fleet, "node-unfit"):
         create(runs.fleet, "another")
-    remedy, _, rest = errors[0].hint.partition(";")
+    statement, _, rest = errors[0].hint.partition(";")
     assert "restart the server" in rest
-    execute(primary.dsn, remedy)
+    execute(primary.dsn, statement)
     restart_primary(embedded)
     with psycopg.connect(standby.dsn) as connection:
         state = slot_state(connection, slot)
     with pytest.raises(SnapshotError, match=r"s1-b1: slot \S+ was invalidated by the server.*wal_level_insufficient"):
         check_slot("s1-b1", slot, state, 1 << 62)
-    refused_as(runs, chain.snapshot, "slot-lost", f"node s1: slot {slot} does not exist")
-    begun(runs)
+    assert_refused(runs, chain.snapshot, "slot-lost", f"node s1: slot {slot} does not exist")
+    begin_chain(runs)
 
 
 def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = standing(runs)
+    chain = continue_chain(runs)
     dsn = runs.fleet.node("s1").dsn
     fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
     execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     try:
         execute(dsn, fill, fill, fill)
-        # A standby that lags would lose the WAL that it needs, too.
+        # A lagging standby would also lose the WAL that it needs.
         await_standby(embedded)
         execute(dsn, "CHECKPOINT")
-        refused_as(runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed")
+        assert_refused(
+            runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed"
+        )
     finally:
         execute(dsn, "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
     await_standby(embedded)
-    begun(runs)
+    begin_chain(runs)
 
 
-def test_a_database_that_was_created_again_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = standing(runs)
+def test_a_recreated_database_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+    chain = continue_chain(runs)
     primary = embedded.node("s1")
     execute(primary.dsn("postgres"), "DROP DATABASE bank WITH (FORCE)", "CREATE DATABASE bank")
     create_bank(primary.dsn(), shard=0)
     execute(primary.dsn(), ROWS_KEPT)
     await_standby(embedded)
-    refused_as(runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* dropped and created again")
-    begun(runs)
+    assert_refused(
+        runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* dropped and created again"
+    )
+    begin_chain(runs)
 
 
 def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = standing(runs)
+    chain = continue_chain(runs)
     slot = slot_name(chain.operation)
     report = runs.restore(chain.snapshot, runs.fleet)
     assert sorted(report.slots_dropped) == [f"s1-b1: {slot}", f"s1: {slot}"]
@@ -172,33 +176,35 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
         with psycopg.connect(node.dsn) as connection:
             query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
             assert connection.execute(query).fetchall() == []
-    refused_as(runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* or a restore replaced it")
-    begun(runs)
+    assert_refused(
+        runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* or a restore replaced it"
+    )
+    begin_chain(runs)
 
 
 def test_a_promoted_standby_ends_a_chain_at_once(embedded: EmbeddedFleet, runs: Runs) -> None:
-    chain = standing(runs)
+    chain = continue_chain(runs)
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
-    of_primaries = begun(alone)
+    of_primaries = begin_chain(alone)
     promoted = runs.fleet.node("s1-b1")
     execute(promoted.dsn, "SELECT pg_promote()")
-    # As the backup that fleet.toml calls it; the hint's first way out needs another server, its second is taken.
-    refused_as(runs, chain.snapshot, "fleet-topology", "node s1-b1 is not a standby")
-    refused_as(alone, chain.snapshot, "baseline-changed", "node s1-b1: its presence was part of the fleet")
-    # As another primary, which is the hint's third.
-    two = Runs(replace(runs.fleet, nodes=(*runs.fleet.primaries, Node("s1-b1", promoted.dsn))), runs.spark)
-    refused_as(two, chain.snapshot, "baseline-changed", "node s1-b1: its backup of was s1")
-    refused_as(two, of_primaries.snapshot, "baseline-changed", "node s1-b1: its presence was absent")
-    # In the primary's place. The promoted server's control file has the old timeline until its next checkpoint.
-    instead = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
-    refused_as(instead, of_primaries.snapshot, "baseline-changed", "node s1: its timeline was 1 .* and is 2")
-    for following in (instead, alone):
-        begun(following)
+    # Still listed as a standby. The hint's first remedy needs another server; this follows the second.
+    assert_refused(runs, chain.snapshot, "fleet-topology", "node s1-b1 is not a standby")
+    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1-b1: its presence was part of the fleet")
+    # Listed as another primary, which is the hint's third remedy.
+    as_primary = Runs(replace(runs.fleet, nodes=(*runs.fleet.primaries, Node("s1-b1", promoted.dsn))), runs.spark)
+    assert_refused(as_primary, chain.snapshot, "baseline-changed", "node s1-b1: its backup of was s1")
+    assert_refused(as_primary, of_primaries.snapshot, "baseline-changed", "node s1-b1: its presence was absent")
+    # In place of the primary. The promoted server's control file has the old timeline until its next checkpoint.
+    in_its_place = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
+    assert_refused(in_its_place, of_primaries.snapshot, "baseline-changed", "node s1: its timeline was 1 .* and is 2")
+    for current in (in_its_place, alone):
+        begin_chain(current)
 
 
-def test_a_primary_that_was_put_back_or_replaced_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
-    chain = standing(alone)
+    chain = continue_chain(alone)
     node = embedded.node("s1")
     copy = node.folder / "copy"
     embedded.stop_node(node)
@@ -212,18 +218,20 @@ def test_a_primary_that_was_put_back_or_replaced_ends_a_chain(embedded: Embedded
     owned = node.folder.stat()
     subprocess.run(["chown", "-R", f"{owned.st_uid}:{owned.st_gid}", node.data_directory], check=True, timeout=60)
     embedded.start_node(node)
-    refused_as(alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* put back to an earlier state")
-    chain = begun(alone)
+    assert_refused(
+        alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* put back to an earlier state"
+    )
+    chain = begin_chain(alone)
     embedded.rebuild_shard(node)
     execute(node.dsn("postgres"), "CREATE DATABASE bank")
     create_bank(node.dsn(), shard=0)
-    refused_as(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
-    begun(alone)
+    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its system identifier was .* another server")
+    begin_chain(alone)
 
 
 @pytest.fixture
 def upgraded(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, EmbeddedNode, Programs, Programs]]:
-    """A running server of 15 and the place of its upgrade, with the programs of both."""
+    """A running PostgreSQL 15 server, the node to upgrade it to, and the programs of both versions."""
     new = server_programs()
     old = Programs(POSTGRESQL_15, new.account)
     folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/cutline-upgrade-XXXXXX"], text=True).strip())
@@ -244,7 +252,7 @@ def upgraded(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, EmbeddedNode, Progr
 
 
 def create_cluster(programs: Programs, node: EmbeddedNode, *options: str) -> None:
-    """As `create_primary`, for an initdb that does not take settings yet."""
+    """Do what `create_primary` does, with an initdb too old to accept settings."""
     identity = ["--encoding=UTF8", "--locale=C", "--auth=trust", "--username=postgres", *options]
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
     with (node.data_directory / "postgresql.conf").open("a") as file:
@@ -261,18 +269,18 @@ def test_an_upgraded_server_ends_a_chain(
     execute(node.dsn(), ROWS_KEPT)
     fleet = replace(runs.fleet, store=StoreLocation(f"file://{tmp_path}/store"), nodes=(Node("s1", node.dsn()),))
     before = Runs(fleet, runs.spark)
-    chain = standing(before)
-    # From before 17 no logical slot comes along; pg_upgrade wants the server stopped, and a cluster of the same kind.
+    chain = continue_chain(before)
+    # pg_upgrade keeps no logical slots from before 17. It needs a stopped server and a new cluster of the same kind.
     stop_server(node)
     create_cluster(new, after, "--no-data-checksums")
     places = ["-b", str(old.bin_directory), "-B", str(new.bin_directory)]
     places += ["-d", str(node.data_directory), "-D", str(after.data_directory), "--socketdir", str(after.folder)]
-    # It writes into the folder that it runs in.
+    # pg_upgrade writes into its working directory.
     command = shlex.join([str(new.bin_directory / "pg_upgrade"), "--username=postgres", "--no-sync", *places])
     done = run_as(new.account, ["/bin/sh", "-c", f"cd {after.folder} && exec {command}"], seconds_max=120)
     assert done.returncode == 0, done.stdout
     start_server(new, after)
     upgraded_fleet = Runs(replace(before.fleet, nodes=(Node("s1", after.dsn()),)), runs.spark)
     what = r"node s1: its server version was 15\.\d+ at the full snapshot and is 18\.\d+: the server was upgraded"
-    refused_as(upgraded_fleet, chain.snapshot, "baseline-changed", what)
-    begun(upgraded_fleet)
+    assert_refused(upgraded_fleet, chain.snapshot, "baseline-changed", what)
+    begin_chain(upgraded_fleet)

@@ -1,4 +1,4 @@
-"""A chain of which the store has lost something is refused by name; once that is put back, it goes on."""
+"""A chain with an object missing from the store is refused by name, and continues once the object is back."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from embedded.fleet import EmbeddedFleet
 from fleet.hints import NEW_CHAIN
 from snapshots.records.commits import commit_key
 from storage.location import StoreLocation
-from tests.integration.refusing import create, go_on, refused
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described
-from tests.soak import SEED, SOAK_SECONDS
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.integration.refusing import create, refused, take_increment
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "chain"
-GONE = ["full", "first", "newest"]
+COMMITS = ["full", "first", "newest"]
 PATTERNS = ["base/s1/*/*.parquet", "wal/s1/*/*2.parquet", "schema/s1/*/pre-data*"]
-# After which of them a new chain is begun and the old one gone on with, as a refusal changes nothing: drawn, or all.
-AFTER = [*GONE, *PATTERNS] if SOAK_SECONDS else [GONE[SEED % len(GONE)], PATTERNS[SEED % len(PATTERNS)]]
+# After these refusals, begin a new chain and continue the old one, as a refusal changes nothing: drawn, or all.
+AFTER = [*COMMITS, *PATTERNS] if SOAK_SECONDS else [COMMITS[SEED % len(COMMITS)], PATTERNS[SEED % len(PATTERNS)]]
 
 
 @pytest.fixture(scope="module")
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """One primary of the shared fleet, with a chain of two increments in a store of its own."""
+    """One primary of the shared fleet, with a chain of two increments in a new store."""
     directory = tmp_path_factory.mktemp("store-refusals")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
+    fleet = configure_fleet(shared_fleet, directory / "fleet.toml", f"file://{directory}/store")
     fleet = replace(fleet, nodes=fleet.primaries[:1])
     found = Runs(fleet, Ready(spark))
-    with chains_dropped(fleet):
+    with dropping_slots(fleet):
         found.init()
         found.full(NAME)
         found.increment(NAME)
@@ -48,13 +48,13 @@ def store_of(runs: Runs) -> Path:
     return Path(runs.fleet.store.url.removeprefix("file://"))
 
 
-def newest(runs: Runs) -> int:
+def newest_increment(runs: Runs) -> int:
     return len(list((store_of(runs) / "snapshots" / NAME / "increments").iterdir()))
 
 
 @contextmanager
-def gone(runs: Runs, key: str) -> Iterator[None]:
-    """The store without an object, which is put back."""
+def object_removed(runs: Runs, key: str) -> Iterator[None]:
+    """Take the object away from the store, and put it back at the end."""
     file, aside = store_of(runs) / key, store_of(runs).with_name("aside")
     file.rename(aside)
     try:
@@ -63,19 +63,19 @@ def gone(runs: Runs, key: str) -> Iterator[None]:
         aside.rename(file)
 
 
-@pytest.mark.parametrize("which", GONE)
-def test_a_commit_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(runs: Runs, which: str) -> None:
-    number = {"full": 0, "first": 1, "newest": newest(runs)}[which]
+@pytest.mark.parametrize("which", COMMITS)
+def test_a_missing_commit_is_named_and_the_chain_continues_once_it_is_back(runs: Runs, which: str) -> None:
+    number = {"full": 0, "first": 1, "newest": newest_increment(runs)}[which]
     key = commit_key(NAME, number)
-    with gone(runs, key):
+    with object_removed(runs, key):
         with refused(runs.fleet, "snapshot-missing") as errors:
-            go_on(runs.fleet, NAME)
+            take_increment(runs.fleet, NAME)
         (error,) = errors
         assert error.message.endswith(f"was committed, but its commit file is gone from the store: {key}")
         assert error.details["increment"] == number
         assert error.hint == f"put it back from a copy of the store, or {NEW_CHAIN}"
         if number == 0:
-            # The same name would come upon the increments of the old chain.
+            # A snapshot of the same name would collide with the increments of the old chain.
             with refused(runs.fleet, "snapshot-missing"):
                 create(runs.fleet, NAME)
         if which in AFTER:
@@ -83,30 +83,30 @@ def test_a_commit_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(ru
             assert runs.full(f"after-{which}").increment == 0
             assert runs.increment(f"after-{which}").increment == 1
     if which in AFTER:
-        assert runs.increment(NAME).increment == newest(runs)
+        assert runs.increment(NAME).increment == newest_increment(runs)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_an_object_that_is_gone_is_named_and_the_chain_goes_on_once_it_is_back(runs: Runs, pattern: str) -> None:
+def test_a_missing_object_is_named_and_the_chain_continues_once_it_is_back(runs: Runs, pattern: str) -> None:
     file = next((store_of(runs) / "snapshots" / NAME).glob(pattern))
     key = str(file.relative_to(store_of(runs)))
-    with gone(runs, key):
+    with object_removed(runs, key):
         with refused(runs.fleet, "chain-object-missing") as errors:
-            go_on(runs.fleet, NAME)
+            take_increment(runs.fleet, NAME)
         assert f"object {key} of " in errors[0].message
         assert errors[0].details["object"] == key
     if pattern in AFTER:
-        assert runs.increment(NAME).increment == newest(runs)
+        assert runs.increment(NAME).increment == newest_increment(runs)
 
 
-def test_another_rule_for_global_ids_is_refused_until_it_is_set_back(runs: Runs) -> None:
+def test_a_changed_global_id_rule_is_refused_until_it_is_set_back(runs: Runs) -> None:
     with refused(runs.fleet, "global-id-rule-changed") as errors:
-        go_on(replace(runs.fleet, global_id="xa"), NAME)
+        take_increment(replace(runs.fleet, global_id="xa"), NAME)
     assert errors[0].hint.startswith("set it back in fleet.toml")
-    assert runs.increment(NAME).increment == newest(runs)
+    assert runs.increment(NAME).increment == newest_increment(runs)
 
 
-def test_a_store_without_a_fleet_is_one_after_init(runs: Runs, tmp_path: Path) -> None:
+def test_a_store_without_a_fleet_is_refused_until_init(runs: Runs, tmp_path: Path) -> None:
     elsewhere = Runs(replace(runs.fleet, store=StoreLocation(f"file://{tmp_path}/new")), runs.spark)
     with refused(runs.fleet, "store-not-initialised") as errors:
         create(elsewhere.fleet, NAME)
@@ -118,8 +118,8 @@ def test_a_store_without_a_fleet_is_one_after_init(runs: Runs, tmp_path: Path) -
     assert "'another'" in errors[0].message
 
 
-def test_an_attempt_that_archived_and_died_is_gone_on_from(runs: Runs) -> None:
-    """Its slot is ahead of what commits list, and the archive is not: that is no gap."""
+def test_an_increment_continues_after_one_that_archived_and_died(runs: Runs) -> None:
+    """The slot is ahead of the commits, but not of the archive: that is no gap."""
     commit = runs.increment(NAME)
     (store_of(runs) / commit_key(NAME, commit.increment)).unlink()
     shutil.rmtree(store_of(runs) / "operations" / commit.operation)

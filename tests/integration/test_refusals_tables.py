@@ -1,4 +1,4 @@
-"""What becomes of tables, publications and slots between two increments: carried, copied anew, or refused.
+"""Changes of tables, publications and slots between two increments: followed in WAL, copied again, or refused.
 
 A refusal's hint begins a new chain.
 """
@@ -23,9 +23,9 @@ from fleet.progress import Noting, Silent
 from snapshots.create.increment import create_increment
 from snapshots.create.request import CreateRequest
 from snapshots.records.commit import DefinitionChanges
-from tests.integration.refusing import create, execute, go_on, published_as, refused
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, slots_of, sorted_copies
-from tests.tables.changes_between import CHANGES, LIKE_PERSON, NAMED, SET_TABLES, TAKEN_OUT
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
+from tests.integration.refusing import create, execute, publication_name, refused, take_increment
+from tests.tables.changes_between import CHANGES, LIKE_PERSON, RENAMED, SET_TABLES, TAKEN_OUT
 from wal.slots.slots import drop_slots
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ SCHEMA = (
 
 
 @dataclass(slots=True)
-class Standing:
-    """A fleet, and the chain that goes on for now; empty if a test that failed has left none."""
+class CurrentChain:
+    """A fleet and its current chain, whose name is empty if a failed test has left none."""
 
     runs: Runs
     names: Iterator[str]
@@ -65,19 +65,19 @@ class Standing:
     def dsn(self) -> str:
         return self.fleet.primaries[0].dsn
 
-    def begin_anew(self) -> None:
-        """What NEW_CHAIN says, command by command; the test of what ends no chain takes an increment of it."""
+    def begin_new(self) -> None:
+        """Follow NEW_CHAIN command by command; the test of changes that end no chain adds an increment to the chain."""
         ended = self.slots
         self.runs.init()
         name = next(self.names)
         self.runs.full(name)
         self.name = name
-        # Nobody misses the slots of the chain that has ended; the servers have 20.
+        # The ended chain no longer needs its slots, and a server has only 20.
         for slot in ended:
             assert drop_slots(self.fleet.nodes, slot) == []
 
     def take_name(self) -> str:
-        """The name of the chain, which the caller is about to end."""
+        """Return the name of the chain, and forget it: the caller is about to end the chain."""
         name, self.name = self.name, ""
         return name
 
@@ -88,11 +88,11 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def shard(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One primary of the shared fleet and its standby, with tables and a store of their own."""
+    """One primary of the shared fleet and its standby, with new tables and a new store."""
     directory = tmp_path_factory.mktemp("tables")
-    fleet = described(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
+    fleet = configure_fleet(shared_fleet, directory / "fleet.toml", f"file://{directory}/store", more=GROUPS)
     fleet = replace(fleet, nodes=tuple(node for node in fleet.nodes if node.shard == "s1"))
-    with chains_dropped(fleet):
+    with dropping_slots(fleet):
         try:
             execute(fleet.nodes[0].dsn, *SCHEMA)
             yield fleet
@@ -101,80 +101,80 @@ def shard(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def chain_of_one(shard: Fleet, spark: SparkSession) -> Standing:
-    return Standing(Runs(replace(shard, nodes=shard.primaries), Ready(spark)), (f"one-{n}" for n in count(1)))
+def chain_of_one(shard: Fleet, spark: SparkSession) -> CurrentChain:
+    return CurrentChain(Runs(replace(shard, nodes=shard.primaries), Ready(spark)), (f"one-{n}" for n in count(1)))
 
 
 @pytest.fixture(scope="module")
-def chain_of_two(shard: Fleet, spark: SparkSession) -> Standing:
-    return Standing(Runs(shard, Ready(spark)), (f"two-{n}" for n in count(1)))
+def chain_of_two(shard: Fleet, spark: SparkSession) -> CurrentChain:
+    return CurrentChain(Runs(shard, Ready(spark)), (f"two-{n}" for n in count(1)))
 
 
 @pytest.fixture
-def standing(chain_of_one: Standing) -> Standing:
-    """A chain of the primary alone that can be continued: the one that the test before has begun, where it did."""
+def current(chain_of_one: CurrentChain) -> CurrentChain:
+    """A chain of the primary alone that can be continued: the one that the previous test began, if there is one."""
     if not chain_of_one.name:
         execute(chain_of_one.dsn, "DROP SCHEMA IF EXISTS kept CASCADE", *SCHEMA)
-        chain_of_one.begin_anew()
+        chain_of_one.begin_new()
     return chain_of_one
 
 
-def noted_increment(standing: Standing) -> tuple[DefinitionChanges, list[str]]:
-    """The next increment: what it says of definitions, and what it noted."""
+def next_increment(current: CurrentChain) -> tuple[DefinitionChanges, list[str]]:
+    """Create the next increment; return its definition changes and the notes of its progress."""
     noted = Noting(Silent())
-    commit = create_increment(standing.fleet, CreateRequest(standing.name), standing.runs.spark, noted)
+    commit = create_increment(current.fleet, CreateRequest(current.name), current.runs.spark, noted)
     assert commit.definition_changes
     return commit.definition_changes, noted.notes
 
 
 @pytest.mark.timeout(600)
-def test_what_the_wal_does_not_tell_is_copied_anew_and_what_it_tells_carried(standing: Standing) -> None:
+def test_a_table_is_copied_again_only_if_wal_does_not_describe_its_change(current: CurrentChain) -> None:
     ours, target = (
-        published_as(standing.fleet),
-        replace(standing.fleet, nodes=(with_database(standing.fleet.primaries[0], "kept_back"),)),
+        publication_name(current.fleet),
+        replace(current.fleet, nodes=(with_database(current.fleet.primaries[0], "kept_back"),)),
     )
     likes = [table for table in CHANGES if table != "more"]
-    execute(standing.dsn, *(one.format(t=table) for table in likes for one in LIKE_PERSON))
+    execute(current.dsn, *(one.format(t=table) for table in likes for one in LIKE_PERSON))
     try:
-        standing.runs.increment(standing.name)
+        current.runs.increment(current.name)
         for number in range(2):
             steps = {table: steps[number] for table, steps in CHANGES.items()}
             for table, (statements, _) in steps.items():
-                execute(standing.dsn, *(one.format(ours=ours, t=table) for one in statements))
-            changes, notes = noted_increment(standing)
-            anew = {table: reason for table, (_, reason) in steps.items() if reason}
-            for table, reason in anew.items():
+                execute(current.dsn, *(one.format(ours=ours, t=table) for one in statements))
+            changes, notes = next_increment(current)
+            copied = {table: reason for table, (_, reason) in steps.items() if reason}
+            for table, reason in copied.items():
                 note = f"kept.{table} needs a new base copy: {reason}"
                 assert any(note in line for line in notes), (table, notes)
-            carried = {NAMED.get(table, table) for table, (_, reason) in steps.items() if reason == ""}
-            assert {group.table for group in changes.groups["s1"]} == anew.keys() | carried
-            assert len(changes.successions.get("s1", {})) == len(carried)
-        same_as_restored(standing, target)
-        # A filter that was there for a while.
-        every = [f"ONLY kept.{table}" for table in ("person", "total", "more", *likes) if table not in NAMED]
+            followed = {RENAMED.get(table, table) for table, (_, reason) in steps.items() if reason == ""}
+            assert {group.table for group in changes.groups["s1"]} == copied.keys() | followed
+            assert len(changes.successions.get("s1", {})) == len(followed)
+        assert_restores_equal(current, target)
+        # A row filter that was set and removed between two increments.
+        every = [f"ONLY kept.{table}" for table in ("person", "total", "more", *likes) if table not in RENAMED]
         filtered = [f"{every[0]} WHERE (id < 10)", *every[1:]]
-        execute(standing.dsn, *(SET_TABLES.format(ours=ours) + ", ".join(one) for one in (filtered, every)))
-        changes, notes = noted_increment(standing)
+        execute(current.dsn, *(SET_TABLES.format(ours=ours) + ", ".join(one) for one in (filtered, every)))
+        changes, notes = next_increment(current)
         assert any(f"kept.person needs a new base copy: {TAKEN_OUT}" in line for line in notes), notes
         assert [group.table for group in changes.groups["s1"]] == ["person"]
         assert changes.successions == {}
-        # What the WAL tells alone costs no copy.
-        execute(standing.dsn, "ALTER TABLE kept.person ADD more int DEFAULT 7", "DROP TABLE kept.more")
-        changes, _ = noted_increment(standing)
+        # Changes that WAL alone describes need no base copy.
+        execute(current.dsn, "ALTER TABLE kept.person ADD more int DEFAULT 7", "DROP TABLE kept.more")
+        changes, _ = next_increment(current)
         assert [one.kind for one in changes.objects if one.kind == "base"] == []
-        same_as_restored(standing, target)
+        assert_restores_equal(current, target)
     finally:
-        with psycopg.connect(with_database(standing.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
+        with psycopg.connect(with_database(current.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
             server.execute("DROP DATABASE IF EXISTS kept_back WITH (FORCE)")
-        # Its tables are others now: whoever comes next begins with those that all expect.
-        standing.take_name()
+        # The tables have changed: the next test starts with the ones that every test expects.
+        current.take_name()
 
 
-def same_as_restored(standing: Standing, target: Fleet) -> None:
-    standing.runs.restore(standing.name, target)
+def assert_restores_equal(current: CurrentChain, target: Fleet) -> None:
+    current.runs.restore(current.name, target)
     ours = [
         {name: text for name, text in sorted_copies(node.dsn).items() if name.startswith("kept.")}
-        for node in (standing.fleet.primaries[0], target.primaries[0])
+        for node in (current.fleet.primaries[0], target.primaries[0])
     ]
     assert ours[0] == ours[1]
 
@@ -194,25 +194,25 @@ def same_as_restored(standing: Standing, target: Fleet) -> None:
     (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person (id, name)"], "publication-changed",
      "kept.person with a column list"),
 ])  # fmt: skip
-def test_what_loses_changes_ends_a_chain_and_the_hint_begins_another(
-    standing: Standing, change: list[str], slug: str, what: str
+def test_a_publication_that_may_miss_changes_ends_a_chain_and_the_hint_begins_another(
+    current: CurrentChain, change: list[str], slug: str, what: str
 ) -> None:
-    ours = published_as(standing.fleet)
-    name = standing.take_name()
-    execute(standing.dsn, *(statement.format(ours=ours) for statement in change))
-    with refused(standing.fleet, slug) as errors:
-        go_on(standing.fleet, name)
+    ours = publication_name(current.fleet)
+    name = current.take_name()
+    execute(current.dsn, *(statement.format(ours=ours) for statement in change))
+    with refused(current.fleet, slug) as errors:
+        take_increment(current.fleet, name)
     (error,) = errors
     assert error.message.startswith("node s1: ")
     assert re.search(what.format(ours=ours), error.message), error.message
     assert error.hint == NEW_CHAIN
-    standing.begin_anew()
+    current.begin_new()
 
 
-def test_what_loses_nothing_ends_no_chain(standing: Standing) -> None:
-    ours = published_as(standing.fleet)
+def test_a_change_that_loses_nothing_ends_no_chain(current: CurrentChain) -> None:
+    ours = publication_name(current.fleet)
     execute(
-        standing.dsn,
+        current.dsn,
         "VACUUM (FULL, FREEZE) kept.person",
         "VACUUM (FULL, FREEZE) pg_publication",
         "VACUUM (FULL, FREEZE) pg_publication_rel",
@@ -226,9 +226,9 @@ def test_what_loses_nothing_ends_no_chain(standing: Standing) -> None:
         "TRUNCATE kept.log",
         f"BEGIN; ALTER PUBLICATION {ours} SET (publish = 'insert'); ROLLBACK",
     )
-    standing.runs.init()
+    current.runs.init()
     # The insert and the TRUNCATE; the rest changed no row.
-    assert standing.runs.increment(standing.name).counts["changes"] == 2
+    assert current.runs.increment(current.name).counts["changes"] == 2
 
 
 @pytest.mark.parametrize(("node", "change", "what"), [
@@ -239,38 +239,38 @@ def test_what_loses_nothing_ends_no_chain(standing: Standing) -> None:
     ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*"),
 ])  # fmt: skip
 def test_a_gap_in_the_wal_ends_a_chain_and_the_hint_begins_another(
-    chain_of_two: Standing, node: str, change: str, what: str
+    chain_of_two: CurrentChain, node: str, change: str, what: str
 ) -> None:
-    standing = chain_of_two
-    if not standing.name:
-        standing.begin_anew()
-    (slot,) = slots_of(standing.fleet.nodes[-1].dsn)
-    dsn, name = standing.fleet.node(node).dsn, standing.take_name()
-    execute(standing.dsn, "UPDATE kept.person SET age = 5")
-    replayed(standing)
+    current = chain_of_two
+    if not current.name:
+        current.begin_new()
+    (slot,) = slots_of(current.fleet.nodes[-1].dsn)
+    dsn, name = current.fleet.node(node).dsn, current.take_name()
+    execute(current.dsn, "UPDATE kept.person SET age = 5")
+    await_replay(current)
     execute(dsn, change.format(slot=slot))
-    with refused(standing.fleet, "slot-lost") as errors:
-        go_on(standing.fleet, name)
+    with refused(current.fleet, "slot-lost") as errors:
+        take_increment(current.fleet, name)
     assert re.search(f"node {node}: {what.format(slot=slot)}", errors[0].message), errors[0].message
     assert errors[0].hint == NEW_CHAIN
-    standing.begin_anew()
+    current.begin_new()
 
 
-def replayed(standing: Standing) -> None:
+def await_replay(current: CurrentChain) -> None:
     """Wait until the standby has replayed what the primary has written."""
-    with psycopg.connect(standing.dsn) as primary, psycopg.connect(standing.fleet.nodes[-1].dsn) as standby:
-        (place,) = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
+    with psycopg.connect(current.dsn) as primary, psycopg.connect(current.fleet.nodes[-1].dsn) as standby:
+        (lsn,) = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
         deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while standby.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", (place,)).fetchone() != (False,):
+        while standby.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", (lsn,)).fetchone() != (False,):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
 @pytest.mark.parametrize("identity", ["FULL", "USING INDEX total_twice"])
-def test_a_table_whose_identity_is_generated_is_refused(standing: Standing, identity: str) -> None:
-    """PostgreSQL 18 rejects the updates of such a table once it is published: that must be found before."""
+def test_a_table_whose_identity_is_generated_is_refused(current: CurrentChain, identity: str) -> None:
+    """PostgreSQL 18 rejects updates of such a table once it is published, so it must be refused before that."""
     execute(
-        standing.dsn,
+        current.dsn,
         "ALTER TABLE kept.total ALTER twice SET NOT NULL",
         "CREATE UNIQUE INDEX IF NOT EXISTS total_twice ON kept.total (twice)",
         f"ALTER TABLE kept.total REPLICA IDENTITY {identity}",
@@ -282,15 +282,15 @@ def test_a_table_whose_identity_is_generated_is_refused(standing: Standing, iden
     )
     try:
         with pytest.raises(psycopg.errors.InvalidColumnReference):
-            execute(standing.dsn, "UPDATE kept.published SET price = 1")
-        with refused(standing.fleet, "table-not-admissible") as errors:
-            create(standing.fleet, "another")
+            execute(current.dsn, "UPDATE kept.published SET price = 1")
+        with refused(current.fleet, "table-not-admissible") as errors:
+            create(current.fleet, "another")
         assert "kept.published on s1, kept.total on s1" in errors[0].message
     finally:
         execute(
-            standing.dsn,
+            current.dsn,
             "DROP PUBLICATION somebodys",
             "DROP TABLE kept.published",
             "ALTER TABLE kept.total REPLICA IDENTITY DEFAULT",
         )
-    standing.begin_anew()
+    current.begin_new()

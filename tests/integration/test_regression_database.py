@@ -1,9 +1,9 @@
-"""What PostgreSQL's own regression tests leave behind comes back at every step: something of nearly everything.
+"""The database of PostgreSQL's regression tests, which has nearly every kind of object, comes back at every step.
 
-    SNAPSHOT_TEST_REGRESS=…/postgresql/src/test/regress    the folder of those tests, which is in no wheel
+    SNAPSHOT_TEST_REGRESS=…/postgresql/src/test/regress    the folder of those tests, which no wheel contains
 
-A full snapshot after the first line of their parallel_schedule, an increment after every other one; then each is
-restored and compared with the source as it was, and the last one is checked against a standby. Takes some minutes.
+A full snapshot is taken after the first line of parallel_schedule, an increment after every other line. Then each is
+restored and compared with the source at its time, and the last is checked against a standby. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from embedded.fleet import start_fleet, stop_fleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import tool
-from tests.fuzz.state import Sequences, State, compare, judging, sequences_of, state_of
-from tests.snapshot_runs import Ready, Runs, described
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
+from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 REGRESS = os.environ.get("SNAPSHOT_TEST_REGRESS", "")
 DATABASE, BACK, NAME = "regression", "regression_back", "regressed"
 SETTINGS = {"fsync": "off", "autovacuum": "off", "max_prepared_transactions": "20"}
-# As pg_regress sets them.
-OF_DATABASE = {"lc_messages": "C", "timezone": "America/Los_Angeles", "datestyle": "Postgres, MDY"}
+# The settings that pg_regress uses.
+DATABASE_SETTINGS = {"lc_messages": "C", "timezone": "America/Los_Angeles", "datestyle": "Postgres, MDY"}
 SCRIPT_SECONDS_MAX = 300
 HAS_GENERATED = (
     "EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)"
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.skipif(not REGRESS, reason="SNAPSHOT_TEST_REGRESS names
 
 @dataclass(slots=True)
 class Regression:
-    """The database under way; `states` by increment, with the sequences once more: nobody uses them meanwhile."""
+    """The database under test; `states` are by increment, with the sequences read twice: nobody uses them meanwhile."""
 
     fleet: Fleet
     spark: SparkSession
@@ -66,8 +66,8 @@ class Regression:
     def dsn(self) -> str:
         return self.fleet.primaries[0].dsn
 
-    def scripts(self, names: list[str], directory: Path) -> None:
-        """Run what psql makes of them; what they say is of no interest."""
+    def run_scripts(self, names: list[str], directory: Path) -> None:
+        """Run the scripts with psql, and ignore their output."""
         folder = Path(REGRESS).resolve()
         environment = os.environ | {
             "PG_ABS_SRCDIR": str(folder), "PG_ABS_BUILDDIR": str(directory), "PG_LIBDIR": "none", "PG_DLSUFFIX": ".so",
@@ -80,9 +80,9 @@ class Regression:
                 timeout=SCRIPT_SECONDS_MAX,
             )  # fmt: skip
 
-    def made_fit(self) -> Runs:
-        """Give tables an identity, and end what is prepared; of those with generated columns inserts are followed."""
-        with psycopg.connect(judging(self.dsn), autocommit=True) as connection:
+    def make_admissible(self) -> Runs:
+        """Give tables a replica identity, append-only for generated columns, and roll back prepared transactions."""
+        with psycopg.connect(judge_dsn(self.dsn), autocommit=True) as connection:
             for (gid,) in connection.execute(PREPARED_QUERY).fetchall():
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
             for name in connection.execute(WITHOUT_IDENTITY_QUERY).fetchall():
@@ -96,7 +96,7 @@ class Regression:
         return Runs(fleet, Ready(self.spark))
 
     def take(self) -> None:
-        runs = self.made_fit()
+        runs = self.make_admissible()
         if not self.states:
             runs.init()
         _ = runs.increment(NAME) if self.states else runs.full(NAME)
@@ -108,23 +108,23 @@ def alter(connection: psycopg.Connection[tuple[object, ...]], name: tuple[str, .
 
 
 def sorted_definitions(state: State) -> State:
-    """Without the order of columns: pg_dump puts a heir's inherited ones first."""
-    return replace(state, definitions="\n".join(sorted(line.rstrip(",") for line in state.definitions.splitlines())))
+    """Ignore the order of columns: pg_dump prints inherited columns first."""
+    return replace(state, ddl="\n".join(sorted(line.rstrip(",") for line in state.ddl.splitlines())))
 
 
 @pytest.fixture
 def regression(spark: SparkSession, tmp_path: Path) -> Iterator[Regression]:
-    place = tmp_path / "fleet"
-    embedded = start_fleet(place, shards=1, backups=1, schema=False, settings=SETTINGS)
+    folder = tmp_path / "fleet"
+    embedded = start_fleet(folder, shards=1, backups=1, schema=False, settings=SETTINGS)
     try:
-        fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+        fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
         with psycopg.connect(with_database(fleet.primaries[0], "postgres").dsn, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {DATABASE} TEMPLATE template0 ENCODING 'UTF8'".encode())
-            for name, value in OF_DATABASE.items():
+            for name, value in DATABASE_SETTINGS.items():
                 connection.execute(f"ALTER DATABASE {DATABASE} SET {name} = '{value}'".encode())
         yield Regression(replace(fleet, nodes=tuple(with_database(node, DATABASE) for node in fleet.nodes)), spark)
     finally:
-        stop_fleet(place, delete=True)
+        stop_fleet(folder, delete=True)
 
 
 @pytest.mark.timeout(3600)
@@ -132,9 +132,9 @@ def test_the_regression_database_comes_back_from_every_increment(regression: Reg
     lines = (Path(REGRESS) / "parallel_schedule").read_text().splitlines()
     for line in lines:
         if line.startswith("test:"):
-            regression.scripts(line.split()[1:], tmp_path)
+            regression.run_scripts(line.split()[1:], tmp_path)
             regression.take()
-    runs = regression.made_fit()
+    runs = regression.make_admissible()
     target = replace(regression.fleet, nodes=tuple(with_database(node, BACK) for node in regression.fleet.primaries))
     tables = 0
     for number, (expected, later) in enumerate(regression.states):

@@ -1,6 +1,6 @@
-"""Whatever a create reads or publishes waits for somebody's lock for a bounded time, and names him.
+"""A create that reads or publishes a locked relation waits for a bounded time, then names the holder of the lock.
 
-A database of the shared fleet's first shard; who holds what is what the tests' own sessions did there.
+The tests use a database of the shared fleet's first shard, where only their own sessions hold locks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def own(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lock_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relation_locks, "LOCK_SECONDS_MAX", LOCK_SECONDS)
     monkeypatch.setattr(schema_changes, "LOCK_SECONDS_MIN", LOCK_SECONDS)
 
@@ -63,7 +63,7 @@ def dump(fleet: Fleet) -> None:
 
 
 def copy(fleet: Fleet) -> None:
-    """As a task of the base copy does, on the last node."""
+    """Copy the table on the last node, as a task of the base copy does."""
     node = fleet.nodes[-1]
     with connect(node) as connection, connect(node) as holder:
         (table,) = read_tables(connection, GroupRules())
@@ -117,7 +117,7 @@ Work = Callable[[Fleet], None]
     ("locking", "relation", "work", "what"),
     [
         (EXCLUSIVE, "public.held", dump, "reading the DDL"),
-        # pg_dump itself locks tables alone, but asks for the definition of a view.
+        # pg_dump itself locks only tables, but asks for the definition of a view.
         ("REFRESH MATERIALIZED VIEW filled", "public.filled", dump, "reading the DDL"),
         (EXCLUSIVE, "public.held", copy, "copying public.held"),
         ("TRUNCATE held RESTART IDENTITY", "public.held_number_seq", read, "reading sequences"),
@@ -128,7 +128,7 @@ Work = Callable[[Fleet], None]
         ("LOCK TABLE held IN SHARE MODE", "public.held", init, "publishing tables"),
     ],
 )  # fmt: skip
-def test_who_keeps_something_locked_is_named(own: Fleet, locking: str, relation: str, work: Work, what: str) -> None:
+def test_the_holder_of_a_lock_is_named(own: Fleet, locking: str, relation: str, work: Work, what: str) -> None:
     fleet = replace(own, nodes=own.primaries)
     with psycopg.connect(fleet.primaries[0].dsn) as holder:
         holder.execute(locking.encode())
@@ -145,7 +145,7 @@ def assert_named(fleet: Fleet, work: Work, what: str, holders: str) -> None:
     assert (raised.value.slug, raised.value.exit_code, raised.value.details["node"]) == ("relation-locked", 3, node)
 
 
-def test_a_prepared_transaction_and_who_waits_for_it_are_named(own: Fleet) -> None:
+def test_a_prepared_transaction_and_a_waiting_session_are_named(own: Fleet) -> None:
     fleet = replace(own, nodes=own.primaries)
     dsn = fleet.primaries[0].dsn
     with psycopg.connect(dsn, autocommit=True) as holder, psycopg.connect(dsn) as reader, psycopg.connect(dsn) as owner:
@@ -154,7 +154,7 @@ def test_a_prepared_transaction_and_who_waits_for_it_are_named(own: Fleet) -> No
             assert_named(fleet, copy, "copying public.held", f"public.held ({PREPARED})")
         finally:
             holder.execute("ROLLBACK PREPARED 'holding'")
-        # Who waits for a reader keeps all later ones waiting.
+        # A session that waits for a reader makes all later ones wait.
         reader.execute("SELECT FROM held")
         owner.execute("SELECT 1")
         owner.pgconn.send_query(EXCLUSIVE.encode())
@@ -166,18 +166,18 @@ def test_a_prepared_transaction_and_who_waits_for_it_are_named(own: Fleet) -> No
             pass
 
 
-def test_on_a_standby_it_is_its_primary_that_holds_it(own: Fleet) -> None:
+def test_on_a_standby_the_holder_is_a_transaction_of_its_primary(own: Fleet) -> None:
     primary, standby = own.nodes
     with psycopg.connect(primary.dsn) as holder:
         holder.execute(EXCLUSIVE.encode())
-        # A commit takes the lock's WAL to the disk, and so to the standby.
+        # A commit flushes the lock's WAL record, so the standby receives it.
         execute(primary.dsn, "SELECT pg_logical_emit_message(true, 'committed', '')")
         await_lock(standby.dsn)
         assert_named(own, copy, "copying public.held", f"public.held ({OF_PRIMARY})")
 
 
 def await_lock(dsn: str) -> None:
-    """Wait until somebody holds or awaits the table's strongest lock there."""
+    """Wait until a session holds or awaits an ACCESS EXCLUSIVE lock on the table."""
     query = "SELECT FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation = 'held'::regclass"
     with psycopg.connect(dsn, autocommit=True) as connection:
         deadline = time.monotonic() + SEEN_SECONDS_MAX

@@ -1,6 +1,6 @@
-"""Retained WAL is bounded: past half of a node's limit everything warns, past it a chain is lost and says so.
+"""Retained WAL is bounded: past half of a node's limit commands warn, past the limit the chain is lost.
 
-What nodes keep is PostgreSQL's own answer, asked here for itself.
+The tests ask PostgreSQL itself how much WAL a node retains.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from snapshots.create.request import CreateRequest
 from snapshots.listing.listing import Listing, list_store
 from snapshots.operations.slot_guard import guard_nodes
 from snapshots.records.lost_chains import ChainLostError, lost_key
-from tests.cli_runs import run_here, said_here
-from tests.held.retained_wal import FILLER_BYTES, Guarded, Notes
+from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
+from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
 from tests.integration.refusing import NoSpark, execute
-from tests.snapshot_runs import Ready, chains_dropped, described, sorted_copies
-from tests.stored_documents import documents_known
+from tests.stores.documents import check_documents
 from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ LIST_SECONDS_MAX = 10  # 2 s for the nodes; the rest is for a busy machine
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
-    """Servers of this module's own: nobody else writes WAL there, or keeps some."""
+    """Servers of this module only: nothing else writes or retains WAL there."""
     directory = tmp_path_factory.mktemp("retained") / "fleet"
     try:
         yield start_fleet(directory, shards=1, backups=1)
@@ -55,49 +55,51 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]
 
 
 @pytest.fixture
-def guarded(servers: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Guarded]:
-    fleet = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    found = Guarded(fleet, Ready(spark))
-    with chains_dropped(fleet):
+def guarded(servers: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[GuardedFleet]:
+    fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    found = GuardedFleet(fleet, Ready(spark))
+    with dropping_slots(fleet):
         found.runs.init()
         yield found
 
 
-def documents(fleet: Fleet, more: str, path: Path) -> Fleet:
-    """The fleet with more in its fleet.toml, for commands that are processes of their own."""
+def with_settings(fleet: Fleet, more: str, path: Path) -> Fleet:
+    """Write a copy of fleet.toml with `more` appended, and return the fleet with that path."""
     path.write_text(f"{fleet.path.read_text()}\n{more}\n")
     return replace(fleet, path=path)
 
 
-def test_a_chain_past_half_of_the_limit_is_warned_about_and_past_it_is_lost(guarded: Guarded, tmp_path: Path) -> None:
+def test_a_chain_is_warned_about_past_half_of_the_limit_and_lost_past_it(guarded: GuardedFleet, tmp_path: Path) -> None:
     chains = {name: guarded.runs.full(name).chain for name in ("first", "second")}
     guarded.increment("second", Notes())
-    before = max(size for chain in chains.values() for size in guarded.kept(chain).values())
-    guarded.fill()
-    kept = {name: guarded.kept(chain) for name, chain in chains.items()}
+    before = max(size for chain in chains.values() for size in guarded.retained_bytes(chain).values())
+    guarded.write_filler()
+    kept = {name: guarded.retained_bytes(chain) for name, chain in chains.items()}
     assert kept["first"]["s1"] > FILLER_BYTES > before / 2
     assert_warned(guarded, kept, chains, tmp_path)
     assert_another_chain_is_lost(guarded, kept, chains)
-    assert_what_is_stored_comes_back(guarded)
+    assert_the_lost_chain_comes_back(guarded)
     assert_the_continued_chain_is_lost(guarded, chains["second"])
     assert_the_hint_helps(guarded)
 
 
-def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dict[str, str], tmp_path: Path) -> None:
-    """Create and list both name node, chain and amount; nothing is given up."""
+def assert_warned(
+    guarded: GuardedFleet, kept: dict[str, dict[str, int]], chains: dict[str, str], tmp_path: Path
+) -> None:
+    """Create and list both name the node, the chain and the amount; no chain is given up."""
     limit = 2 * min(size for found in kept.values() for size in found.values()) - FILLER_BYTES // 8
     assert limit > max(size for found in kept.values() for size in found.values())
     slots = guarded.slots()
-    limited = guarded.limited(limit)
+    limited = guarded.with_limit(limit)
     notes = Notes()
     preview_full(limited.fleet, CreateRequest("third"), notes)
     for name in chains:
-        text = notes.only(f"snapshot {name},")
+        text = notes.find_one(f"snapshot {name},")
         assert "over half of its limit" in text
         assert f"snapshot create {name} --incremental" in text
-    fleet = documents(guarded.fleet, f"[wal]\nmax_retained_wal = {limit}", tmp_path / "limited.toml")
+    fleet = with_settings(guarded.fleet, f"[wal]\nmax_retained_wal = {limit}", tmp_path / "limited.toml")
     code, document = run_here(fleet, "list")
-    after = {name: guarded.kept(chain) for name, chain in chains.items()}
+    after = {name: guarded.retained_bytes(chain) for name, chain in chains.items()}
     assert (code, document["not_asked"], len(document["warnings"])) == (0, [], 2)
     for entry in document["snapshots"]:
         name = entry["name"]
@@ -109,19 +111,21 @@ def assert_warned(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dic
     assert (code, len(document["warnings"])) == (0, 2)
     notes = Notes()
     limited.increment("second", notes)
-    assert notes.only("snapshot first,", "over half")
-    assert limited.listed() == {"first": "complete", "second": "complete"}
+    assert notes.find_one("snapshot first,", "over half")
+    assert limited.list_states() == {"first": "complete", "second": "complete"}
     assert guarded.slots() == slots
 
 
-def assert_another_chain_is_lost(guarded: Guarded, kept: dict[str, dict[str, int]], chains: dict[str, str]) -> None:
-    """A create of one chain gives up another; its limit is between what the two keep."""
+def assert_another_chain_is_lost(
+    guarded: GuardedFleet, kept: dict[str, dict[str, int]], chains: dict[str, str]
+) -> None:
+    """A create of one chain gives up another; the limit is between the amounts of WAL that the two retain."""
     limit = kept["first"]["s1"] - 1
-    limited = guarded.limited(limit)
-    assert max(guarded.kept(chains["second"]).values()) < limit
+    limited = guarded.with_limit(limit)
+    assert max(guarded.retained_bytes(chains["second"]).values()) < limit
     notes = Notes()
     limited.increment("second", notes)
-    assert "can't be continued after the full snapshot: node s1" in notes.only("snapshot first ")
+    assert "can't be continued after the full snapshot: node s1" in notes.find_one("snapshot first ")
     assert guarded.slots() == [{slot_name(chains["second"])}] * 2
     entries = {entry.name: entry for entry in list_store(limited.fleet).entries}
     assert (entries["first"].state, entries["second"].state) == ("lost", "complete")
@@ -137,8 +141,8 @@ def assert_another_chain_is_lost(guarded: Guarded, kept: dict[str, dict[str, int
     assert "under another name" in error.value.hint
 
 
-def assert_what_is_stored_comes_back(guarded: Guarded) -> None:
-    """A lost chain is whole: nothing has changed in the tables since it was taken."""
+def assert_the_lost_chain_comes_back(guarded: GuardedFleet) -> None:
+    """A lost chain is complete; the tables have not changed since it was taken."""
     assert guarded.runs.check_one("first").result == "valid"
     target = replace(guarded.fleet, nodes=(with_database(guarded.fleet.primaries[0], "back"),))
     guarded.runs.restore("first", target)
@@ -147,16 +151,16 @@ def assert_what_is_stored_comes_back(guarded: Guarded) -> None:
     execute(guarded.fleet.primaries[0].dsn, "DROP DATABASE back WITH (FORCE)")
 
 
-def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
-    """The limit holds for the chain that the command is to continue too; a dry run says so and changes nothing."""
-    limited = guarded.limited(max(guarded.kept(chain).values()) + FILLER_BYTES)
-    guarded.fill(2 * FILLER_BYTES)
-    guarded.kept(chain)
+def assert_the_continued_chain_is_lost(guarded: GuardedFleet, chain: str) -> None:
+    """The limit also applies to the chain that the command continues; a dry run says so and changes nothing."""
+    limited = guarded.with_limit(max(guarded.retained_bytes(chain).values()) + FILLER_BYTES)
+    guarded.write_filler(2 * FILLER_BYTES)
+    guarded.retained_bytes(chain)
     slots = guarded.slots()
     with pytest.raises(ChainLostError):
         preview_increment(limited.fleet, CreateRequest("second"), Silent())
     assert guarded.slots() == slots
-    assert limited.listed()["second"] == "complete"
+    assert limited.list_states()["second"] == "complete"
     with pytest.raises(ChainLostError) as error:
         create_increment(limited.fleet, CreateRequest("second"), NoSpark(), Silent())
     assert "after increment 3" in error.value.message
@@ -168,67 +172,67 @@ def assert_the_continued_chain_is_lost(guarded: Guarded, chain: str) -> None:
     assert found["second"]["lost"].keys() == {"node", "after_increment", "retained_bytes", "limit_bytes", "at"}
     assert found["second"]["lost"]["after_increment"] == 3
     assert found["second"]["retained_wal"] == {}
-    shown = told(guarded.fleet, "list")
+    shown = read_output(guarded.fleet, "list")
     assert re.search(r"(?m)^second +full .* lost ", shown)
     assert "can't be continued after increment 3: node s1" in shown
     code, document = run_here(guarded.fleet, "create", "second", "--incremental")
     assert (code, document["error"]) == (3, "chain-lost")
 
 
-def assert_the_hint_helps(guarded: Guarded) -> None:
-    """The hint of chain-lost, followed."""
+def assert_the_hint_helps(guarded: GuardedFleet) -> None:
+    """Follow the hint of chain-lost."""
     guarded.runs.full("fourth")
     assert guarded.runs.increment("fourth").increment == 1
-    assert guarded.listed() == {"first": "lost", "second": "lost", "fourth": "complete"}
-    assert documents_known(guarded.fleet.store.open())["LostChain"] == 2
+    assert guarded.list_states() == {"first": "lost", "second": "lost", "fourth": "complete"}
+    assert check_documents(guarded.fleet.store.open())["LostChain"] == 2
 
 
 @pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])
-def test_a_guard_that_dies_is_finished_by_the_next_create(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, dies_at: str, *, marked: bool
+def test_the_next_create_finishes_a_guard_that_died(
+    guarded: GuardedFleet, monkeypatch: pytest.MonkeyPatch, dies_at: str, *, marked: bool
 ) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
     chain = guarded.runs.full("first").chain
-    guarded.fill()
+    guarded.write_filler()
     slots = guarded.slots()
     assert slots == [{slot_name(chain)}] * 2
-    # A standby's own limit, with no session of the command to it: `--only-primary` does not excuse it.
-    limited = guarded.limited(guarded.kept(chain)["s1-b1"] - 1, only="s1-b1")
+    # The standby has its own limit, which applies although `--only-primary` opens no session to it.
+    limited = guarded.with_limit(guarded.retained_bytes(chain)["s1-b1"] - 1, only="s1-b1")
     monkeypatch.setattr(module, dies_at, die)
     with pytest.raises(KeyboardInterrupt):
         create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
     monkeypatch.undo()
-    # Never a chain without slots that is not marked.
+    # A chain never loses its slots before it is marked as lost.
     assert guarded.slots() == slots
     store = guarded.fleet.store.open()
     assert store.exists(lost_key("first", chain)) == marked
-    assert guarded.listed() == {"first": "lost" if marked else "complete"}
-    # With no limit in the way: what is marked stays lost.
+    assert guarded.list_states() == {"first": "lost" if marked else "complete"}
+    # A marked chain stays lost even if there is no limit.
     after = guarded if marked else limited
     if marked:
         assert any("the next create drops its slots" in text for text in list_store(limited.fleet).warnings)
     with pytest.raises(ChainLostError, match="node s1-b1 kept"):
         create_increment(after.fleet, CreateRequest("first"), NoSpark(), Silent())
     assert guarded.slots() == [set(), set()]
-    assert guarded.listed() == {"first": "lost"}
+    assert guarded.list_states() == {"first": "lost"}
     assert guarded.runs.check_one("first").result == "valid"
 
 
-def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(guarded: Guarded) -> None:
+def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(guarded: GuardedFleet) -> None:
     primary = guarded.fleet.primaries[0]
     for name in (STRAY, FOREIGN):
         create_exported_slot(primary, primary, name, 30).connection.close()
-    guarded.fill()
-    limited = guarded.limited(FILLER_BYTES // 2)
+    guarded.write_filler()
+    limited = guarded.with_limit(FILLER_BYTES // 2)
     listing: Listing = list_store(limited.fleet)
     assert [STRAY in text for text in listing.warnings] == [True]
     store, notes = guarded.fleet.store.open(), Notes()
     with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
         guard_nodes(store, sessions, notes)
-    assert notes.only(STRAY, "node s1", "of no snapshot in this store")
-    assert notes.only(STRAY, "was dropped")
+    assert notes.find_one(STRAY, "node s1", "of no snapshot in this store")
+    assert notes.find_one(STRAY, "was dropped")
     with psycopg.connect(primary.dsn) as connection:
         query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
         assert connection.execute(query).fetchall() == [(FOREIGN,)]
@@ -238,17 +242,17 @@ def test_slots_of_no_snapshot_are_named_and_dropped_and_others_are_left_alone(gu
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port whose server takes connections and says nothing."""
+    """A port whose server accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
 
 
-def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_port: int, tmp_path: Path) -> None:
+def test_list_works_with_all_nodes_down_and_names_them(guarded: GuardedFleet, silent_port: int, tmp_path: Path) -> None:
     guarded.runs.full("first")
     text = guarded.fleet.path.read_text()
     ports = dict(zip(("s1", "s1-b1"), (*free_ports(1), silent_port), strict=True))
     for node in guarded.fleet.nodes:
-        text = text.replace(node.dsn, moved(node, ports[node.id]))
+        text = text.replace(node.dsn, with_port(node, ports[node.id]))
     path = tmp_path / "down.toml"
     path.write_text(text)
     fleet = replace(guarded.fleet, path=path)
@@ -259,18 +263,18 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: Guarded, silent_
     assert {one["node"] for one in document["not_asked"]} == {"s1", "s1-b1"}
     (entry,) = document["snapshots"]
     assert (entry["state"], entry["retained_wal"]) == ("complete", {})
-    shown = told(fleet, "list")
+    shown = read_output(fleet, "list")
     assert "node s1: retained WAL is not known" in shown
     assert "node s1-b1: retained WAL is not known" in shown
 
 
-def moved(node: Node, port: int) -> str:
+def with_port(node: Node, port: int) -> str:
     head, _, tail = node.dsn.rpartition(":")
     return f"{head}:{port}/{tail.partition('/')[2]}"
 
 
-def told(fleet: Fleet, *words: str) -> str:
-    """What a command says to a person."""
-    code, out, _ = said_here(fleet, *words)
+def read_output(fleet: Fleet, *words: str) -> str:
+    """Run a command, and return what it prints without --json."""
+    code, out = run_and_capture(fleet, *words)
     assert code == 0
     return out

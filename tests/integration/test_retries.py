@@ -1,4 +1,4 @@
-"""Cuts that are disturbed: made again with every cause kept, and given up with the right code."""
+"""Disturbed cuts are retried with every cause kept, or given up with the right exit code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import increment_numbers, read_commit
 from storage.errors import SnapshotError
-from tests.cli_runs import run_here
-from tests.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, described
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
 from wal.cut.markers import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "retried"
-# `snapshot` whose start markers are never written: what it takes for their positions is where the WAL ends.
+# `snapshot` that writes no start markers, and takes the end of WAL for their positions.
 WITHOUT_START_MARKERS = """
 import snapshots.create.make_cut as cutting
 from fleet.lsn import Lsn
@@ -47,7 +47,7 @@ main()
 
 
 class Notes(Silent):
-    """Keeps what a person would have been told."""
+    """Keeps the notes that a user would see."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -68,9 +68,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]
 
 @pytest.fixture(scope="module")
 def chain(servers: EmbeddedFleet, spark: SparkSession) -> Runs:
-    """A full snapshot of them."""
+    """A full snapshot of these servers."""
     folder = servers.directory.parent
-    runs = Runs(described(servers, folder / "fleet.toml", f"file://{folder}/store"), Ready(spark))
+    runs = Runs(configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store"), Ready(spark))
     runs.init()
     runs.full(NAME)
     return runs
@@ -85,17 +85,17 @@ def increment(runs: Runs, retries: int, notes: Notes | None = None) -> Commit:
     return create_increment(runs.fleet, CreateRequest(NAME, retries=retries), runs.spark, notes or Notes())
 
 
-def committed(runs: Runs) -> list[int]:
+def committed_increments(runs: Runs) -> list[int]:
     return increment_numbers(runs.fleet.store.open(), NAME)
 
 
-def after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -> list[str]:
-    """Do `disturb` after every start marker, before the finish; returns the cuts whose start was written."""
-    written = cutting.write_markers
+def disturb_after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -> list[str]:
+    """Call `disturb` after every start marker, before the finish; return the cuts whose start marker was written."""
+    original = cutting.write_markers
     started: list[str] = []
 
     def write(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
-        positions = written(connections, marker)
+        positions = original(connections, marker)
         if marker.kind == "start":
             started.append(marker.cut)
             disturb()
@@ -105,7 +105,7 @@ def after_start(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) ->
     return started
 
 
-def change(servers: EmbeddedFleet) -> None:
+def update_rows(servers: EmbeddedFleet) -> None:
     for dsn in servers.dsns():
         with psycopg.connect(dsn) as connection:
             connection.execute("UPDATE account SET balance = balance WHERE id % 100 = 0")
@@ -114,7 +114,7 @@ def change(servers: EmbeddedFleet) -> None:
 def test_a_primary_killed_between_its_markers_costs_one_attempt(
     servers: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(servers)
+    update_rows(servers)
     victim = servers.node("s2")
 
     def restart() -> None:
@@ -122,7 +122,7 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
             servers.stop_node(victim, immediate=True)
             servers.start_node(victim)
 
-    started = after_start(monkeypatch, restart)
+    started = disturb_after_start(monkeypatch, restart)
     notes = Notes()
     commit = increment(chain, retries=1, notes=notes)
     assert (commit.cut.attempts, len(commit.cut.causes), len(started)) == (2, 1, 2)
@@ -131,8 +131,8 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
 
     stored = read_commit(chain.fleet.store.open(), NAME, commit.increment)
     assert stored.cut.causes == commit.cut.causes
-    told = document_of(commit)["cut"]
-    assert (told["attempts"], told["causes"]) == (2, list(commit.cut.causes))
+    output = document_of(commit)["cut"]
+    assert (output["attempts"], output["causes"]) == (2, list(commit.cut.causes))
     _, document = run_here(chain.fleet, "show", NAME)
     assert document["cuts"][-1]["causes"] == list(commit.cut.causes)
 
@@ -140,9 +140,9 @@ def test_a_primary_killed_between_its_markers_costs_one_attempt(
 def test_a_primary_that_stays_down_is_named_and_nothing_is_committed(
     servers: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = committed(chain)
+    before = committed_increments(chain)
     victim = servers.node("s2")
-    started = after_start(monkeypatch, lambda: servers.stop_node(victim, immediate=True))
+    started = disturb_after_start(monkeypatch, lambda: servers.stop_node(victim, immediate=True))
     try:
         with pytest.raises(SnapshotError) as raised:
             increment(chain, retries=2)
@@ -155,18 +155,18 @@ def test_a_primary_that_stays_down_is_named_and_nothing_is_committed(
     assert len(attempts) == 3
     assert all("s2" in cause for cause in attempts)
     assert len(started) == 1
-    assert committed(chain) == before
+    assert committed_increments(chain) == before
 
 
-def test_a_primary_that_goes_while_its_slot_is_read_costs_one_attempt(
+def test_a_primary_stopped_while_its_slot_is_read_costs_one_attempt(
     servers: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(servers)
+    update_rows(servers)
     victim = servers.node("s1")
     run_tasks = cutting.run_tasks
     runs: list[int] = []
 
-    def disturbed(*arguments: Any) -> Any:
+    def run_disturbed(*arguments: Any) -> Any:
         runs.append(len(runs))
         if len(runs) > 1:
             return run_tasks(*arguments)
@@ -176,7 +176,7 @@ def test_a_primary_that_goes_while_its_slot_is_read_costs_one_attempt(
         finally:
             servers.start_node(victim)
 
-    monkeypatch.setattr(cutting, "run_tasks", disturbed)
+    monkeypatch.setattr(cutting, "run_tasks", run_disturbed)
     commit = increment(chain, retries=1)
     assert commit.cut.attempts == 2
     assert "node s1" in commit.cut.causes[0]
@@ -186,18 +186,18 @@ def test_a_primary_that_goes_while_its_slot_is_read_costs_one_attempt(
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_markers_that_never_come_out_end_it_after_all_attempts(
+def test_a_create_whose_markers_are_never_decoded_fails_after_all_attempts(
     chain: Runs, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    before = committed(chain)
-    written = cutting.write_markers
+    before = committed_increments(chain)
+    original = cutting.write_markers
     attempts: list[str] = []
 
     def without_finish(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:
         if marker.kind == "start":
             attempts.append(marker.cut)
-            return written(connections, marker)
-        return written(connections, Marker(marker.chain, "another cut", marker.kind))
+            return original(connections, marker)
+        return original(connections, Marker(marker.chain, "another cut", marker.kind))
 
     monkeypatch.setattr(cutting, "write_markers", without_finish)
     notes = Notes()
@@ -210,11 +210,11 @@ def test_markers_that_never_come_out_end_it_after_all_attempts(
     assert len(causes) == retries + 1
     assert all("its decoded WAL lacks the finish marker" in cause for cause in causes)
     assert len([text for text in notes.texts if text.startswith("attempt ")]) == retries + 1
-    assert committed(chain) == before
+    assert committed_increments(chain) == before
 
 
-def test_a_script_sees_code_9_and_every_attempt(chain: Runs) -> None:
-    before = committed(chain)
+def test_an_inconsistent_cut_exits_with_code_9_and_lists_every_attempt(chain: Runs) -> None:
+    before = committed_increments(chain)
     words = ["--fleet", str(chain.fleet.path), "create", NAME, "--incremental", "--retries", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_START_MARKERS, *words],
@@ -227,30 +227,30 @@ def test_a_script_sees_code_9_and_every_attempt(chain: Runs) -> None:
         assert re.fullmatch(r"node s[12]: its decoded WAL lacks the start marker", cause)
     assert "attempt 1 of 2" in done.stderr
     assert "attempt 2 of 2" in done.stderr
-    assert committed(chain) == before
+    assert committed_increments(chain) == before
 
-    # What the attempts archived is no trouble to the next increment.
+    # The segments that the attempts archived do not disturb the next increment.
     commit = increment(chain, retries=0)
     assert (commit.increment, commit.cut.attempts, commit.cut.causes) == (len(before) + 1, 1, ())
 
 
-def test_a_primary_that_comes_back_as_another_ends_it_at_once(
+def test_a_primary_that_comes_back_on_another_timeline_is_not_retried(
     servers: EmbeddedFleet, chain: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last of this module: nothing goes on after it."""
-    before, victim = committed(chain), servers.node("s1")
+    """The last test of this module: the chain can't be continued after it."""
+    before, victim = committed_increments(chain), servers.node("s1")
 
-    def on_a_new_timeline() -> None:
+    def restart_on_new_timeline() -> None:
         servers.stop_node(victim)
         (victim.data_directory / "standby.signal").touch()
         servers.start_node(victim)
         with psycopg.connect(victim.dsn(), autocommit=True) as connection:
             assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
 
-    started = after_start(monkeypatch, on_a_new_timeline)
+    started = disturb_after_start(monkeypatch, restart_on_new_timeline)
     with pytest.raises(SnapshotError) as raised:
         increment(chain, retries=3)
     assert (raised.value.slug, raised.value.exit_code) == ("baseline-changed", 3)
     assert "timeline was 1" in raised.value.message
     assert len(started) == 1
-    assert committed(chain) == before
+    assert committed_increments(chain) == before

@@ -14,10 +14,10 @@ from embedded.fleet import EmbeddedFleet
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect
 from tests.integration.refusing import execute
-from tests.integration.test_decoding import confirmed_on
+from tests.integration.test_decoding import confirmed_on_its_node
 from tests.integration.test_global_ids import NAME, pair
 from tests.integration.wal_follower import Follower
-from tests.integration.wal_place import Place, groups_of, one_table, place
+from tests.integration.wal_place import Place, create_one_table, groups_of, place
 from wal.drain.rolled_back import XIDS, find_undecodable, is_rolled_back
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ TABLES = 40
 ROUNDS_MAX = 40
 
 
-def undone(place: Place, gid: str, *statements: str) -> None:
-    """Do this within a savepoint of a transaction that is prepared and rolled back."""
-    for statement in rolled_back(gid, *statements):
+def run_and_roll_back(place: Place, gid: str, *statements: str) -> None:
+    """Run the statements within a savepoint of a transaction that is prepared and rolled back."""
+    for statement in rollback_statements(gid, *statements):
         place.connection.execute(statement.encode())
 
 
-def rolled_back(gid: str, *statements: str) -> list[str]:
+def rollback_statements(gid: str, *statements: str) -> list[str]:
     return [
         "BEGIN", "SAVEPOINT s", *statements, "RELEASE s", f"PREPARE TRANSACTION '{gid}'", f"ROLLBACK PREPARED '{gid}'"
     ]  # fmt: skip
 
 
-def reading_ends(follower: Follower, finish: int) -> str:
-    """What the server says when the slot is read up to `finish`; nothing if it can be."""
+def read_error(follower: Follower, finish: int) -> str:
+    """Read the slot up to `finish`, and return the server's error; "" if there is none."""
     task = follower.task
     query = (
         "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, %s, NULL,"
@@ -66,31 +66,33 @@ def wait_for_replay(connection: psycopg.Connection[object], is_standby: bool, fi
 
 
 def read_catalog(dsn: str) -> None:
-    """Have every row of pg_class looked at, by which PostgreSQL notes in them who was rolled back."""
+    """Read every row of pg_class, so that PostgreSQL sets the hint bits of transactions that were rolled back."""
     execute(dsn, "SELECT count(*) FROM (SELECT * FROM pg_class OFFSET 0) AS every")
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])
 def test_a_table_rewritten_and_filled_in_a_savepoint_does_not_end_the_chain(place: Place, where: str) -> None:
-    groups = one_table(place, "CREATE TABLE other (id integer PRIMARY KEY)", "INSERT INTO t VALUES (0, 'before')")
+    groups = create_one_table(
+        place, "CREATE TABLE other (id integer PRIMARY KEY)", "INSERT INTO t VALUES (0, 'before')"
+    )
     follower = place.follow(groups, standby=where == "standby")
     refill = ["TRUNCATE t", "INSERT INTO t VALUES (7, 'never')", "INSERT INTO other VALUES (7)"]
-    # One is the first that the slot has, two stand behind each other, one is the last.
-    undone(place, "first ü", *refill)
+    # One is the first transaction of the slot, two are adjacent, one is the last.
+    run_and_roll_back(place, "first ü", *refill)
     place.connection.execute("INSERT INTO t VALUES (1, 'one')")
     place.connection.execute("BEGIN; INSERT INTO t VALUES (2, 'two'); PREPARE TRANSACTION 'kept'")
-    undone(place, "second", "TRUNCATE other", "INSERT INTO other VALUES (7)")
-    undone(place, "third", "ALTER TABLE other ALTER id TYPE bigint", "INSERT INTO other VALUES (7)")
+    run_and_roll_back(place, "second", "TRUNCATE other", "INSERT INTO other VALUES (7)")
+    run_and_roll_back(place, "third", "ALTER TABLE other ALTER id TYPE bigint", "INSERT INTO other VALUES (7)")
     place.connection.execute("COMMIT PREPARED 'kept'")
     place.connection.execute("SELECT pg_logical_emit_message(false, 'others', 'x')")
-    undone(place, "last", "TRUNCATE other", "INSERT INTO other VALUES (7)")
-    finish = place.finish()
-    reading_ends(follower, finish)
+    run_and_roll_back(place, "last", "TRUNCATE other", "INSERT INTO other VALUES (7)")
+    finish = place.write_finish()
+    read_error(follower, finish)
     read_catalog(follower.task.node.dsn)
-    assert "could not map filenumber" in reading_ends(follower, finish)
+    assert "could not map filenumber" in read_error(follower, finish)
 
-    report = follower.drained(finish)
-    assert confirmed_on(follower) == report.segments[-1].segment.through
+    report = follower.drain_fully(finish)
+    assert confirmed_on_its_node(follower) == report.segments[-1].segment.through
     assert follower.state() == place.lines(groups)
     events = [(chr(event["op"]), event["global_id"]) for event in follower.events() if chr(event["op"]) in "PKR"]
     names = ["first ü", "second", "third", "last"]
@@ -98,9 +100,9 @@ def test_a_table_rewritten_and_filled_in_a_savepoint_does_not_end_the_chain(plac
     assert sorted(events) == sorted([*expected, ("P", "kept"), ("K", "kept")])
     ends = {event["global_id"]: event["end_lsn"] for event in follower.events() if chr(event["op"]) == "P"}
     assert {event["lsn"] for event in follower.events() if chr(event["op"]) == "R"} == {ends[name] for name in names}
-    # What comes later is decoded as ever.
+    # Later transactions are decoded as usual.
     place.connection.execute("INSERT INTO t VALUES (3, 'three')")
-    follower.drained(place.finish())
+    follower.drain_fully(place.write_finish())
     assert follower.state() == place.lines(groups)
 
 
@@ -114,57 +116,57 @@ def test_a_table_truncated_in_a_savepoint_does_not_end_the_chain(place: Place, w
     groups = groups_of(place)
     follower = place.follow(groups, standby=where == "standby")
     for number in range(ROUNDS_MAX):
-        undone(place, f"gid {number}", f"TRUNCATE t{number % TABLES}")
+        run_and_roll_back(place, f"gid {number}", f"TRUNCATE t{number % TABLES}")
         for _ in range(chance.randrange(5, 20)):
             place.connection.execute(f"TRUNCATE t{chance.randrange(TABLES)}".encode())
         with connect(place.primary) as other:
             other.execute("SELECT count(*) FROM public.t1")
-        if "could not open relation" in reading_ends(follower, finish := place.finish()):
+        if "could not open relation" in read_error(follower, finish := place.write_finish()):
             break
     else:
         pytest.fail("reading the slot never ended")
     place.connection.execute("INSERT INTO t0 VALUES (2)")
-    follower.drained(finish)
-    follower.drained(place.finish())
+    follower.drain_fully(finish)
+    follower.drain_fully(place.write_finish())
     assert follower.state() == place.lines(groups)
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])
 def test_a_table_whose_identity_was_changed_in_a_savepoint_does_not_end_the_chain(place: Place, where: str) -> None:
-    """PostgreSQL describes it as it was before, and sends its rows as they were written there."""
-    one_table(place, "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+    """PostgreSQL describes the table as before the savepoint, and sends its rows as they were written within it."""
+    create_one_table(place, "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'one'), (2, 'two')")
     groups = groups_of(place)
     follower = place.follow(groups, standby=where == "standby")
     place.connection.execute("INSERT INTO t VALUES (3, 'three')")
-    undone(place, "forgotten", "ALTER TABLE t REPLICA IDENTITY DEFAULT", "UPDATE t SET v = 'never'")
+    run_and_roll_back(place, "forgotten", "ALTER TABLE t REPLICA IDENTITY DEFAULT", "UPDATE t SET v = 'never'")
     read_catalog(follower.task.node.dsn)
     place.connection.execute("UPDATE t SET v = 'more', id = id + 100")
-    finish = place.finish()
-    assert reading_ends(follower, finish) == ""
-    follower.drained(finish)
+    finish = place.write_finish()
+    assert read_error(follower, finish) == ""
+    follower.drain_fully(finish)
     assert follower.state() == place.lines(groups)
     events = [chr(event["op"]) for event in follower.events() if event["global_id"] == "forgotten"]
     assert sorted(events) == ["P", "R"]
 
 
-def test_copies_are_the_same_where_one_node_alone_can_decode_it(
+def test_copies_are_equal_if_only_one_node_can_decode_a_transaction(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
     refill = ["TRUNCATE part", "INSERT INTO part VALUES (7, 'never')"]
     with pair(shared_fleet, spark, tmp_path, "exact", backups=True) as two:
         two.runs.full(NAME)
-        two.part(1, 1, None)
-        execute(two.shards[1], *rolled_back("gone", *refill))
+        two.run_part(1, 1, None)
+        execute(two.shards[1], *rollback_statements("gone", *refill))
         read_catalog(two.shards[1])
-        two.part(2, 1, None)
+        two.run_part(2, 1, None)
         two.runs.increment(NAME)
         report = two.runs.check_one(NAME)
         assert (report.result, report.conflicts, report.skipped) == ("valid", [], [])
 
 
 @pytest.mark.parametrize("where", ["primary", "standby"])
-def test_only_what_is_known_to_be_rolled_back_may_be_passed_over(place: Place, where: str) -> None:
-    one_table(place)
+def test_only_a_transaction_known_to_be_rolled_back_may_be_skipped(place: Place, where: str) -> None:
+    create_one_table(place)
     xids = {}
     for end in ("COMMIT", "ROLLBACK", "PREPARE TRANSACTION 'open'"):
         place.connection.execute(f"BEGIN; INSERT INTO t VALUES ({len(xids)})".encode())
@@ -173,17 +175,17 @@ def test_only_what_is_known_to_be_rolled_back_may_be_passed_over(place: Place, w
         place.connection.execute(end.encode())
     node = place.standby if where == "standby" else place.primary
     with connect(node) as connection:
-        wait_for_replay(connection, where == "standby", place.finish())
+        wait_for_replay(connection, where == "standby", place.write_finish())
     assert [is_rolled_back(node, xid) for xid in xids.values()] == [False, True, False]
-    assert not is_rolled_back(node, max(xids.values()) + 100), "nobody has had that number yet"
+    assert not is_rolled_back(node, max(xids.values()) + 100), "that xid has not been assigned yet"
 
 
-def test_a_slot_that_can_be_read_has_nothing_to_pass_over(place: Place) -> None:
-    follower = place.follow(one_table(place))
+def test_a_readable_slot_has_no_transaction_to_skip(place: Place) -> None:
+    follower = place.follow(create_one_table(place))
     task = follower.task
-    undone(place, "gone", "INSERT INTO t VALUES (7, 'never')")
-    middle = place.finish()
+    run_and_roll_back(place, "gone", "INSERT INTO t VALUES (7, 'never')")
+    middle = place.write_finish()
     place.connection.execute("INSERT INTO t VALUES (1, 'one')")
-    for finish in (middle, place.finish()):
+    for finish in (middle, place.write_finish()):
         assert find_undecodable(task.node, task.slot, task.publications, Lsn(finish)) is None
-    assert confirmed_on(follower) == task.base
+    assert confirmed_on_its_node(follower) == task.base

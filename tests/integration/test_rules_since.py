@@ -1,6 +1,6 @@
-"""What fleet.toml excludes or admits once a chain has begun: the next increment follows it, and the chain goes on.
+"""If fleet.toml excludes or admits a table after a chain has begun, the next increment applies it to the same chain.
 
-Judged by PostgreSQL's COPY of the source at the time of each increment.
+Restored rows are compared with PostgreSQL's COPY of the source at the time of each increment.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fleet.tables.left_out import LeftOutKind
 from fleet.tables.publications import TableNotAdmissibleError
 from snapshots.create.increment import preview_increment
 from snapshots.create.request import CreateRequest
-from tests.integration.own_database import back, own_database
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,53 +56,53 @@ def with_rules(runs: Runs, append_only: tuple[str, ...] = (), exclude: tuple[str
     return replace(runs, fleet=replace(runs.fleet, groups=groups))
 
 
-def named(commit: Commit, kind: LeftOutKind) -> list[str]:
+def names_of(commit: Commit, kind: LeftOutKind) -> list[str]:
     return [one.name for one in commit.left_out or () if one.kind == kind]
 
 
-def test_a_chain_goes_on_with_what_fleet_toml_admits_and_excludes_since(runs: Runs) -> None:
+def test_a_chain_continues_with_tables_that_fleet_toml_now_admits_or_excludes(runs: Runs) -> None:
     (source,) = (node.dsn for node in runs.fleet.nodes)
     runs.full(NAME)
     states = [sorted_copies(source)]
 
-    def increment(how: Runs, *statements: str, empty: str = "") -> Commit:
+    def increment(runs_now: Runs, *statements: str, empty: str = "") -> Commit:
         execute(source, *statements)
-        commit = how.increment(NAME)
+        commit = runs_now.increment(NAME)
         states.append(sorted_copies(source) | ({empty: b""} if empty else {}))
         return commit
 
     execute(source, *NEW_LOG)
-    # FULL would make its updates fail: what helps is a key, or what the hint says of fleet.toml.
+    # REPLICA IDENTITY FULL would make updates fail; the remedy is a key, or the setting that the hint names.
     with pytest.raises(TableNotAdmissibleError, match=f"{LOG} on s1") as raised:
         runs.increment(NAME)
     assert "ADD PRIMARY KEY (…);" in raised.value.hint
     admitting = with_rules(runs, append_only=(LOG,))
     commit = increment(admitting, "INSERT INTO log VALUES ('two')")
-    assert named(commit, LeftOutKind.APPEND_ONLY_TABLE) == [LOG]
+    assert names_of(commit, LeftOutKind.APPEND_ONLY_TABLE) == [LOG]
     write = """
         INSERT INTO heavy VALUES ({0}, 'x'); UPDATE heavy SET what = '{0}' WHERE id = 1; INSERT INTO log VALUES ('{0}')
     """
     commit = increment(admitting, write.format(10))
-    assert named(commit, LeftOutKind.EXCLUDED_TABLE) == []
-    leaving = with_rules(runs, append_only=(LOG,), exclude=(HEAVY,))
+    assert names_of(commit, LeftOutKind.EXCLUDED_TABLE) == []
+    excluding = with_rules(runs, append_only=(LOG,), exclude=(HEAVY,))
     for number in (11, 12):
-        commit = increment(leaving, write.format(number), empty=HEAVY)
-        assert named(commit, LeftOutKind.EXCLUDED_TABLE) == [HEAVY]
-    # It is in again, and what it holds by now with it.
+        commit = increment(excluding, write.format(number), empty=HEAVY)
+        assert names_of(commit, LeftOutKind.EXCLUDED_TABLE) == [HEAVY]
+    # The table is included again, with its present rows.
     commit = increment(admitting, write.format(13))
-    assert named(commit, LeftOutKind.EXCLUDED_TABLE) == []
+    assert names_of(commit, LeftOutKind.EXCLUDED_TABLE) == []
     commit = increment(admitting, write.format(14))
     for number, expected in enumerate(states):
-        runs.restore(NAME, back(runs.fleet), number)
-        assert sorted_copies(back(runs.fleet).nodes[0].dsn) == expected, number
+        runs.restore(NAME, restore_target(runs.fleet), number)
+        assert sorted_copies(restore_target(runs.fleet).nodes[0].dsn) == expected, number
         assert runs.check_one(NAME, number).conflicts == []
 
 
-def test_what_would_be_done_tells_of_them_too(runs: Runs) -> None:
+def test_a_preview_lists_the_tables_that_fleet_toml_now_admits_or_excludes(runs: Runs) -> None:
     runs.full(NAME)
     execute(runs.fleet.nodes[0].dsn, *NEW_LOG)
-    how = with_rules(runs, append_only=(LOG,), exclude=(HEAVY,))
-    plan = preview_increment(how.fleet, CreateRequest(NAME), Silent())
+    runs_now = with_rules(runs, append_only=(LOG,), exclude=(HEAVY,))
+    plan = preview_increment(runs_now.fleet, CreateRequest(NAME), Silent())
     assert {(one.kind, one.name) for one in plan.left_out} >= {
         (LeftOutKind.APPEND_ONLY_TABLE, LOG),
         (LeftOutKind.EXCLUDED_TABLE, HEAVY),

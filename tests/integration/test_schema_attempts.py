@@ -1,7 +1,7 @@
-"""Schema changes that meet a create: while it is under way, and between an attempt that failed and the next one.
+"""Schema changes that interfere with a create: while it runs, and between a failed increment and the next one.
 
-What is restored is compared with what PostgreSQL prints of the source: of each chain the last state and one that is
-drawn, in the long form all of them.
+Restored rows are compared with what PostgreSQL prints of the source: of each chain the last state and one drawn at
+random, in the long form all of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fleet.tables.publications import ensure_publications
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
-from tests.chains.tried_chain import Interrupted, Tried, tried
-from tests.snapshot_runs import slots_of
+from tests.chains.tried_chain import Interrupt, Tried, tried
+from tests.commands.snapshot_runs import slots_of
 from wal.slots.slots import slot_name
 
 __all__ = ["tried"]  # the fixture
@@ -28,22 +28,22 @@ PUBLISH = "snapshots.ddl.table_changes.ensure_publications"
 
 
 @pytest.mark.timeout(600)
-def test_what_an_attempt_that_failed_has_archived_is_read_as_it_was_meant(tried: Tried) -> None:
+def test_segments_of_a_failed_increment_are_read_under_their_own_definitions(tried: Tried) -> None:
     tried.runs.full(tried.name)
     tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
     tried.run("ALTER TABLE tried.bag ADD c int DEFAULT 7", "DELETE FROM tried.bag WHERE a = 'b1'")
     tried.fail()
-    # As it was: what was archived under the definitions of the attempt goes on under their numbers.
+    # No DDL since: what was archived under the definitions of the failed increment continues under their numbers.
     tried.run("UPDATE tried.t SET c = 'newer' WHERE id = 7", "INSERT INTO tried.bag VALUES ('b1', 0, 7)")
     assert len(tried.increment().successions["s1"]) == 2
-    # Changed once more: what the attempt made of the changes is not what the next one would.
+    # More DDL since: the failed increment's definitions are not those that the next one makes of the changes.
     tried.run("ALTER TABLE tried.t ADD d int", "UPDATE tried.t SET d = id WHERE id < 9")
     tried.fail()
     tried.run("ALTER TABLE tried.t DROP d", "UPDATE tried.t SET c = NULL WHERE id = 3")
     schema = tried.increment()
     assert schema.successions == {}
     assert [group.table for group in schema.groups["s1"]] == ["t"]
-    # A table that the attempt copied, and one that it had archived changes of and that is gone.
+    # A table that the failed increment copied, and a dropped one whose changes it archived.
     tried.run("CREATE TABLE tried.came (id int PRIMARY KEY)", "INSERT INTO tried.came VALUES (1), (2)")
     tried.fail()
     tried.run("UPDATE tried.came SET id = 3 WHERE id = 1", "DELETE FROM tried.bag", "DROP TABLE tried.bag")
@@ -54,62 +54,62 @@ def test_what_an_attempt_that_failed_has_archived_is_read_as_it_was_meant(tried:
 
 
 @pytest.mark.timeout(600)
-def test_what_is_changed_while_a_create_is_under_way_is_in_it(tried: Tried) -> None:
-    def while_copied() -> None:
+def test_ddl_during_a_create_is_in_the_snapshot(tried: Tried) -> None:
+    def change_during_copy() -> None:
         tried.run(
             "ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5",
             "CREATE TABLE tried.came (id int PRIMARY KEY)", "INSERT INTO tried.came VALUES (1)",
             "ALTER TABLE tried.bag ALTER n TYPE text USING 'n' || n",
         )  # fmt: skip
 
-    commit = tried.create(CrashPoint.BASE_COPIED, while_copied, full=True)
+    commit = tried.create(CrashPoint.BASE_COPIED, change_during_copy, full=True)
     assert commit.definition_changes
     assert {group.table for group in commit.definition_changes.groups["s1"]} == {"t", "came", "bag"}
     tried.note(0)
 
-    def while_cut() -> None:
+    def rename_during_cut() -> None:
         tried.run("ALTER TABLE tried.t RENAME c TO d", "UPDATE tried.t SET d = 'renamed' WHERE id = 11")
 
-    tried.create(CrashPoint.STARTS_WRITTEN, while_cut)
+    tried.create(CrashPoint.STARTS_WRITTEN, rename_during_cut)
     assert any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.note(1)
 
-    def undone() -> None:
-        # The table is as it was when the cut is over, and what was written meanwhile had another name.
+    def rename_for_a_while() -> None:
+        # After the cut the table is as before, but rows written meanwhile had another column name.
         tried.run(
             "ALTER TABLE tried.t RENAME d TO e", "UPDATE tried.t SET e = 'in between' WHERE id = 12",
             "ALTER TABLE tried.t RENAME e TO d",
         )  # fmt: skip
 
-    tried.create(CrashPoint.FINISHES_WRITTEN, undone)
+    tried.create(CrashPoint.FINISHES_WRITTEN, rename_for_a_while)
     tried.note(2)
     tried.run("UPDATE tried.t SET d = 'later' WHERE id = 13")
     assert tried.runs.increment(tried.name).definition_changes is None
     tried.note(3)
-    # A table that is another before it is copied.
+    # A table that is dropped and recreated before it is copied.
     tried.run("DROP TABLE tried.bag", "CREATE TABLE tried.bag (id int PRIMARY KEY)", "INSERT INTO tried.bag VALUES (1)")
     tried.create("copy", lambda: tried.run("DROP TABLE tried.bag", "CREATE TABLE tried.bag (other int PRIMARY KEY)"))
     assert any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.note(4)
     slots = [slot for node in tried.fleet.nodes for slot in slots_of(node.dsn)]
-    assert len(slots) == len(tried.fleet.nodes), "none is left but the chain's own"
+    assert len(slots) == len(tried.fleet.nodes), "only the chain's own slots are left"
     tried.compare()
     assert tried.runs.check(tried.name).exit_code == 0
 
 
 @pytest.mark.timeout(600)
-def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried) -> None:
+def test_ddl_while_a_full_create_makes_its_slots_is_in_the_snapshot(tried: Tried) -> None:
     numbers = count(1)
 
-    def while_made() -> None:
+    def change_during_slots() -> None:
         column, table = (f"{name}_{next(numbers)}" for name in ("c", "tried.came"))
         tried.run(
             f"ALTER TABLE tried.t ADD {column} text DEFAULT 'old'", f"UPDATE tried.t SET {column} = 'new' WHERE id < 5",
             f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1)",
         )  # fmt: skip
 
-    # The tables are read, and no slot shows them so.
-    noting = Noting(Interrupted("slots", while_made, times=10))
+    # The tables have been read, but no slot's exported snapshot shows them like that.
+    noting = Noting(Interrupt("slots", change_during_slots, times=10))
     with pytest.raises(SchemaChangedError, match=r"during each of 2 attempts; last: node s1.* while the base copy"):
         create_full(tried.fleet, CreateRequest("never", retries=1), tried.runs.spark, noting)
     assert [note.partition(":")[0] for note in noting.notes if note.startswith("attempt")] == [
@@ -117,17 +117,17 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
     ]
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[], []]
     assert list(tried.fleet.store.open().list("snapshots")) == []
-    commit = tried.create("slots", while_made, full=True)
+    commit = tried.create("slots", change_during_slots, full=True)
     assert sum("was invalidated by DDL" in note for note in tried.notes) == 1, tried.notes
     assert commit.definition_changes is None
     tried.note(0)
     assert [slots_of(node.dsn) for node in tried.fleet.nodes] == [[slot_name(commit.chain)]] * 2
-    # After the checks, and before anything is read for the slots: nothing is void.
+    # After the checks, and before anything is read for the slots: no attempt is invalidated.
     tried.name = "later"
-    tried.create(CrashPoint.INTENT_STORED, while_made, full=True)
+    tried.create(CrashPoint.INTENT_STORED, change_during_slots, full=True)
     assert not any("was invalidated by DDL" in note for note in tried.notes), tried.notes
     tried.note(0)
-    # Not there any more when it is to be copied.
+    # A table that is dropped before it is copied.
     tried.name = "dropped"
     tried.create("copy", lambda: tried.run("DROP TABLE tried.bag"), full=True)
     assert [note for note in tried.notes if "was invalidated by DDL" in note and '"tried.bag" does not exist' in note]
@@ -136,14 +136,14 @@ def test_what_is_changed_while_a_full_one_makes_its_slots_is_in_it(tried: Tried)
 
 
 @pytest.mark.timeout(600)
-def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_is(tried: Tried) -> None:
+def test_a_table_that_is_unpublished_for_a_while_is_copied_again(tried: Tried) -> None:
     tried.runs.full(tried.name)
 
-    def changed() -> None:
+    def add_column() -> None:
         tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
 
-    # What is changed between the checks and the plan costs no attempt.
-    commit = tried.create(CrashPoint.CHECKED, changed)
+    # DDL between the checks and the plan costs no attempt.
+    commit = tried.create(CrashPoint.CHECKED, add_column)
     assert commit.definition_changes
     assert len(commit.definition_changes.successions["s1"]) == 1
     assert not any("was invalidated by DDL" in note for note in tried.notes), tried.notes
@@ -152,7 +152,7 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
         query = "SELECT pubname FROM pg_publication_tables WHERE schemaname = 'tried' AND tablename = 't'"
         (publication,) = connection.execute(query).fetchone() or ("",)
 
-    def unpublished() -> None:
+    def unpublish_for_a_while() -> None:
         tried.run(
             f"ALTER PUBLICATION {publication} DROP TABLE tried.t", "UPDATE tried.t SET a = a || '!' WHERE id < 9",
             f"ALTER PUBLICATION {publication} ADD TABLE ONLY tried.t",
@@ -160,47 +160,45 @@ def test_a_table_that_is_not_published_for_a_while_is_copied_anew_whenever_that_
 
     # Before the checks have read the catalogs, after that, and after the plan.
     for increment, point in enumerate((CrashPoint.LOCKED, CrashPoint.CHECKED, CrashPoint.FINISHES_WRITTEN), start=2):
-        commit = tried.create(point, unpublished)
+        commit = tried.create(point, unpublish_for_a_while)
         assert commit.definition_changes
         assert [group.table for group in commit.definition_changes.groups["s1"]] == ["t"]
-        is_met = any("publication of table tried.t was changed" in note for note in tried.notes)
-        assert is_met == (point == CrashPoint.FINISHES_WRITTEN), tried.notes
+        is_noted = any("publication of table tried.t was changed" in note for note in tried.notes)
+        assert is_noted == (point == CrashPoint.FINISHES_WRITTEN), tried.notes
         tried.note(increment)
     tried.compare()
     assert tried.runs.check(tried.name).exit_code == 0
 
 
 @pytest.mark.timeout(600)
-def test_a_table_that_is_dropped_while_it_is_published_is_in_no_snapshot(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_dropped_while_it_is_published_is_in_no_snapshot(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     publish, drops = ensure_publications, ["DROP TABLE tried.brief"]
 
-    def dropped(*arguments: Any) -> list[str]:
+    def publish_after_drop(*arguments: Any) -> list[str]:
         tried.run(*drops)
         drops.clear()
         return publish(*arguments)
 
     tried.runs.full(tried.name)
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)", "UPDATE tried.t SET a = 'beside' WHERE id = 1")
-    monkeypatch.setattr(PUBLISH, dropped)
+    monkeypatch.setattr(PUBLISH, publish_after_drop)
     tried.create(CrashPoint.LOCKED, lambda: None)
     assert [note for note in tried.notes if "was invalidated by DDL" in note and "can't be published" in note], (
         tried.notes
     )
     tried.note(1)
     tried.compare()
-    # Nothing else is taken for a change: what never works ends the command, and says why.
+    # An error that is not due to DDL ends the command after its retries, and the message gives the cause.
     monkeypatch.undo()
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)")
-    monkeypatch.setattr(PUBLISH, failing)
+    monkeypatch.setattr(PUBLISH, fail_to_publish)
     with pytest.raises(SchemaChangedError, match=r"each of 4 attempts; last: node s1: new tables can't be published: "):
         tried.runs.increment(tried.name)
-    monkeypatch.setattr("snapshots.create.initialise.ensure_publications", failing)
+    monkeypatch.setattr("snapshots.create.initialise.ensure_publications", fail_to_publish)
     with pytest.raises(SchemaChangedError, match=r'^node s1: tables can\'t be published: relation "tried.never"'):
         tried.runs.init()
 
 
-def failing(connection: psycopg.Connection[Any], *_: object) -> list[str]:
+def fail_to_publish(connection: psycopg.Connection[Any], *_: object) -> list[str]:
     connection.execute("SELECT FROM tried.never")
     return []

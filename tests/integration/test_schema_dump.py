@@ -1,6 +1,6 @@
-"""What a dump of the DDL leaves out, and sequences that somebody sets while the cut is made.
+"""What a dump of the DDL leaves out, and sequences that are set during the cut.
 
-A database of the shared fleet's first server; what is expected is what the tests' own statements did there.
+The tests use a database of the shared fleet's first server, and expect what their own statements did there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import snapshots.create.cut_attempt as taking
+import snapshots.create.cut_attempt as cut_attempt
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
 from fleet.nodes.connections import connect, with_database
@@ -20,8 +20,8 @@ from fleet.nodes.watch import watch_nodes
 from fleet.tables.publications import publication_names
 from snapshots.create.sequences import read_sequences
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, dump_sections
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def node(shared_fleet: EmbeddedFleet) -> Iterator[Node]:
         execute(maintenance.dsn, f"DROP DATABASE {DATABASE} WITH (FORCE)")
 
 
-def test_sections_hold_what_belongs_into_them(node: Node) -> None:
+def test_every_section_holds_what_belongs_there(node: Node) -> None:
     execute(node.dsn, *SCHEMA)
     with watch_nodes([node]) as watch:
         found = dump_sections(node, None, watch)
@@ -70,13 +70,13 @@ def test_sections_hold_what_belongs_into_them(node: Node) -> None:
     assert 'COMMENT ON EVENT TRIGGER "dumped_event"' in found[EVENT_TRIGGERS]
     assert f'CREATE PUBLICATION "{OWN}"' in found[POST_DATA]
     assert 'ADD TABLE ONLY "public"."t"' in found[POST_DATA]
-    # What says that a node is read-only would make one of the restored database.
+    # The comment that records a read-only node would make the restored database read-only.
     assert "read-only" not in "".join(found.values())
     assert "COMMENT ON PUBLICATION \"theirs\" IS 'a comment'" in found[POST_DATA]
     assert not any("\\restrict" in text for text in found.values())
 
 
-def test_many_sequences_are_read_as_they_stand(node: Node) -> None:
+def test_many_sequences_are_read_with_their_current_values(node: Node) -> None:
     execute(node.dsn, *(f"CREATE SEQUENCE s{n} START {n + 1}" for n in range(SEQUENCES_MANY)))
     execute(
         node.dsn, "CREATE UNLOGGED SEQUENCE unlogged", "SELECT nextval('s7'), nextval('s7'), setval('s8', 99, false)"
@@ -90,27 +90,27 @@ def test_many_sequences_are_read_as_they_stand(node: Node) -> None:
 def test_a_sequence_that_is_set_back_after_the_cut_is_not_behind_it(
     node: Node, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Set back it stays where it stood before; begun anew the cut is made again, and it is where it was begun anew."""
+    """A sequence that is set back keeps its earlier value; if one is restarted, the cut is retried, and it restarts."""
     execute(
         node.dsn, "CREATE TABLE t (id serial PRIMARY KEY)", "CREATE SEQUENCE set_back",
         "SELECT setval('set_back', 70), setval('t_id_seq', 80)",
     )  # fmt: skip
-    fleet = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     runs = Runs(replace(fleet, nodes=(node,)), Ready(spark))
     cuts: list[str] = []
 
     def make_cut(*arguments: Any) -> Any:
-        made = original(*arguments)
+        cut = original(*arguments)
         if not cuts:
-            # Only the file of the sequence tells of this.
+            # Only the filenode of the sequence shows this.
             execute(node.dsn, "TRUNCATE t RESTART IDENTITY")
         execute(node.dsn, "SELECT setval('set_back', 3)" if len(cuts) == 1 else "SELECT nextval('set_back')")
-        cuts.append(made.record.id)
-        return made
+        cuts.append(cut.record.id)
+        return cut
 
-    original = taking.make_cut
-    monkeypatch.setattr(taking, "make_cut", make_cut)
-    with chains_dropped(runs.fleet):
+    original = cut_attempt.make_cut
+    monkeypatch.setattr(cut_attempt, "make_cut", make_cut)
+    with dropping_slots(runs.fleet):
         runs.init()
         commit = runs.full("sequences")
     assert len(cuts) == 2

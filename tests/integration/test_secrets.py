@@ -1,10 +1,10 @@
-"""Nothing secret is kept or shown: real commands on an S3 store, each in ways that go well and that fail.
+"""No secret is stored or shown by real commands on an S3 store, which succeed and fail in several ways.
 
-Those that take snapshots are processes of their own, the others run in this one.
+Commands that create snapshots run as processes, the others in this one.
 
-The secrets of the store are looked for, byte by byte, in all that the commands say and leave: their output with
-`--verbose`, Spark's too, temporary files, the file of a bug's traceback, every object in the store, the nodes' logs,
-and the command lines of processes while they run.
+The secrets of the store are searched for, byte by byte, in everything that the commands print and leave: their output
+with `--verbose`, Spark's too, temporary files, the file of a bug's traceback, every object in the store, the nodes'
+logs, and the command lines of running processes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import cli.main
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from storage.fsspec_store import FsspecStore
-from tests.commands.in_process import sessions_given
+from tests.commands.in_process import shared_session
+from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.conftest import FleetFactory
-from tests.s3_proxy import Fault, S3Proxy, s3_proxy
-from tests.s3_server import S3Server
-from tests.snapshot_runs import described
+from tests.s3.proxy import Fault, S3Proxy, s3_proxy
+from tests.s3.server import S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,17 +46,17 @@ OPTIONS = {"key": "${STORE_KEY}", "secret": "${STORE_SECRET}", "token": "${STORE
 MAIN = "from cli.main import main; main()"
 
 
-def broken(store: FsspecStore, *_: object) -> None:
-    """A bug that follows from what the server said, in the depth of the store, where the options are at hand."""
+def raise_bug(store: FsspecStore, *_: object) -> None:
+    """Raise a bug that follows from a server's error, deep in the store, where the options are in scope."""
     try:
         store.filesystem.cat_file("no-such-bucket/object")
     except OSError:
-        raise ZeroDivisionError("a bug")  # noqa: B904  # as bugs are: what it follows from is its context
+        raise ZeroDivisionError("a bug")  # noqa: B904  # as in a real bug, the server's error is its context
 
 
 @dataclass(slots=True)
-class Place:
-    """Where the commands run, and all that they have said."""
+class CommandRunner:
+    """Runs the commands, and keeps everything that they print."""
 
     servers: EmbeddedFleet
     fleet: Fleet
@@ -64,59 +64,59 @@ class Place:
     folder: Path
     environment: dict[str, str]
     spark: SparkSession
-    said: dict[str, bytes] = field(default_factory=dict)
+    outputs: dict[str, bytes] = field(default_factory=dict)
     lines: set[bytes] = field(default_factory=set)
 
     def run(self, *words: str) -> int:
-        """Run `snapshot …` as a process of its own, with --verbose; its exit code."""
+        """Run `snapshot …` with --verbose as a process; return its exit code."""
         command = [sys.executable, "-c", MAIN, "--fleet", str(self.fleet.path), "--verbose", *words]
-        with watched(self.lines):
+        with recording(self.lines):
             done = subprocess.run(
                 command, capture_output=True, timeout=COMMAND_SECONDS_MAX, env=self.environment,
                 check=False, cwd=self.folder / "cwd",
             )  # fmt: skip
-        self.said[f"{len(self.said)} {' '.join(words)}"] = done.stdout + done.stderr
+        self.outputs[f"{len(self.outputs)} {' '.join(words)}"] = done.stdout + done.stderr
         return done.returncode
 
     def run_here(self, *words: str, fleet: Fleet | None = None) -> int:
-        """The same in this process."""
+        """Do the same in this process."""
         out = io.StringIO()
         with (
-            sessions_given(self.spark), watched(self.lines), contextlib.chdir(self.folder / "cwd"),
+            shared_session(self.spark), recording(self.lines), contextlib.chdir(self.folder / "cwd"),
             redirect_stdout(out), redirect_stderr(out),
         ):  # fmt: skip
             code = cli.main.run(["--fleet", str((fleet or self.fleet).path), "--verbose", *words])
-        self.said[f"{len(self.said)} {' '.join(words)}"] = out.getvalue().encode()
+        self.outputs[f"{len(self.outputs)} {' '.join(words)}"] = out.getvalue().encode()
         return code
 
-    def last(self) -> str:
-        return list(self.said.values())[-1].decode()
+    def last_output(self) -> str:
+        return list(self.outputs.values())[-1].decode()
 
 
 @contextmanager
-def watched(lines: set[bytes]) -> Iterator[None]:
-    """Gather the command lines of all processes that are seen during the block."""
-    over = threading.Event()
+def recording(lines: set[bytes]) -> Iterator[None]:
+    """Record the command lines of all processes that are seen during the block."""
+    done_recording = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(0.5):
+    def record() -> None:
+        while not done_recording.wait(0.5):
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     lines.add(process.read_bytes())
                 except OSError:
                     continue
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=record)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        done_recording.set()
         thread.join()
 
 
 @pytest.fixture
-def place(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
+def runner(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_path: Path) -> Iterator[CommandRunner]:
     servers = fleet_factory(1)
     for name in ("cwd", "tmp"):
         (tmp_path / name).mkdir()
@@ -134,62 +134,64 @@ def place(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_pa
         patch.setattr(tempfile, "tempdir", environment["TMPDIR"])
         few = "[store_options.config_kwargs]\nretries = { total_max_attempts = 2 }"
         options = OPTIONS | {"endpoint_url": proxy.endpoint_url}
-        fleet = described(servers, tmp_path / "fleet.toml", f"{s3.bucket('secrets')}/folder", options, few)
-        yield Place(servers, fleet, proxy, tmp_path, environment, spark)
+        fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"{s3.bucket('secrets')}/folder", options, few)
+        yield CommandRunner(servers, fleet, proxy, tmp_path, environment, spark)
 
 
 @pytest.mark.timeout(600)  # two Spark sessions, one after the other
-def test_no_secret_of_the_store_is_said_or_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place.run("init") == 0, place.last()
-    assert place.run("create", "daily") == 0, place.last()
-    assert place.run_here("list") == 0
-    assert place.run_here("show", "daily") == 0
-    assert place.run_here("check", "daily") == 4  # nothing to compare with
-    assert place.run_here("restore", "daily", "--replace") == 0, place.last()
-    fail_in_every_way(place)
+def test_no_secret_of_the_store_is_printed_or_stored(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runner.run("init") == 0, runner.last_output()
+    assert runner.run("create", "daily") == 0, runner.last_output()
+    assert runner.run_here("list") == 0
+    assert runner.run_here("show", "daily") == 0
+    assert runner.run_here("check", "daily") == 4  # nothing to compare with
+    assert runner.run_here("restore", "daily", "--replace") == 0, runner.last_output()
+    fail_in_every_way(runner)
     with monkeypatch.context() as patched:
         for name in ("list", "list_children"):
-            patched.setattr(FsspecStore, name, broken)
-        assert place.run_here("list") == 70, place.last()
-    assert list((place.folder / "tmp").glob("snapshot-bug-*.txt"))
-    assert place.lines
-    found = [f"{secret[:18]!r} in {where}" for where, text in everything(place) for secret in SECRETS if secret in text]
+            patched.setattr(FsspecStore, name, raise_bug)
+        assert runner.run_here("list") == 70, runner.last_output()
+    assert list((runner.folder / "tmp").glob("snapshot-bug-*.txt"))
+    assert runner.lines
+    found = [
+        f"{secret[:18]!r} in {where}" for where, text in everything(runner) for secret in SECRETS if secret in text
+    ]
     assert not found, found
 
 
-def fail_in_every_way(place: Place) -> None:
-    """Commands that end badly, and say why."""
-    place.proxy.faults += [Fault(arrives=False, status=403, code="AccessDenied", key="/base/")] * 40
-    assert place.run("create", "refused") == 6
-    assert "AccessDenied" in place.last()
-    place.proxy.forget()
-    place.proxy.expired.add(ACCESS_KEY)
-    assert place.run_here("list") == 6
-    assert "renew the credentials" in place.last()
-    place.proxy.forget()
-    place.proxy.outage = Fault(arrives=False)
-    assert place.run_here("show", "daily") == 6
-    place.proxy.outage = None
-    text = place.fleet.path.read_text()
+def fail_in_every_way(runner: CommandRunner) -> None:
+    """Run commands that fail and give the reason."""
+    runner.proxy.faults += [Fault(arrives=False, status=403, code="AccessDenied", key="/base/")] * 40
+    assert runner.run("create", "refused") == 6
+    assert "AccessDenied" in runner.last_output()
+    runner.proxy.reset()
+    runner.proxy.expired.add(ACCESS_KEY)
+    assert runner.run_here("list") == 6
+    assert "renew the credentials" in runner.last_output()
+    runner.proxy.reset()
+    runner.proxy.outage = Fault(arrives=False)
+    assert runner.run_here("show", "daily") == 6
+    runner.proxy.outage = None
+    text = runner.fleet.path.read_text()
     for number, (old, new) in enumerate(
-        ((place.proxy.endpoint_url, "http://127.0.0.1:9"), ("s3://", "s3://no-such-"), ("token =", "no_such_option ="))
+        ((runner.proxy.endpoint_url, "http://127.0.0.1:9"), ("s3://", "s3://no-such-"), ("token =", "no_such_option ="))
     ):
-        wrong = place.folder / f"wrong-{number}.toml"
+        wrong = runner.folder / f"wrong-{number}.toml"
         assert old in text
         wrong.write_text(text.replace(old, new))
-        assert place.run_here("list", fleet=load_fleet(wrong)) in (2, 6), place.last()
+        assert runner.run_here("list", fleet=load_fleet(wrong)) in (2, 6), runner.last_output()
 
 
-def everything(place: Place) -> Iterator[tuple[str, bytes]]:
-    """All that could hold a secret, by where it is."""
-    yield from place.said.items()
-    for line in place.lines:
+def everything(runner: CommandRunner) -> Iterator[tuple[str, bytes]]:
+    """Yield everything that could hold a secret, with its place."""
+    yield from runner.outputs.items()
+    for line in runner.lines:
         yield f"a command line: {line[:60]!r}", line
-    data = [node.data_directory for node in place.servers.nodes]
-    for path in place.folder.rglob("*"):
+    data = [node.data_directory for node in runner.servers.nodes]
+    for path in runner.folder.rglob("*"):
         if path.is_file() and not any(path.is_relative_to(folder) for folder in data):
             yield str(path), path.read_bytes()
-    store = place.fleet.store.open()
+    store = runner.fleet.store.open()
     keys = store.list("")
     assert any(key.endswith("snapshot.json") for key in keys)
     for key in keys:

@@ -1,6 +1,6 @@
-"""A node that falls silent, at every step: the command ends in time and names it, and the next one succeeds.
+"""If a node stops answering at any step, the command ends in time and names it, and the next command succeeds.
 
-The short form has one step of every kind, which the seed draws; the long one (CUTLINE_SOAK) has all of them.
+The short form has one step of every kind, drawn by the seed; the long one (CUTLINE_SOAK) has all of them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,23 @@ from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError, UnreachableError
-from tests.faults.pg_proxy import Mode, PgProxy, led_through, pg_proxy
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of, sorted_copies
-from tests.soak import SEED, SOAK_SECONDS
+from tests.commands.snapshot_runs import (
+    Ready,
+    Runs,
+    configure_fleet,
+    dropping_slots,
+    names_of_snapshots,
+    slots_of,
+    sorted_copies,
+)
+from tests.faults.pg_proxy import Mode, PgProxy, pg_proxy, route_through
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SILENCE_SECONDS = 2.0
-# Silence, then at most: a drop of slots, an unlock, and what a task that waited is given by Spark.
+# What may follow the silence: dropping slots, unlocking, and the time that Spark gives a waiting task to end.
 END_SECONDS_MAX = 20.0
 GONE_SECONDS_MAX = 20.0
 PRIMARY, STANDBY = "s2", "s2-b1"
@@ -56,7 +64,7 @@ SELECT 'prepared ' || gid FROM pg_prepared_xacts
 
 
 @dataclass(slots=True)
-class Heard(Silent):
+class Notes(Silent):
     """A Progress that keeps the notes."""
 
     notes: list[str] = field(default_factory=list)
@@ -67,7 +75,7 @@ class Heard(Silent):
 
 @dataclass(slots=True)
 class Network:
-    """The fleet as it is, the same with the second shard behind proxies, and the commands there."""
+    """The fleet, the same fleet with its second shard behind proxies, and commands through those proxies."""
 
     direct: Fleet
     proxied: Fleet
@@ -75,17 +83,17 @@ class Network:
     spark: Ready
 
     def create(self, name: str, *, full: bool) -> tuple[Commit, list[str]]:
-        """Take a snapshot or increment through the proxies; what is noted on the way."""
-        heard = Heard()
+        """Create a snapshot or increment through the proxies; return its commit and its notes."""
+        noted = Notes()
         work = create_full if full else create_increment
-        return work(self.proxied, CreateRequest(name), self.spark, heard), heard.notes
+        return work(self.proxied, CreateRequest(name), self.spark, noted), noted.notes
 
     def numbers(self, name: str) -> list[int]:
-        """The commits of a chain."""
+        """Return the numbers of a chain's commits."""
         return [c.increment for c in read_chain(self.direct.store.open(), name).commits]
 
     def assert_nothing_is_left(self) -> None:
-        """Neither sessions nor anything else of ours, at the latest a while after the node speaks again."""
+        """Wait until the command has left no session, temporary slot or prepared transaction on any node."""
         deadline = time.monotonic() + GONE_SECONDS_MAX
         while True:
             left = [row for node in self.direct.nodes for row in rows_of(node.dsn, LEFT_QUERY)]
@@ -107,7 +115,7 @@ def execute(dsn: str, statement: str) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed in seconds."""
+    """Notice silence within seconds."""
     monkeypatch.setattr(fleet.nodes.watch, "PROBE_SECONDS", 0.3)
     monkeypatch.setattr(fleet.nodes.watch, "ANSWER_SECONDS_MAX", 1.0)
     monkeypatch.setattr(fleet.nodes.watch, "SILENCE_SECONDS_MAX", SILENCE_SECONDS)
@@ -121,21 +129,21 @@ def network(
 ) -> Iterator[Network]:
     """A chain to be continued, and the second shard behind proxies."""
     folder = tmp_path_factory.mktemp("silent")
-    direct = described(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
+    direct = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
     runs = Runs(direct, Ready(spark))
     runs.init()
     with (
-        chains_dropped(direct),
+        dropping_slots(direct),
         pg_proxy(shared_fleet.node(PRIMARY).port) as primary,
         pg_proxy(shared_fleet.node(STANDBY).port) as standby,
     ):
         proxies = {PRIMARY: primary, STANDBY: standby}
-        network = Network(direct, led_through(proxies, direct, folder / "proxied.toml"), proxies, Ready(spark))
+        network = Network(direct, route_through(proxies, direct, folder / "proxied.toml"), proxies, Ready(spark))
         runs.full("chain")
         yield network
 
 
-# By who asks the node: sessions of the command itself, its tasks, pg_dump.
+# Grouped by what talks to the node: sessions of the command itself, its tasks, pg_dump.
 FULL_STEPS = (
     (
         ("slot of a primary", PRIMARY, b"CREATE_REPLICATION_SLOT"),
@@ -161,15 +169,15 @@ RESTORE_STEPS = ((("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM 
 Kind = tuple[tuple[str, str, bytes], ...]
 
 
-def steps(kinds: tuple[Kind, ...]) -> list[Any]:
-    """Node and statement of the steps to be taken, of every kind at least one."""
+def choose_steps(kinds: tuple[Kind, ...]) -> list[Any]:
+    """Return node and statement of the chosen steps, at least one of every kind."""
     chance = random.Random(SEED)
     chosen = [one for kind in kinds for one in (kind if SOAK_SECONDS else [chance.choice(kind)])]
     return [pytest.param(node, trigger, id=name) for name, node, trigger in chosen]
 
 
-def ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[[], object]) -> None:
-    """The command ends within the bound, naming the node; what it waited for goes with the silence."""
+def assert_ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[[], object]) -> None:
+    """Check that the command ends within the bound, names the node, and leaves nothing once the node answers again."""
     proxy = network.proxies[node]
     ended = threading.Event()
     proxy.stall_after = trigger
@@ -189,7 +197,7 @@ def ends_in_time(network: Network, node: str, trigger: bytes, command: Callable[
 
 
 def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
-    """How long the proxy stalls before the command has ended; then, or when that takes too long, it passes again."""
+    """Return how long the proxy stalled until the command ended, and let it pass again then, or after too long."""
     began = 0.0
     while not ended.wait(0.01):
         if proxy.mode is Mode.STALL:
@@ -202,12 +210,12 @@ def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("node", "trigger"), steps(FULL_STEPS))
-def test_a_full_snapshot_ends_and_the_next_one_settles_it(network: Network, node: str, trigger: bytes) -> None:
+@pytest.mark.parametrize(("node", "trigger"), choose_steps(FULL_STEPS))
+def test_a_stalled_full_create_ends_and_the_next_create_settles_it(network: Network, node: str, trigger: bytes) -> None:
     before = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
-    ends_in_time(network, node, trigger, lambda: network.create("stalled", full=True))
+    assert_ends_in_time(network, node, trigger, lambda: network.create("stalled", full=True))
     assert names_of_snapshots(network.direct) == ["chain"]
-    # What it does not need is left to the next command: an increment of another chain.
+    # The slots that it left are dropped by the next command, an increment of another chain.
     _, notes = network.create("chain", full=False)
     after = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     assert after == before
@@ -216,12 +224,12 @@ def test_a_full_snapshot_ends_and_the_next_one_settles_it(network: Network, node
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("node", "trigger"), steps(INCREMENT_STEPS))
-def test_an_increment_ends_and_the_next_one_goes_on(network: Network, node: str, trigger: bytes) -> None:
+@pytest.mark.parametrize(("node", "trigger"), choose_steps(INCREMENT_STEPS))
+def test_a_stalled_increment_ends_and_the_next_one_succeeds(network: Network, node: str, trigger: bytes) -> None:
     before = network.numbers("chain")
     slots = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     execute(network.direct.node(PRIMARY).dsn, "UPDATE account SET balance = balance WHERE id % 100 = 0")
-    ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
+    assert_ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
     assert network.numbers("chain") == before
     commit, _ = network.create("chain", full=False)
     assert commit.increment == before[-1] + 1
@@ -240,12 +248,12 @@ def targets(fleet: Fleet, database: str) -> Iterator[Fleet]:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("node", "trigger"), steps(RESTORE_STEPS))
-def test_a_restore_ends_and_the_next_one_has_every_row(network: Network, node: str, trigger: bytes) -> None:
+@pytest.mark.parametrize(("node", "trigger"), choose_steps(RESTORE_STEPS))
+def test_a_stalled_restore_ends_and_the_next_one_has_every_row(network: Network, node: str, trigger: bytes) -> None:
     network.create("chain", full=False)
     runs = Runs(network.direct, network.spark)
     with targets(network.direct, "silent_again") as target, targets(network.proxied, "silent_again") as through:
-        ends_in_time(network, node, trigger, lambda: runs.restore("chain", through))
+        assert_ends_in_time(network, node, trigger, lambda: runs.restore("chain", through))
         runs.restore("chain", through)
         for source, copy in zip(network.direct.primaries, target.primaries, strict=True):
             assert sorted_copies(copy.dsn) == sorted_copies(source.dsn)
@@ -254,7 +262,7 @@ def test_a_restore_ends_and_the_next_one_has_every_row(network: Network, node: s
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_node_that_takes_long_is_not_silent(network: Network) -> None:
+def test_a_slow_node_is_not_taken_for_a_silent_one(network: Network) -> None:
     with ThreadPoolExecutor(1) as threads, psycopg.connect(network.direct.node(PRIMARY).dsn) as older:
         # The slot waits for this transaction, and the command for the slot.
         older.execute("SELECT pg_current_xact_id()")
@@ -268,7 +276,7 @@ def test_a_node_that_takes_long_is_not_silent(network: Network) -> None:
     assert commit.snapshot in names_of_snapshots(network.direct)
 
 
-# Says when it watches, and later whether it took a node for silent.
+# Prints when it starts to watch, and fails if it took the node for silent.
 WATCHING = """
 import sys, time
 import fleet.nodes.watch
@@ -282,7 +290,7 @@ with fleet.nodes.watch.watch_nodes([Node(id="s", dsn=sys.argv[1])]) as watch:
 """
 
 
-def test_a_command_that_stood_still_itself_blames_no_node(network: Network) -> None:
+def test_a_command_that_was_itself_stopped_blames_no_node(network: Network) -> None:
     words = [sys.executable, "-c", WATCHING, network.direct.nodes[0].dsn]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -8,7 +8,7 @@ import pytest
 from storage.open import open_store
 from storage.probe import probe_store
 from storage.store import StoreUnfitError, StoreUnreachableError
-from tests.s3_server import S3Server, overwriting_s3_server
+from tests.s3.server import S3Server, overwriting_s3_server
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_server_that_refuses_the_credentials_is_unreachable(overwriting: S3Ser
     assert "a-wrong-secret" not in f"{raised.value.message} {raised.value.hint} {raised.value.details}"
 
 
-def test_a_folder_that_can_not_be_made_is_unreachable(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created_is_unreachable(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreUnreachableError, match="not a directory"):
         probe_store(open_store(f"file://{tmp_path}/file/store", {}))

@@ -14,9 +14,9 @@ from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.s3_multipart import MULTIPART_BYTES_MIN, PART_BYTES
 from storage.store import ObjectExistsError, ObjectStore
-from tests.object_store_contract import ObjectStoreContract
-from tests.s3_kinds import KINDS, S3Place
-from tests.s3_server import S3Server, in_folder
+from tests.s3.kinds import KINDS, S3Place
+from tests.s3.server import S3Server, in_folder
+from tests.stores.contract import ObjectStoreContract
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ ANSWERS = "number bigint, process_id bigint, body string, error string"
 
 
 def create_and_read(pair: tuple[str, dict[str, object]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each of 20 objects is created by two tasks, with the task's number in it; what became of that."""
+    """Create each of 20 objects from two tasks, with the task's number as body, and yield the results."""
     store = open_store(*pair)
     for batch in batches:
         for number in batch.column("id").to_pylist():
@@ -52,7 +52,7 @@ class TestS3Store(ObjectStoreContract):
         return in_folder(opened, f"{uuid.uuid4().hex}/folder")
 
 
-def test_a_large_object_comes_in_parts_and_once_too(s3: S3Server) -> None:
+def test_a_large_object_is_uploaded_in_parts_and_created_once(s3: S3Server) -> None:
     store = open_store(s3.bucket(f"test-{uuid.uuid4().hex}"), s3.options)
     body = os.urandom(MULTIPART_BYTES_MIN + 1)
     store.create("large", body)
@@ -60,14 +60,14 @@ def test_a_large_object_comes_in_parts_and_once_too(s3: S3Server) -> None:
         with pytest.raises(ObjectExistsError):
             store.create("large", other)
     assert store.read("large") == body
-    # S3 marks what was uploaded in parts by a hyphen and their number.
-    assert tag_of(store, "large").endswith(f"-{MULTIPART_BYTES_MIN // PART_BYTES + 1}")
+    # The ETag of a multipart upload ends in a hyphen and the number of parts.
+    assert etag_of(store, "large").endswith(f"-{MULTIPART_BYTES_MIN // PART_BYTES + 1}")
     store.create("less", body[: MULTIPART_BYTES_MIN - 1])
-    assert "-" not in tag_of(store, "less")
+    assert "-" not in etag_of(store, "less")
     assert store.unfinished() == []
 
 
-def tag_of(store: ObjectStore, key: str) -> str:
+def etag_of(store: ObjectStore, key: str) -> str:
     assert isinstance(store, FsspecStore)
     return str(store.filesystem.info(store.path(key))["ETag"]).strip('"')
 

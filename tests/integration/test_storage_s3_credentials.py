@@ -1,4 +1,4 @@
-"""Credentials that expire in the middle: renewed where there are newer ones, else said, and what to do."""
+"""Credentials that expire meanwhile are renewed if there are newer ones; otherwise the error says what to do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.store import AnswerLostError, CredentialsExpiredError, ObjectStore, StoreUnreachableError
-from tests.s3_kinds import DRAWN_KINDS, S3Place
-from tests.s3_proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
-from tests.s3_server import in_folder
+from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.proxy import ANSWER_LOST, Fault, S3Proxy, s3_proxy
+from tests.s3.server import in_folder
 
 OLD_KEY = "old-access-key"
-# What gives the credentials: old ones the first time, then those of the server. Both say that they last for years.
-GIVER = """
+# A credential_process: it gives old credentials the first time, then the server's. Both claim to last for years.
+CREDENTIAL_PROCESS = """
 import json, pathlib, sys
 counted = pathlib.Path(sys.argv[1])
 counted.write_text(counted.read_text() + "x" if counted.exists() else "x")
@@ -33,7 +33,7 @@ print(json.dumps({"Version": 1, "Expiration": "2099-01-01T00:00:00Z"} | chosen))
 ASKS: list[Callable[[ObjectStore], object]] = [
     lambda store: store.create("another", b"x"),
     lambda store: store.read("object"),
-    lambda store: store.size("object"),  # a HEAD is refused without a word
+    lambda store: store.size("object"),  # a refused HEAD has no body
     lambda store: store.list(""),
     lambda store: store.delete("object"),
     lambda store: store.unfinished(),
@@ -42,7 +42,7 @@ ASKS: list[Callable[[ObjectStore], object]] = [
 
 
 class Profile(Protocol):
-    """Writes an AWS profile whose credentials a program gives, newer ones or not; the store_options that name it."""
+    """Writes an AWS profile whose credential_process gives newer credentials or not; returns its store_options."""
 
     def __call__(self, *, renewed: bool) -> dict[str, object]: ...
 
@@ -51,7 +51,7 @@ class Profile(Protocol):
 def server(request: pytest.FixtureRequest) -> S3Place:
     place: S3Place = request.getfixturevalue(request.param)
     if not place.endpoint_url or "key" not in place.options:
-        pytest.skip("AWS answers only under its own names, so no proxy that refuses can stand before it")
+        pytest.skip("AWS answers only under its own host names, so no proxy can stand in front of it")
     return place
 
 
@@ -68,23 +68,23 @@ def url(server: S3Place) -> str:
 
 @pytest.fixture
 def store(server: S3Place, proxy: S3Proxy, url: str) -> ObjectStore:
-    """A store with the credentials in its options, as on the first day, with one object."""
-    proxy.forget()
+    """A store with one object and with the credentials in its options, as on the first day."""
+    proxy.reset()
     opened = open_store(url, server.options | {"endpoint_url": proxy.endpoint_url})
     opened.filesystem.has_worked = False  # type: ignore[attr-defined]
-    in_it = in_folder(opened, uuid.uuid4().hex)
-    in_it.create("object", b"body")
-    return in_it
+    inside = in_folder(opened, uuid.uuid4().hex)
+    inside.create("object", b"body")
+    return inside
 
 
 @pytest.fixture
 def profile(server: S3Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     def options(*, renewed: bool) -> dict[str, object]:
         name = f"test-{uuid.uuid4().hex}"  # the same options would be the same store
-        giver, config = tmp_path / "giver.py", tmp_path / "config"
-        giver.write_text(GIVER)
+        program, config = tmp_path / "giver.py", tmp_path / "config"
+        program.write_text(CREDENTIAL_PROCESS)
         good = {"AccessKeyId": server.options["key"], "SecretAccessKey": server.options["secret"]}
-        words = f"{sys.executable} {giver} {tmp_path / 'counted'}"
+        words = f"{sys.executable} {program} {tmp_path / 'counted'}"
         if renewed:
             words += " " + json.dumps(json.dumps(good, separators=(",", ":")))
         config.write_text(f"[profile {name}]\nregion = us-east-1\ncredential_process = {words}\n")
@@ -96,11 +96,11 @@ def profile(server: S3Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_expired_credentials_of_the_options_end_with_what_to_do(
+def test_expired_credentials_of_the_options_are_reported_with_a_remedy(
     server: S3Place, proxy: S3Proxy, store: ObjectStore, ask: Callable[[ObjectStore], object]
 ) -> None:
     proxy.expired.add(str(server.options["key"]))
-    asked = proxy.asked.total()
+    asked = proxy.requests.total()
     with pytest.raises(CredentialsExpiredError, match="credentials have expired") as raised:
         ask(store)
     assert raised.value.exit_code == 6
@@ -108,14 +108,14 @@ def test_expired_credentials_of_the_options_end_with_what_to_do(
     assert "[store_options]" in raised.value.hint
     assert "renew" in raised.value.hint
     assert str(server.options["secret"]) not in f"{raised.value.message} {raised.value.hint} {raised.value.details}"
-    # A HEAD, botocore's question whether the bucket is elsewhere, and the GET that is refused in words.
-    assert proxy.asked.total() - asked <= 3
+    # A HEAD, botocore's request for the bucket's region, and a GET, whose refusal has a body.
+    assert proxy.requests.total() - asked <= 3
     proxy.expired.clear()
     assert store.list("") == ["object"]
 
 
 @pytest.mark.parametrize("ask", ASKS[:3])
-def test_credentials_that_can_be_renewed_are_and_the_request_repeated(
+def test_renewable_credentials_are_renewed_and_the_request_is_repeated(
     proxy: S3Proxy, store: ObjectStore, profile: Profile, tmp_path: Path, ask: Callable[[ObjectStore], object]
 ) -> None:
     proxy.expired.add(OLD_KEY)
@@ -128,10 +128,10 @@ def test_credentials_that_can_be_renewed_are_and_the_request_repeated(
     assert renewing.list("") == store.list("")
 
 
-def test_a_program_that_gives_nothing_newer_is_named(
+def test_a_credential_process_without_newer_credentials_is_named(
     proxy: S3Proxy, url: str, profile: Profile, tmp_path: Path
 ) -> None:
-    proxy.forget()
+    proxy.reset()
     proxy.expired.add(OLD_KEY)
     options = profile(renewed=False) | {"endpoint_url": proxy.endpoint_url}
     with pytest.raises(CredentialsExpiredError) as raised:
@@ -150,16 +150,14 @@ def test_a_program_that_gives_nothing_newer_is_named(
         Fault(arrives=False, status=400, code="RequestExpired"),
     ],
 )
-def test_credentials_that_were_taken_back_are_as_good_as_expired(
-    proxy: S3Proxy, store: ObjectStore, fault: Fault
-) -> None:
+def test_revoked_credentials_count_as_expired(proxy: S3Proxy, store: ObjectStore, fault: Fault) -> None:
     proxy.faults.append(fault)
     with pytest.raises(CredentialsExpiredError):
         store.create("another", b"x")
     assert store.list("") == ["object"]
 
 
-def test_credentials_that_never_were_right_have_not_expired(proxy: S3Proxy, store: ObjectStore) -> None:
+def test_credentials_that_never_worked_have_not_expired(proxy: S3Proxy, store: ObjectStore) -> None:
     store.filesystem.has_worked = False  # type: ignore[attr-defined]
     proxy.faults.append(Fault(arrives=False, status=403, code="InvalidAccessKeyId"))
     with pytest.raises(StoreUnreachableError, match="InvalidAccessKeyId") as raised:
@@ -167,7 +165,9 @@ def test_credentials_that_never_were_right_have_not_expired(proxy: S3Proxy, stor
     assert raised.value.slug == "store-unreachable"
 
 
-def test_credentials_that_expire_after_a_lost_answer_leave_it_open(proxy: S3Proxy, store: ObjectStore) -> None:
+def test_the_result_is_indeterminate_if_credentials_expire_after_a_lost_answer(
+    proxy: S3Proxy, store: ObjectStore
+) -> None:
     proxy.faults += [ANSWER_LOST, Fault(arrives=False, status=400, code="ExpiredToken")]
     with pytest.raises(AnswerLostError, match="expired"):
         store.create("another", b"ours")

@@ -21,10 +21,10 @@ from storage.store import (
     StoreUnfitError,
     StoreUnreachableError,
 )
-from tests.s3_kinds import DRAWN_KINDS, S3Place
-from tests.s3_proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
-from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, in_folder, s3_server
-from tests.versitygw import versitygw_server
+from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.proxy import ANSWER_LOST, REQUEST_LOST, Fault, S3Proxy, s3_proxy
+from tests.s3.server import ACCESS_KEY, SECRET_KEY, S3Server, in_folder, s3_server
+from tests.s3.versitygw import versitygw_server
 
 WAIT_SECONDS_MAX = 20
 LARGE_BYTES = 8 * 2**20
@@ -40,7 +40,7 @@ BROKEN_AFTER = Fault(arrives=True, status=500, code="InternalError")
 
 
 OwnServer: TypeAlias = Callable[[], AbstractContextManager[S3Server]]
-# Those that a test may stop and kill.
+# The servers that a test may stop and kill.
 OWN_SERVERS = [{"s3": s3_server, "versitygw": versitygw_server}[kind] for kind in DRAWN_KINDS if kind != "named_s3"]
 
 
@@ -51,8 +51,8 @@ def server(request: pytest.FixtureRequest) -> S3Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A store as seen through a bad network, and directly."""
+class Link:
+    """A store, reached through a bad network and directly."""
 
     proxy: S3Proxy
     through: ObjectStore
@@ -60,76 +60,76 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def opened(server: S3Place) -> Iterator[Line]:
+def opened(server: S3Place) -> Iterator[Link]:
     if not server.endpoint_url:
-        pytest.skip("AWS answers only under its own names, so no proxy that loses answers can stand before it")
+        pytest.skip("AWS answers only under its own host names, so no proxy can stand in front of it")
     url = server.bucket("lines")
     with s3_proxy(server.endpoint_url) as proxy:
         through = open_store(url, server.options | FEW | {"endpoint_url": proxy.endpoint_url})
-        yield Line(proxy, through, open_store(url, server.options))
+        yield Link(proxy, through, open_store(url, server.options))
 
 
 @pytest.fixture
-def line(opened: Line) -> Line:
-    opened.proxy.forget()
+def link(opened: Link) -> Link:
+    opened.proxy.reset()
     folder = uuid.uuid4().hex
-    return Line(opened.proxy, in_folder(opened.through, folder), in_folder(opened.direct, folder))
+    return Link(opened.proxy, in_folder(opened.through, folder), in_folder(opened.direct, folder))
 
 
 @pytest.mark.parametrize(
     "faults",
     [[REQUEST_LOST], [CONFLICT, SLOW_DOWN], [BROKEN_BEFORE, REQUEST_LOST], [SLOW_DOWN, REQUEST_LOST]],
 )
-def test_a_put_that_did_not_arrive_is_repeated(line: Line, faults: list[Fault]) -> None:
-    line.proxy.faults += faults
-    line.through.create("object", b"ours")
-    assert line.direct.read("object") == b"ours"
-    assert line.proxy.puts == len(faults) + 1
+def test_a_put_that_did_not_arrive_is_repeated(link: Link, faults: list[Fault]) -> None:
+    link.proxy.faults += faults
+    link.through.create("object", b"ours")
+    assert link.direct.read("object") == b"ours"
+    assert link.proxy.puts == len(faults) + 1
 
 
 @pytest.mark.parametrize("faults", [[ANSWER_LOST], [BROKEN_AFTER], [ANSWER_LOST, ANSWER_LOST]])
-def test_a_stored_put_whose_answer_was_lost_is_recognised(line: Line, faults: list[Fault]) -> None:
-    line.proxy.faults += faults
-    line.through.create("object", b"ours")
-    assert line.direct.read("object") == b"ours"
+def test_a_stored_put_whose_answer_was_lost_is_recognised(link: Link, faults: list[Fault]) -> None:
+    link.proxy.faults += faults
+    link.through.create("object", b"ours")
+    assert link.direct.read("object") == b"ours"
 
 
 @pytest.mark.parametrize("faults", [[ANSWER_LOST], [REQUEST_LOST], [BROKEN_AFTER], [SLOW_DOWN]])
-def test_an_object_of_the_same_bytes_is_not_taken_for_ours(line: Line, faults: list[Fault]) -> None:
-    line.direct.create("object", b"ours")
-    line.proxy.faults += faults
+def test_an_object_of_the_same_bytes_is_not_taken_for_ours(link: Link, faults: list[Fault]) -> None:
+    link.direct.create("object", b"ours")
+    link.proxy.faults += faults
     with pytest.raises(ObjectExistsError):
-        line.through.create("object", b"ours")
+        link.through.create("object", b"ours")
 
 
 @pytest.mark.parametrize("fault", [REQUEST_LOST, BROKEN_BEFORE])
-def test_no_answer_at_all_leaves_it_open_whether_it_was_stored(line: Line, fault: Fault) -> None:
-    line.proxy.faults += [fault] * ATTEMPTS_MAX
+def test_a_put_without_any_answer_is_indeterminate(link: Link, fault: Fault) -> None:
+    link.proxy.faults += [fault] * ATTEMPTS_MAX
     with pytest.raises(AnswerLostError, match="object"):
-        line.through.create("object", b"ours")
-    assert not line.direct.exists("object")
+        link.through.create("object", b"ours")
+    assert not link.direct.exists("object")
 
 
-def test_a_refusal_after_a_lost_answer_leaves_it_open_too(line: Line) -> None:
-    line.proxy.faults += [ANSWER_LOST, FORBIDDEN]
+def test_a_put_refused_after_a_lost_answer_is_indeterminate(link: Link) -> None:
+    link.proxy.faults += [ANSWER_LOST, FORBIDDEN]
     with pytest.raises(AnswerLostError):
-        line.through.create("object", b"ours")
-    assert line.direct.read("object") == b"ours"
+        link.through.create("object", b"ours")
+    assert link.direct.read("object") == b"ours"
 
 
 @pytest.mark.parametrize(("fault", "puts"), [(FORBIDDEN, 1), (SLOW_DOWN, ATTEMPTS_MAX), (CONFLICT, ATTEMPTS_MAX)])
-def test_a_definite_no_means_that_nothing_was_stored(line: Line, fault: Fault, puts: int) -> None:
-    line.proxy.faults += [fault] * ATTEMPTS_MAX
+def test_a_definite_refusal_means_that_nothing_was_stored(link: Link, fault: Fault, puts: int) -> None:
+    link.proxy.faults += [fault] * ATTEMPTS_MAX
     with pytest.raises(StoreUnreachableError, match=f"{fault.status} {fault.code}"):
-        line.through.create("object", b"ours")
-    assert line.proxy.puts == puts
-    assert not line.direct.exists("object")
+        link.through.create("object", b"ours")
+    assert link.proxy.puts == puts
+    assert not link.direct.exists("object")
 
 
-def test_a_server_without_conditional_puts_is_unfit(line: Line) -> None:
-    line.proxy.faults.append(NOT_IMPLEMENTED)
+def test_a_server_without_conditional_puts_is_unfit(link: Link) -> None:
+    link.proxy.faults.append(NOT_IMPLEMENTED)
     with pytest.raises(StoreUnfitError, match="does not implement conditional puts"):
-        line.through.create("object", b"ours")
+        link.through.create("object", b"ours")
 
 
 def test_a_missing_bucket_is_named_as_the_reason(server: S3Place) -> None:
@@ -144,7 +144,7 @@ def test_a_missing_bucket_is_named_as_the_reason(server: S3Place) -> None:
             ask()
 
 
-def test_nobody_listening_is_told_at_once_and_without_secrets() -> None:
+def test_a_refused_connection_is_reported_at_once_and_without_secrets() -> None:
     options = FEW | {"endpoint_url": "http://127.0.0.1:9", "key": ACCESS_KEY, "secret": SECRET_KEY}
     store = open_store("s3://bucket/folder", options)
     began = time.monotonic()
@@ -161,13 +161,13 @@ def test_nobody_listening_is_told_at_once_and_without_secrets() -> None:
 
 
 def stop(server: S3Server) -> None:
-    """Stop the server's process, and wait until none of its threads runs any more: until then it may answer."""
+    """Stop the server's process, and wait until all of its threads have stopped: until then it may answer."""
     server.process.send_signal(signal.SIGSTOP)
     os.waitpid(server.process.pid, os.WUNTRACED)
 
 
 @pytest.mark.parametrize("own_server", OWN_SERVERS)
-def test_a_server_killed_during_a_put_leaves_it_open_and_then_is_unreachable(own_server: OwnServer) -> None:
+def test_a_server_killed_during_a_put_leaves_it_indeterminate_and_then_is_unreachable(own_server: OwnServer) -> None:
     with own_server() as dying:
         store = open_store(dying.bucket("bucket"), dying.options | FEW)
         store.create("before", b"x")
@@ -185,11 +185,11 @@ def test_a_server_killed_during_a_put_leaves_it_open_and_then_is_unreachable(own
 
 
 @pytest.mark.parametrize("own_server", OWN_SERVERS)
-def test_a_server_that_hangs_is_given_up(own_server: OwnServer) -> None:
+def test_a_request_to_a_hanging_server_times_out(own_server: OwnServer) -> None:
     with own_server() as hanging:
         url = hanging.bucket("bucket")
         patient, store = (open_store(url, hanging.options | options) for options in (FEW, IMPATIENT))
-        # A busy machine's disk may take longer than the impatient one waits.
+        # On a busy machine, a put may take longer than the impatient store waits.
         patient.create("before", b"x")
         stop(hanging)
         began = time.monotonic()

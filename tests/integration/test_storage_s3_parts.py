@@ -1,4 +1,4 @@
-"""Large S3 objects in parts: create-once under faults, and what is left where an upload does not come to its end."""
+"""Large S3 objects are uploaded in parts: created only once despite faults, and what unfinished uploads leave."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.s3_multipart import PART_BYTES
 from storage.store import AnswerLostError, DeletionRefusedError, ObjectExistsError, StoreUnreachableError, Unfinished
-from tests.s3_kinds import DRAWN_KINDS, S3Place
-from tests.s3_proxy import Fault, S3Proxy, s3_proxy
+from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 
 WAIT_SECONDS_MAX = 30
 SMALL_PART_BYTES = 5 * 2**20  # S3 takes no smaller part but the last
@@ -39,8 +39,8 @@ open_store(url, {"endpoint_url": endpoint, "key": key, "secret": secret}).create
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A store as seen through a bad network, and directly."""
+class Link:
+    """A store, reached through a bad network and directly."""
 
     proxy: S3Proxy
     through: FsspecStore
@@ -54,39 +54,39 @@ def server(request: pytest.FixtureRequest) -> S3Place:
 
 
 @pytest.fixture(scope="module")
-def opened(server: S3Place) -> Iterator[Line]:
+def opened(server: S3Place) -> Iterator[Link]:
     if not server.endpoint_url:
-        pytest.skip("AWS answers only under its own names, so no proxy that loses answers can stand before it")
+        pytest.skip("AWS answers only under its own host names, so no proxy can stand in front of it")
     url = server.bucket("parts")
     with s3_proxy(server.endpoint_url) as proxy:
         through = open_store(url, server.options | FEW | {"endpoint_url": proxy.endpoint_url})
         direct = open_store(url, server.options)
         assert isinstance(through, FsspecStore)
         assert isinstance(direct, FsspecStore)
-        yield Line(proxy, through, direct)
+        yield Link(proxy, through, direct)
 
 
 @pytest.fixture
-def line(opened: Line, monkeypatch: pytest.MonkeyPatch) -> Line:
-    opened.proxy.forget()
+def link(opened: Link, monkeypatch: pytest.MonkeyPatch) -> Link:
+    opened.proxy.reset()
     monkeypatch.setattr(storage.s3_multipart, "PART_BYTES", SMALL_PART_BYTES)
     folder = uuid.uuid4().hex
     through, direct = (replace(one, root=f"{one.root}/{folder}") for one in (opened.through, opened.direct))
-    return Line(opened.proxy, through, direct)
+    return Link(opened.proxy, through, direct)
 
 
-def test_a_part_is_repeated_by_itself(line: Line) -> None:
-    line.proxy.faults += [
+def test_only_a_failed_part_is_repeated(link: Link) -> None:
+    link.proxy.faults += [
         Fault(arrives=False, of=PART),
         Fault(arrives=True, of=PART),
         Fault(arrives=False, status=500, code="InternalError", of=PART),
         Fault(arrives=True, status=503, code="SlowDown", of=BEGIN),
     ]
-    line.through.create_in_parts("object", BODY)
-    assert line.direct.read("object") == BODY
-    assert line.proxy.asked[PART] == 3 + 3
-    # The upload that was begun without an answer is what the store still has.
-    assert [(one.key, one.size_bytes) for one in line.direct.unfinished()] == [("object", 0)]
+    link.through.create_in_parts("object", BODY)
+    assert link.direct.read("object") == BODY
+    assert link.proxy.requests[PART] == 3 + 3
+    # The store still has the upload whose CreateMultipartUpload got an error as its answer.
+    assert [(one.key, one.size_bytes) for one in link.direct.unfinished()] == [("object", 0)]
 
 
 @pytest.mark.parametrize(
@@ -99,90 +99,90 @@ def test_a_part_is_repeated_by_itself(line: Line) -> None:
         [Fault(arrives=False, of=COMPLETE), Fault(arrives=False, status=409, code="Conflict", of=COMPLETE)],
     ],
 )
-def test_a_lost_answer_to_the_completion_is_settled(line: Line, faults: list[Fault]) -> None:
-    line.proxy.faults += faults
-    line.through.create_in_parts("object", BODY)
-    assert line.direct.read("object") == BODY
-    assert line.direct.unfinished() == []
+def test_a_lost_answer_to_the_completion_is_settled(link: Link, faults: list[Fault]) -> None:
+    link.proxy.faults += faults
+    link.through.create_in_parts("object", BODY)
+    assert link.direct.read("object") == BODY
+    assert link.direct.unfinished() == []
 
 
 @pytest.mark.parametrize("fault", [None, Fault(arrives=True, of=COMPLETE), Fault(arrives=False, of=COMPLETE)])
-def test_an_object_of_the_same_bytes_is_not_taken_for_ours(line: Line, fault: Fault | None) -> None:
-    line.direct.create("object", BODY)
-    line.proxy.faults += [fault] if fault else []
+def test_an_object_of_the_same_bytes_is_not_taken_for_ours(link: Link, fault: Fault | None) -> None:
+    link.direct.create("object", BODY)
+    link.proxy.faults += [fault] if fault else []
     with pytest.raises(ObjectExistsError):
-        line.through.create_in_parts("object", BODY)
-    assert line.direct.unfinished() == []
+        link.through.create_in_parts("object", BODY)
+    assert link.direct.unfinished() == []
 
 
-def test_no_answer_to_the_completion_leaves_it_open(line: Line) -> None:
-    line.proxy.faults += [Fault(arrives=False, of=COMPLETE)] * ATTEMPTS_MAX
+def test_a_completion_without_any_answer_is_indeterminate(link: Link) -> None:
+    link.proxy.faults += [Fault(arrives=False, of=COMPLETE)] * ATTEMPTS_MAX
     with pytest.raises(AnswerLostError):
-        line.through.create_in_parts("object", BODY)
-    assert not line.direct.exists("object")
-    assert line.direct.unfinished() == []
+        link.through.create_in_parts("object", BODY)
+    assert not link.direct.exists("object")
+    assert link.direct.unfinished() == []
 
 
-def test_a_refused_head_after_a_taken_key_leaves_it_open(line: Line) -> None:
-    line.direct.create("object", b"another")
-    line.proxy.faults += [
+def test_an_upload_to_a_taken_key_is_indeterminate_if_its_head_is_refused(link: Link) -> None:
+    link.direct.create("object", b"another")
+    link.proxy.faults += [
         Fault(arrives=False, status=403, code="AccessDenied", of=of) for of in ("HeadObject", "GetObject")
     ]
     with pytest.raises(AnswerLostError, match="403 AccessDenied"):
-        line.through.create_in_parts("object", BODY)
+        link.through.create_in_parts("object", BODY)
 
 
 @pytest.mark.parametrize(("operation", "parts"), [(BEGIN, 0), (PART, 1), (COMPLETE, 3)])
-def test_an_upload_that_fails_is_ended(line: Line, operation: str, parts: int) -> None:
-    line.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of=operation))
+def test_a_failed_upload_is_aborted(link: Link, operation: str, parts: int) -> None:
+    link.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of=operation))
     with pytest.raises(StoreUnreachableError, match="403 AccessDenied"):
-        line.through.create_in_parts("object", BODY)
-    assert line.proxy.asked[PART] >= parts
-    assert not line.direct.exists("object")
-    assert line.direct.unfinished() == []
+        link.through.create_in_parts("object", BODY)
+    assert link.proxy.requests[PART] >= parts
+    assert not link.direct.exists("object")
+    assert link.direct.unfinished() == []
 
 
-def test_parts_that_are_under_way_arrive_before_the_upload_is_ended(line: Line) -> None:
+def test_outstanding_parts_arrive_before_the_upload_is_aborted(link: Link) -> None:
     held = threading.Event()
-    line.proxy.faults += [Fault(arrives=True, held=held, of=PART)] * 2
-    line.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of=PART))
+    link.proxy.faults += [Fault(arrives=True, held=held, of=PART)] * 2
+    link.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of=PART))
     arriving = threading.Timer(0.5, held.set)
     arriving.start()
     with pytest.raises(StoreUnreachableError, match="403 AccessDenied"):
-        line.through.create_in_parts("object", BODY)
+        link.through.create_in_parts("object", BODY)
     assert held.is_set()
     arriving.join()
-    assert line.proxy.asked["AbortMultipartUpload"] >= 2
-    assert line.direct.unfinished() == []
+    assert link.proxy.requests["AbortMultipartUpload"] >= 2
+    assert link.direct.unfinished() == []
 
 
-def test_ctrl_c_ends_the_upload(line: Line) -> None:
+def test_ctrl_c_aborts_the_upload(link: Link) -> None:
     def interrupt() -> None:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not line.proxy.asked[PART] and time.monotonic() < deadline:
+        while not link.proxy.requests[PART] and time.monotonic() < deadline:
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
     main = threading.main_thread().ident
     assert main
-    line.proxy.delay_seconds = 0.5
+    link.proxy.delay_seconds = 0.5
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            line.through.create_in_parts("object", BODY)
+            link.through.create_in_parts("object", BODY)
     finally:
-        line.proxy.delay_seconds = 0
+        link.proxy.delay_seconds = 0
         interrupting.join()
-    assert line.proxy.asked[PART] > 0
-    assert line.proxy.asked["AbortMultipartUpload"] > 0
-    assert line.direct.unfinished() == []
-    assert not line.direct.exists("object")
+    assert link.proxy.requests[PART] > 0
+    assert link.proxy.requests["AbortMultipartUpload"] > 0
+    assert link.direct.unfinished() == []
+    assert not link.direct.exists("object")
 
 
-def test_what_a_killed_process_leaves_is_found_and_abandoned(server: S3Place, opened: Line) -> None:
+def test_the_upload_of_a_killed_process_is_found_and_abandoned(server: S3Place, opened: Link) -> None:
     url = f"{server.bucket('killed')}/folder"
-    opened.proxy.forget()
+    opened.proxy.reset()
     opened.proxy.delay_seconds = 0.3
     before = datetime.now(UTC) - timedelta(seconds=2)
     command = [sys.executable, "-c", UPLOADER, url, opened.proxy.endpoint_url]
@@ -191,14 +191,14 @@ def test_what_a_killed_process_leaves_is_found_and_abandoned(server: S3Place, op
     with subprocess.Popen([*command, str(server.options["key"]), str(server.options["secret"])], env=env) as process:
         try:
             deadline = time.monotonic() + WAIT_SECONDS_MAX
-            # Four parts at once: with the fifth asked for, one is there.
-            while opened.proxy.asked[PART] < 5 and time.monotonic() < deadline:
+            # Four parts are sent at a time: once the fifth is requested, one has arrived.
+            while opened.proxy.requests[PART] < 5 and time.monotonic() < deadline:
                 time.sleep(0.02)
         finally:
             process.kill()
     opened.proxy.delay_seconds = 0
     store = open_store(url, server.options)
-    time.sleep(0.5)  # a part that was on its way may still come
+    time.sleep(0.5)  # a part on its way may still arrive
     (left,) = store.unfinished()
     assert left.key == "killed/large"
     assert left.size_bytes >= PART_BYTES
@@ -212,7 +212,7 @@ def test_what_a_killed_process_leaves_is_found_and_abandoned(server: S3Place, op
     store.abandon(Unfinished("never/was", "no-such-upload", 0, before))
 
 
-def test_a_refused_end_of_an_upload_is_told_as_such(line: Line) -> None:
-    line.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of="AbortMultipartUpload"))
+def test_a_refused_abort_is_reported_as_a_refused_deletion(link: Link) -> None:
+    link.proxy.faults.append(Fault(arrives=False, status=403, code="AccessDenied", of="AbortMultipartUpload"))
     with pytest.raises(DeletionRefusedError, match="object"):
-        line.through.abandon(Unfinished("object", "an-upload", 0, datetime.now(UTC)))
+        link.through.abandon(Unfinished("object", "an-upload", 0, datetime.now(UTC)))

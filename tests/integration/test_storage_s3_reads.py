@@ -1,4 +1,4 @@
-"""Reads, listings and deletions over a bad network: what passes is got over, and nothing short is taken for whole."""
+"""Reads, listings and deletes over a bad network: transient faults are retried, and short data is never accepted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from storage.errors import SnapshotError
 from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError
-from tests.s3_kinds import DRAWN_KINDS, S3Place
-from tests.s3_proxy import Fault, S3Proxy, s3_proxy
-from tests.s3_server import ACCESS_KEY, in_folder
+from tests.s3.kinds import DRAWN_KINDS, S3Place
+from tests.s3.proxy import Fault, S3Proxy, s3_proxy
+from tests.s3.server import ACCESS_KEY, in_folder
 
 ATTEMPTS_MAX = 3
 FEW = {"config_kwargs": {"retries": {"total_max_attempts": ATTEMPTS_MAX}}}
@@ -35,118 +35,118 @@ ASKS: dict[str, tuple[str, Callable[[ObjectStore], object], object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A store as seen through a bad network."""
+class Link:
+    """A store, reached through a bad network."""
 
     proxy: S3Proxy
     store: ObjectStore
 
 
 @pytest.fixture(scope="module", params=DRAWN_KINDS)
-def opened(request: pytest.FixtureRequest) -> Iterator[Line]:
+def opened(request: pytest.FixtureRequest) -> Iterator[Link]:
     server: S3Place = request.getfixturevalue(request.param)
     if not server.endpoint_url:
-        pytest.skip("AWS answers only under its own names, so no proxy that loses answers can stand before it")
+        pytest.skip("AWS answers only under its own host names, so no proxy can stand in front of it")
     url = server.bucket("reads")
     with s3_proxy(server.endpoint_url) as proxy:
-        yield Line(proxy, open_store(url, server.options | FEW | {"endpoint_url": proxy.endpoint_url}))
+        yield Link(proxy, open_store(url, server.options | FEW | {"endpoint_url": proxy.endpoint_url}))
 
 
 @pytest.fixture
-def line(opened: Line) -> Line:
+def link(opened: Link) -> Link:
     store = in_folder(opened.store, uuid.uuid4().hex)
     store.create("a/object", BODY)
-    opened.proxy.forget()
-    return Line(opened.proxy, store)
+    opened.proxy.reset()
+    return Link(opened.proxy, store)
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_a_request_that_failed_is_repeated(line: Line, name: str) -> None:
+def test_a_failed_request_is_repeated(link: Link, name: str) -> None:
     operation, ask, expected = ASKS[name]
-    line.proxy.faults += [
+    link.proxy.faults += [
         Fault(arrives=False, of=operation),
         Fault(arrives=False, status=500, code="InternalError", of=operation),
     ]
-    assert ask(line.store) == expected
-    assert line.proxy.asked[operation] >= 3
-    assert not line.proxy.faults
+    assert ask(link.store) == expected
+    assert link.proxy.requests[operation] >= 3
+    assert not link.proxy.faults
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_requests_are_not_repeated_for_ever(line: Line, name: str) -> None:
+def test_requests_are_not_repeated_for_ever(link: Link, name: str) -> None:
     operation, ask, _ = ASKS[name]
-    line.proxy.faults += [Fault(arrives=False, status=502, code="BadGateway", of=operation)] * 20
+    link.proxy.faults += [Fault(arrives=False, status=502, code="BadGateway", of=operation)] * 20
     with pytest.raises(StoreUnreachableError, match="502"):
-        ask(line.store)
-    assert line.proxy.asked[operation] == ATTEMPTS_MAX
+        ask(link.store)
+    assert link.proxy.requests[operation] == ATTEMPTS_MAX
 
 
 @pytest.mark.parametrize("name", ["read", "range", "list", "unfinished"])
-def test_an_answer_that_ends_early_is_asked_for_again(line: Line, name: str) -> None:
+def test_a_truncated_answer_is_requested_again(link: Link, name: str) -> None:
     operation, ask, expected = ASKS[name]
-    line.proxy.faults += [Fault(arrives=True, ends_early=True, of=operation)] * (ATTEMPTS_MAX - 1)
-    assert ask(line.store) == expected
-    assert line.proxy.asked[operation] == ATTEMPTS_MAX
+    link.proxy.faults += [Fault(arrives=True, ends_early=True, of=operation)] * (ATTEMPTS_MAX - 1)
+    assert ask(link.store) == expected
+    assert link.proxy.requests[operation] == ATTEMPTS_MAX
 
 
 @pytest.mark.parametrize("name", ["read", "range", "list", "unfinished"])
-def test_an_answer_that_always_ends_early_is_never_short_data(line: Line, name: str) -> None:
+def test_an_answer_that_is_always_truncated_is_an_error(link: Link, name: str) -> None:
     operation, ask, _ = ASKS[name]
-    line.proxy.faults += [Fault(arrives=True, ends_early=True, of=operation)] * ATTEMPTS_MAX
+    link.proxy.faults += [Fault(arrives=True, ends_early=True, of=operation)] * ATTEMPTS_MAX
     with pytest.raises(StoreUnreachableError, match="the connection broke"):
-        ask(line.store)
-    assert line.proxy.asked[operation] == ATTEMPTS_MAX
+        ask(link.store)
+    assert link.proxy.requests[operation] == ATTEMPTS_MAX
 
 
 @pytest.mark.parametrize("name", ["read", "list", "delete"])
-def test_a_refusal_is_final(line: Line, name: str) -> None:
+def test_a_refusal_is_final(link: Link, name: str) -> None:
     operation, ask, _ = ASKS[name]
-    line.proxy.faults += [Fault(arrives=False, status=403, code="AccessDenied", of=operation)]
+    link.proxy.faults += [Fault(arrives=False, status=403, code="AccessDenied", of=operation)]
     with pytest.raises(DeletionRefusedError if name == "delete" else StoreUnreachableError, match="403 AccessDenied"):
-        ask(line.store)
-    assert line.proxy.asked[operation] == 1
+        ask(link.store)
+    assert link.proxy.requests[operation] == 1
 
 
-def test_a_refused_head_is_told_in_the_words_of_the_same_get(line: Line) -> None:
-    line.proxy.faults += [Fault(arrives=False, status=403, of=of) for of in ("HeadObject", "GetObject")]
-    line.proxy.faults[1] = Fault(arrives=False, status=403, code="InvalidObjectState", of="GetObject")
+def test_a_refused_head_is_reported_with_the_error_of_the_same_get(link: Link) -> None:
+    link.proxy.faults += [Fault(arrives=False, status=403, of=of) for of in ("HeadObject", "GetObject")]
+    link.proxy.faults[1] = Fault(arrives=False, status=403, code="InvalidObjectState", of="GetObject")
     with pytest.raises(StoreUnreachableError, match="403 InvalidObjectState"):
-        line.store.size("a/object")
+        link.store.size("a/object")
 
 
-def test_a_store_that_is_asked_too_much_is_asked_later_by_all(line: Line) -> None:
-    line.proxy.faults.append(
+def test_one_throttled_request_delays_all_requests(link: Link) -> None:
+    link.proxy.faults.append(
         Fault(arrives=False, status=503, code="SlowDown", of="GetObject", headers={"Retry-After": "2"})
     )
     began = time.monotonic()
 
-    def reading() -> float:
-        assert line.store.read("a/object") == BODY
+    def read_timed() -> float:
+        assert link.store.read("a/object") == BODY
         return time.monotonic() - began
 
-    assert isinstance(line.store, FsspecStore)
-    pace = line.store.filesystem.pace
+    assert isinstance(link.store, FsspecStore)
+    pace = link.store.filesystem.pace
 
-    def listing() -> float:
-        while pace.free_at < began:  # until the refusal has come
+    def list_timed() -> float:
+        while pace.free_at < began:  # until the refusal has arrived
             time.sleep(0.01)
-        assert line.store.list("") == ["a/object"]
+        assert link.store.list("") == ["a/object"]
         return time.monotonic() - began
 
     with ThreadPoolExecutor(2) as threads:
-        read, listed = threads.submit(reading), threads.submit(listing)
+        read, listed = threads.submit(read_timed), threads.submit(list_timed)
         assert read.result() >= 2
         assert listed.result() >= 2
-    assert line.proxy.asked["GetObject"] == 2
+    assert link.proxy.requests["GetObject"] == 2
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_what_a_server_says_is_in_no_traceback(line: Line, name: str) -> None:
+def test_the_message_of_a_server_is_in_no_traceback(link: Link, name: str) -> None:
     operation, ask, _ = ASKS[name]
     # The proxy's answers quote the request's credentials.
-    line.proxy.faults += [Fault(arrives=False, status=403, code="Strange", of=of) for of in (operation, "GetObject")]
+    link.proxy.faults += [Fault(arrives=False, status=403, code="Strange", of=of) for of in (operation, "GetObject")]
     with pytest.raises(SnapshotError) as raised:
-        ask(line.store)
+        ask(link.store)
     shown = "".join(traceback.format_exception(raised.value))
     assert "Strange" in shown
     assert "not for" not in shown

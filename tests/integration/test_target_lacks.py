@@ -1,6 +1,6 @@
-"""What a target's server lacks for a snapshot is named, and nothing of the restore is left there.
+"""If the target's server lacks something that a snapshot needs, it is named, and nothing of the restore stays there.
 
-The source is a database of the shared fleet's first server, the target one of its second.
+The source is a database on the shared fleet's first server, the target one on its second.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool
 from restore.ddl import SchemaLoadError
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "lacking"
-# PostgreSQL lets superusers make tablespaces without a place of their own.
+# PostgreSQL lets superusers create tablespaces within the data directory.
 TABLESPACE = ("SET allow_in_place_tablespaces = on", "CREATE TABLESPACE \"fast 'disks'\" LOCATION ''")
 SCHEMA = (
     "CREATE TABLE placed (id int PRIMARY KEY USING INDEX TABLESPACE \"fast 'disks'\", v text)"
@@ -39,7 +39,7 @@ SCHEMA = (
     "INSERT INTO placed VALUES (1, 'a'), (2, 'b')",
     "INSERT INTO spread VALUES (1)",
 )
-# What SECURITY LABEL would write; it needs a provider, which is an extension of the server's own.
+# The row that SECURITY LABEL would write; the command itself needs a label provider, which is a loaded module.
 LABEL = """
 INSERT INTO pg_seclabel (objoid, classoid, objsubid, provider, label)
 SELECT 'elsewhere'::regclass, 'pg_class'::regclass, 0, 'guard', 'secret'

@@ -1,4 +1,4 @@
-"""Slots that nobody will use: of a maker that was killed, and of an operation that had failed before it made them."""
+"""Slots that nobody will use: of a client that was killed, and of an operation that had failed before it made them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from snapshots.operations.operation import Operation, new_operation, record_oper
 from snapshots.operations.slot_guard import guard_nodes
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
-from tests.snapshot_runs import slots_of
-from tests.watching import Watching
+from tests.commands.snapshot_runs import slots_of
+from tests.commands.watching import Watching
 from wal.slots.slots import create_exported_slot, drop_slot, slot_name
 
 NAME = "cutline_unfinished"
 SECONDS_MAX = 10
 
 
-def test_a_slot_that_a_standby_still_makes_is_dropped_without_waiting_for_its_primary(
+def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_its_primary(
     shared_fleet: EmbeddedFleet,
 ) -> None:
     node = next(node for node in load_fleet(shared_fleet.fleet_toml).nodes if node.backup_of)
     errors: list[psycopg.Error] = []
 
-    def make() -> None:
-        # Nobody asks the primary to log what runs: the server waits for that, whatever became of its client.
+    def create_slot() -> None:
+        # Nothing asks the primary to log its running transactions: the server waits for that even without its client.
         with connect_replication(node) as connection:
             try:
                 connection.execute(f'CREATE_REPLICATION_SLOT "{NAME}" LOGICAL pgoutput')
             except psycopg.Error as error:
                 errors.append(error)
 
-    thread = threading.Thread(target=make)
+    thread = threading.Thread(target=create_slot)
     thread.start()
     deadline = time.monotonic() + SECONDS_MAX
     while NAME not in slots_of(node.dsn):
@@ -53,7 +53,7 @@ def test_a_slot_that_a_standby_still_makes_is_dropped_without_waiting_for_its_pr
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_slot_that_an_operation_made_after_it_had_failed_is_dropped_by_the_next_one(
+def test_a_slot_made_by_a_failed_operation_is_dropped_by_the_next_operation(
     shared_fleet: EmbeddedFleet, *, failed: bool
 ) -> None:
     fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore(f"memory://failed-{failed}")

@@ -1,4 +1,4 @@
-"""What a slot waits for is told while it waits; it is given up in time, and nothing is left behind."""
+"""While a slot waits, the command says what for; it gives up in time, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from snapshots.create.full import create_full
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.request import CreateRequest
 from storage.errors import SnapshotError
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
-from tests.snapshot_runs import Ready, Runs, chains_dropped, described, names_of_snapshots, slots_of
 from wal.slots.slots import create_exported_slot, drop_slot
 from wal.slots.waiting import SlotWaitError
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 SLOT = "cutline_waits"
 GID = "it's a gid"
 WAIT_SECONDS_MAX = 30
-# The shortest that a slot is given.
+# The shortest wait that a slot is given.
 GIVEN_UP_SECONDS = 2.0
 
 
 class Notes(Silent):
-    """Keeps what a person would have been told, and when."""
+    """Keeps the notes that a user would see, and their times."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -52,7 +52,7 @@ class Notes(Silent):
 
 
 @pytest.fixture(autouse=True)
-def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def early_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "NOTE_SECONDS", 0.3)
 
 
@@ -62,8 +62,8 @@ def fleet(shared_fleet: EmbeddedFleet) -> Fleet:
 
 
 @contextmanager
-def changing(node: Node, database: str) -> Iterator[int]:
-    """A transaction that has changed something in a database of the node and stays open; its server process."""
+def open_transaction(node: Node, database: str) -> Iterator[int]:
+    """Keep a transaction open that has changed something in a database of the node; yield its server process."""
     dsn = with_database(node, database).dsn
     with psycopg.connect(dsn, application_name="payroll") as connection:
         connection.execute("CREATE TEMP TABLE changed (id int)")
@@ -89,8 +89,8 @@ def gids(node: Node) -> list[str]:
         return [row[0] for row in connection.execute("SELECT gid FROM pg_prepared_xacts")]
 
 
-def left(node: Node) -> list[tuple[Any, ...]]:
-    """Slots and sessions of Cutline that a node has now."""
+def slots_and_sessions_left(node: Node) -> list[tuple[Any, ...]]:
+    """Return the slots and sessions of Cutline that a node still has after a while."""
     query = """
         SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline%'
         UNION ALL SELECT backend_type FROM pg_stat_activity WHERE application_name LIKE 'cutline%'
@@ -105,18 +105,18 @@ def left(node: Node) -> list[tuple[Any, ...]]:
         time.sleep(0.1)
 
 
-def in_background(node: Node, primary: Node, seconds_max: float, notes: Notes) -> Any:
+def create_in_background(node: Node, primary: Node, seconds_max: float, notes: Notes) -> Any:
     threads = ThreadPoolExecutor(max_workers=1)
-    made = threads.submit(create_exported_slot, node, primary, SLOT, seconds_max, notes)
+    future = threads.submit(create_exported_slot, node, primary, SLOT, seconds_max, notes)
     threads.shutdown(wait=False)
-    return made
+    return future
 
 
 @pytest.mark.parametrize("where", ["s1", "s1-b1"])
 def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, where: str) -> None:
-    """Transactions of another database too, and for a standby's slot those of its primary."""
+    """Transactions of another database count too, and those of the primary for a standby's slot."""
     primary, notes = fleet.node("s1"), Notes()
-    with changing(primary, "postgres") as process, prepared(primary, GID):
+    with open_transaction(primary, "postgres") as process, prepared(primary, GID):
         began = time.monotonic()
         with pytest.raises(SlotWaitError) as raised:
             create_exported_slot(fleet.node(where), primary, SLOT, GIVEN_UP_SECONDS, notes)
@@ -135,40 +135,40 @@ def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, whe
     assert (by_kind["prepared"]["gid"], by_kind["prepared"]["database"]) == (GID, "bank")
     assert all(GIVEN_UP_SECONDS - 1 <= one["age_seconds"] < waited + 5 and one["user"] for one in transactions)
 
-    # It was told as soon as it took long, and once: nothing changed.
+    # The note came as soon as the wait was long, and only once, because nothing changed.
     (note,) = notes.texts
     assert notes.times[0] - began < GIVEN_UP_SECONDS
     for text in (note, error.message):
         assert f"process {process} (idle in transaction, application payroll)" in text
         assert "prepared transaction 'it''s a gid'" in text
     for node in (fleet.node(where), primary):
-        assert left(node) == []
+        assert slots_and_sessions_left(node) == []
 
 
-def test_a_note_comes_again_when_what_is_waited_for_changes(fleet: Fleet) -> None:
+def test_the_note_is_repeated_when_the_awaited_transactions_change(fleet: Fleet) -> None:
     primary, notes = fleet.node("s1"), Notes()
     with prepared(primary, GID):
-        with changing(primary, "bank") as process:
-            made = in_background(primary, primary, 30, notes)
+        with open_transaction(primary, "bank") as process:
+            future = create_in_background(primary, primary, 30, notes)
             await_notes(notes, 1)
         await_notes(notes, 2)
-    made.result(timeout=WAIT_SECONDS_MAX).connection.close()
+    future.result(timeout=WAIT_SECONDS_MAX).connection.close()
     assert drop_slot(primary, SLOT)
     assert f"process {process}" in notes.texts[0]
     assert f"process {process}" not in notes.texts[1]
     assert all("it''s a gid" in text for text in notes.texts[:2])
 
 
-def test_a_transaction_that_began_while_it_waited_is_told_of_when_its_turn_has_come(fleet: Fleet) -> None:
+def test_a_transaction_that_began_during_the_wait_is_noted_once_it_is_awaited(fleet: Fleet) -> None:
     primary, notes = fleet.node("s1"), Notes()
-    with changing(primary, "bank") as first:
-        made = in_background(primary, primary, 30, notes)
+    with open_transaction(primary, "bank") as first:
+        future = create_in_background(primary, primary, 30, notes)
         await_notes(notes, 1)
-        later = changing(primary, "postgres")
+        later = open_transaction(primary, "postgres")
         second = later.__enter__()
     await_notes(notes, 2)
     later.__exit__(None, None, None)
-    made.result(timeout=WAIT_SECONDS_MAX).connection.close()
+    future.result(timeout=WAIT_SECONDS_MAX).connection.close()
     assert drop_slot(primary, SLOT)
     assert f"process {first}" in notes.texts[0]
     assert f"process {second}" not in notes.texts[0]
@@ -182,24 +182,24 @@ def await_notes(notes: Notes, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_slot_that_others_gave_up_is_given_up_at_once(fleet: Fleet) -> None:
+def test_a_slot_that_another_thread_abandoned_is_given_up_at_once(fleet: Fleet) -> None:
     primary, abandoned = fleet.node("s1"), threading.Event()
-    with changing(primary, "bank"):
+    with open_transaction(primary, "bank"):
         threading.Timer(0.5, abandoned.set).start()
         began = time.monotonic()
         with pytest.raises(SlotWaitError):
             create_exported_slot(primary, primary, SLOT, 60, Silent(), abandoned)
         assert time.monotonic() - began < 20
-    assert left(primary) == []
+    assert slots_and_sessions_left(primary) == []
 
 
-def test_a_slot_that_waits_for_nothing_is_made_however_short_the_wait(fleet: Fleet) -> None:
+def test_a_slot_that_need_not_wait_is_made_however_short_the_limit(fleet: Fleet) -> None:
     primary = fleet.node("s1")
     create_exported_slot(primary, primary, SLOT, 0, Silent()).connection.close()
     assert drop_slot(primary, SLOT)
 
 
-def test_the_first_cut_tells_what_it_waits_for(fleet: Fleet) -> None:
+def test_the_first_cut_says_what_it_waits_for(fleet: Fleet) -> None:
     notes = Notes()
     with (
         prepared(fleet.node("s2"), GID),
@@ -216,12 +216,14 @@ def test_the_first_cut_tells_what_it_waits_for(fleet: Fleet) -> None:
         await_prepared(sessions, 1, notes)
 
 
-def test_who_follows_the_hint_can_create(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> None:
-    fleet = described(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+def test_a_create_succeeds_once_its_hint_was_followed(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     runs = Runs(fleet, Ready(spark))
     runs.init()
     databases = {}
-    with chains_dropped(fleet), closing(psycopg.connect(with_database(fleet.node("s1"), "postgres").dsn)) as running:
+    with dropping_slots(fleet), closing(psycopg.connect(with_database(fleet.node("s1"), "postgres").dsn)) as running:
         running.execute("CREATE TEMP TABLE changed (id int)")
         with prepared(fleet.node("s1"), GID):
             with pytest.raises(SnapshotError) as raised:
@@ -229,10 +231,10 @@ def test_who_follows_the_hint_can_create(shared_fleet: EmbeddedFleet, spark: Spa
             assert raised.value.exit_code == 3
             for node in fleet.nodes:
                 assert slots_of(node.dsn) == []
-                assert left(node) == []
-            remedies = re.findall(r"(?m)^on node (\S+)(?: in database (\S+))?: (.*;)$", raised.value.hint)
-            assert len(remedies) == 2
-            for node, database, statement in remedies:
+                assert slots_and_sessions_left(node) == []
+            statements = re.findall(r"(?m)^on node (\S+)(?: in database (\S+))?: (.*;)$", raised.value.hint)
+            assert len(statements) == 2
+            for node, database, statement in statements:
                 databases[statement] = database
                 execute(with_database(fleet.node(node), database or "postgres").dsn, statement)
             assert gids(fleet.node("s1")) == []

@@ -1,6 +1,6 @@
-"""A slot, the copy taken in its exported snapshot, and its archive folded naively, for tests of decoding.
+"""A slot, the copy taken in its exported snapshot, and a naive fold of its archive, for tests of decoding.
 
-Folding here is a Python loop over rows on purpose: it shares no line with the code that folds snapshots.
+The fold is a Python loop over rows on purpose: it shares no code with the fold that it tests.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RULES = GroupRules(append_only=("*.append_only",))
 
 
 def prepare_groups(connection: psycopg.Connection[Any]) -> dict[str, Group]:
-    """The groups of all tables there are, published."""
+    """Publish all admissible tables; return their groups by name."""
     tables = number_groups({"s": read_tables(connection, RULES)}, 100)["s"]
     ensure_publications(connection, FLEET, tables)
     return {table.group.name: table.group for table in tables if table.is_admissible}
 
 
 def copy_lines(connection: psycopg.Connection[Any], group: Group) -> list[bytes]:
-    """What PostgreSQL's own COPY prints for the group now."""
+    """The group's current rows as PostgreSQL's own COPY prints them."""
     query = f"COPY (SELECT {column_list(group)} FROM ONLY {qualify(group)}) TO STDOUT"
     with connection.cursor().copy(query.encode()) as copy:
         return list(io.BytesIO(b"".join(bytes(part) for part in copy)))
@@ -46,7 +46,7 @@ def copy_lines(connection: psycopg.Connection[Any], group: Group) -> list[bytes]
 
 @dataclass(slots=True)
 class Follower:
-    """One slot's archive of one node: `base` are the lines by group in the slot's exported snapshot."""
+    """The archive of one slot on one node. `base` has the lines of each group in the slot's exported snapshot."""
 
     task: DrainTask
     groups: dict[str, Group]
@@ -54,14 +54,14 @@ class Follower:
     reports: list[DrainReport] = field(default_factory=list)
 
     def drain(self, finish: int) -> DrainReport:
-        """Drain up to `finish`, with all that earlier drains stored left to be found in the store."""
+        """Drain up to `finish`. The task does not know earlier segments; the drain finds them in the store."""
         self.task = replace(self.task, finish=Lsn(finish))
         report = drain(self.task)
         self.reports.append(report)
         return report
 
-    def drained(self, finish: int) -> DrainReport:
-        """Drain without a problem."""
+    def drain_fully(self, finish: int) -> DrainReport:
+        """Drain up to `finish`, and assert that there is no problem and that the archive reaches it without a hole."""
         report = self.drain(finish)
         assert report.problem is None, report.problem
         check_contiguous(self.task.node.id, self.task.base, [one.segment for one in report.segments])
@@ -75,19 +75,19 @@ class Follower:
         return [row for table in tables for row in table.to_pylist()]
 
     def changes(self) -> list[dict[str, Any]]:
-        """The archived changes in their order."""
+        """The archived changes, in order."""
         found = [row for row in self.rows() if chr(row["op"]) in "IUuDT"]
         return sorted(found, key=lambda row: (row["lsn"], row["seq"], row["group"]))
 
     def events(self) -> list[dict[str, Any]]:
-        """The archived events in their order."""
+        """The archived events."""
         return [row for row in self.rows() if chr(row["op"]) in "CPKRM"]
 
     def state(self) -> dict[str, list[bytes]]:
-        """The base with every change of a committed transaction laid over it: sorted lines by group."""
+        """The base with the changes of all transactions that were not rolled back: sorted lines by group."""
         prepared = {row["lsn"]: row for row in self.events() if chr(row["op"]) == "P"}
-        undone = {row["lsn"] for row in self.events() if chr(row["op"]) == "R"}
-        left_out = {lsn for lsn, row in prepared.items() if row["end_lsn"] in undone}
+        rolled_back = {row["lsn"] for row in self.events() if chr(row["op"]) == "R"}
+        left_out = {lsn for lsn, row in prepared.items() if row["end_lsn"] in rolled_back}
         folds = {group.number: Fold(group, self.base[name]) for name, group in self.groups.items()}
         for change in self.changes():
             if change["lsn"] not in left_out:
@@ -96,7 +96,7 @@ class Follower:
 
 
 class Fold:
-    """One group's rows: a multiset of lines, by key where there is one."""
+    """One group's rows: lines by key, or a multiset of lines if the group has no key."""
 
     def __init__(self, group: Group, base: list[bytes]) -> None:
         self.group = group
@@ -117,14 +117,14 @@ class Fold:
             self.bag[row] += 1 if op == "I" else -1
             assert self.bag[row] >= 0
         elif op == "D":
-            gone = self.rows.pop(key)
+            deleted = self.rows.pop(key)
             if row:
-                self.moved[row.removesuffix(b"\n")] = gone
+                self.moved[row.removesuffix(b"\n")] = deleted
         else:
             assert self.key(row) == key
-            self.rows[key] = row if op == "U" else self.filled(key, row)
+            self.rows[key] = row if op == "U" else self.fill_unchanged(key, row)
 
-    def filled(self, key: bytes, row: bytes) -> bytes:
+    def fill_unchanged(self, key: bytes, row: bytes) -> bytes:
         before = self.moved.pop(key, None) or self.rows[key]
         values = zip(row[:-1].split(b"\t"), before[:-1].split(b"\t"), strict=True)
         return b"\t".join(old if new == b"\\u" else new for new, old in values) + b"\n"
@@ -134,7 +134,7 @@ class Fold:
 
 
 def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store_url: str) -> Follower:
-    """Make a slot on `node` and copy the groups in its exported snapshot."""
+    """Create a slot on `node` and copy the groups in its exported snapshot."""
     exported = create_exported_slot(node, primary, slot, 60)
     try:
         with open_exported(node, exported.snapshot) as connection:

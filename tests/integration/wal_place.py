@@ -1,4 +1,4 @@
-"""A database of its own for a test of decoding, on the shared fleet's first shard and its standby."""
+"""A separate database for a test of decoding, on the shared fleet's first shard and its standby."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fleet.config import Node
 from fleet.nodes.connections import NodeUnreachableError, connect, with_database
 from fleet.tables.groups import Group
 from tests.integration.wal_follower import Follower, copy_lines, follow, prepare_groups
-from wal.cut.markers import Marker, write_marker
+from tests.wal.markers import write_marker
+from wal.cut.markers import Marker
 from wal.slots.slots import drop_slot
 
 NUMBERS = count(1)
@@ -28,7 +29,7 @@ ONE_TABLE = "CREATE TABLE t (id integer PRIMARY KEY, v text)"
 
 @dataclass(slots=True)
 class Place:
-    """A database of its own on one shard: its primary, its standby, and a session on the primary."""
+    """One test's database on one shard: its primary, its standby, and a session on the primary."""
 
     primary: Node
     standby: Node
@@ -36,19 +37,19 @@ class Place:
     stores: Path
 
     def follow(self, groups: dict[str, Group], *, standby: bool = False) -> Follower:
-        """A new slot with an archive of its own."""
+        """Create a slot with an empty archive."""
         node = self.standby if standby else self.primary
         number = next(NUMBERS)
         store = f"file://{self.stores / str(number)}"
         return follow(node, self.primary, groups, f"cutline_decoding_{number}", store)
 
     def lines(self, groups: dict[str, Group]) -> dict[str, list[bytes]]:
-        """What PostgreSQL's own COPY prints now, sorted, by group."""
+        """The current rows as PostgreSQL's own COPY prints them, sorted, by group."""
         with connect(self.primary) as connection:
             return {name: sorted(copy_lines(connection, group)) for name, group in groups.items()}
 
-    def finish(self) -> int:
-        """Write a finish marker; where it ends."""
+    def write_finish(self) -> int:
+        """Write a finish marker; return the position where it ends."""
         return write_marker(self.connection, Marker("c", f"{next(NUMBERS)}", "finish"))
 
 
@@ -65,7 +66,7 @@ def place(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Place]:
         primary, standby = (with_database(node, database) for node in nodes)
         try:
             await_database(standby)
-            # An application's session prints values in its own way, which must not matter.
+            # The settings of an application's session change how it prints values. Decoding must not depend on them.
             with psycopg.connect(primary.dsn, autocommit=True, options=APPLICATION) as connection:
                 yield Place(primary, standby, connection, tmp_path / "stores")
         finally:
@@ -97,7 +98,7 @@ def drop_slots(*nodes: Node) -> None:
             assert drop_slot(node, name)
 
 
-def one_table(place: Place, *statements: str) -> dict[str, Group]:
+def create_one_table(place: Place, *statements: str) -> dict[str, Group]:
     place.connection.execute(ONE_TABLE)
     for statement in statements:
         place.connection.execute(statement.encode())
@@ -109,6 +110,6 @@ def groups_of(place: Place) -> dict[str, Group]:
         return prepare_groups(connection)
 
 
-def small_chunks(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
+def shrink_chunks(monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):
         monkeypatch.setattr(wal.drain.drain, name, messages)

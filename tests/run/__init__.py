@@ -1,1 +1,1 @@
-"""How a run of the tests goes in several processes, and what it says of itself at its end."""
+"""How the tests run in several processes, and what a run reports at its end."""

@@ -1,7 +1,7 @@
-"""An interrupted run ends what its tests have started: servers are stopped by fixtures, which take their time.
+"""An interrupted run stops what its tests have started: fixtures stop the servers, which takes time.
 
-xdist's processes are told twice: by Ctrl-C, if it comes from a terminal, and a few seconds later by execnet, which
-ends a process ten seconds after that.
+The workers of xdist are interrupted twice: by Ctrl-C, if it comes from a terminal, and a few seconds later by execnet,
+which kills a worker ten seconds after that.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ END_SECONDS_MAX = 60
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take Ctrl-C even where a shell has started the tests in the background, deaf to it: commands inherit that."""
+    """Handle Ctrl-C even if a shell started the tests in the background with SIGINT ignored: commands inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("xdist"):
         from xdist.workermanage import NodeManager
 
-        # Longer than execnet gives them, or they are killed while they stop their servers.
+        # Longer than execnet's default, which would kill workers while they stop their servers.
         NodeManager.EXIT_TIMEOUT = END_SECONDS_MAX
 
 
 def pytest_keyboard_interrupt() -> None:
-    """Let nothing interrupt the fixtures in a process of xdist's, which end now."""
+    """Let nothing interrupt the fixtures of a worker of xdist, which end now."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Which tests begin first where several processes share them, and which stay together.
+"""Which tests begin first if several processes share them, and which stay together.
 
-A process gets a module at a time, or a folder below tests/integration, whose modules share servers and chains. A long
-one that begins last would keep one process busy while the others have nothing left.
+A process gets one unit at a time: a module, or a folder below tests/integration, whose modules share servers and
+chains. A long unit that begins last would keep one process busy while the others are idle.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests of long units first; every process has the same order, as xdist wants it."""
+    """Put the tests of long units first; every process has the same order, as xdist requires."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: PLACES.get(unit_of(item.nodeid), len(PLACES)))

@@ -1,6 +1,6 @@
-"""What a run took: every folder of tests by itself, and the slowest tests.
+"""How long a run took: each folder of tests, and the slowest tests.
 
-The process that tells of the run has all reports, whichever process the tests ran in.
+The process that reports the run has the reports of all processes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.run.order import LONG, unit_of
 SLOWEST = 10
 # A unit that takes longer than this should begin early.
 LONG_SECONDS = 40
-# A run of few tests needs no table; --durations is there for it.
+# A run of few tests needs no table: it has --durations.
 RUN_TESTS_MIN = 100
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Print it."""
+    """Print the times."""
     tests: dict[str, float] = defaultdict(float)
     for report in _reports(terminalreporter):
         tests[report.nodeid] += report.duration
@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 def _reports(terminalreporter: TerminalReporter) -> Iterator[pytest.TestReport]:
-    """Of every test up to three: it was set up, it ran, it was torn down."""
+    """Up to three reports per test: setup, call and teardown."""
     for reports in terminalreporter.stats.values():
         yield from (report for report in reports if isinstance(report, pytest.TestReport))
 

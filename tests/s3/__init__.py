@@ -1,1 +1,1 @@
-"""What stands around an S3 server in the tests: the policies that it enforces."""
+"""S3 servers of the tests, what stands between them and a client, and the policies that they enforce."""

@@ -9,7 +9,7 @@ from typing import Any
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "storage.md"
 ROLES = ("create", "read", "retention")
-# Which permission a request needs; source: Amazon S3 User Guide, "Required permissions for Amazon S3 API operations".
+# The permission for each request; source: Amazon S3 User Guide, "Required permissions for Amazon S3 API operations".
 NEEDED = {
     "PutObject": "s3:PutObject",
     "CreateMultipartUpload": "s3:PutObject",
@@ -26,17 +26,17 @@ NEEDED = {
 }
 
 
-def documented(role: str) -> dict[str, Any]:
-    """The policy that the document has for a role."""
+def policy_of(role: str) -> dict[str, Any]:
+    """The policy of a role in the document."""
     (text,) = re.findall(rf"(?ms)^```json {role}\n(.*?)^```", DOCUMENT.read_text())
     policy: dict[str, Any] = json.loads(text)
     return policy
 
 
-def allowed(role: str) -> set[str]:
+def permissions_of(role: str) -> set[str]:
     """The permissions that a role has."""
     found: set[str] = set()
-    for statement in documented(role)["Statement"]:
+    for statement in policy_of(role)["Statement"]:
         actions = statement["Action"]
         found.update([actions] if isinstance(actions, str) else actions)
     return found
@@ -44,13 +44,13 @@ def allowed(role: str) -> set[str]:
 
 def forbidden_operations(role: str) -> frozenset[str]:
     """The requests that a role may not make."""
-    return frozenset(operation for operation, needed in NEEDED.items() if needed not in allowed(role))
+    return frozenset(operation for operation, needed in NEEDED.items() if needed not in permissions_of(role))
 
 
 def bucket_policy(bucket: str, folder: str, users: dict[str, str]) -> str:
-    """One policy for a bucket that gives each role, for its folder, to the user that `users` has for it."""
+    """One policy for a bucket: in `folder`, each user in `users` (by role) has the permissions of that role."""
     statements = []
     for role, user in users.items():
-        text = json.dumps(documented(role)["Statement"]).replace("BUCKET", bucket).replace("FOLDER", folder)
+        text = json.dumps(policy_of(role)["Statement"]).replace("BUCKET", bucket).replace("FOLDER", folder)
         statements += [statement | {"Principal": {"AWS": [user]}} for statement in json.loads(text)]
     return json.dumps({"Version": "2012-10-17", "Statement": statements})

@@ -1,4 +1,4 @@
-"""The calls that a command makes to the store several at a time, made one after the other: always in the same order."""
+"""Make the calls to the store that a command makes in parallel one after the other, always in the same order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from snapshots.removal import gc, old_records, removal
 
 
 class InlineExecutor:
-    """A ThreadPoolExecutor of no threads, so that a process makes its calls in one order."""
+    """A ThreadPoolExecutor without threads: it makes the calls in the caller, in order."""
 
     def __init__(self, _threads: int) -> None: ...
 
@@ -31,7 +31,7 @@ class InlineExecutor:
 
 @contextmanager
 def calls_in_order() -> Iterator[None]:
-    """Let everything that reads or removes objects run without threads."""
+    """Run everything that reads or removes objects without threads."""
     with ExitStack() as stack:
         for module in (commits, gc, old_records, removal):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))

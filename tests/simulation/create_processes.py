@@ -1,7 +1,7 @@
-"""Simulated creates: the steps of a full create and of an increment in their order, over the model's nodes.
+"""Simulated creates: the steps of a full create and of an increment, in order, on the nodes of the model.
 
-All that is done to the store's documents is the product's own code. The archive is the model's, drained as
-wal.drain.drain does it: read on from what is known, create the next segment, advance the slot past it.
+The product's own code writes all documents. The archive is the model's, and drained as in wal.drain.drain: read the
+segments after the known ones, create the next one, advance the slot past it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from storage.errors import BusyError, RefusedError
 from storage.location import StoreLocation
 from storage.store import ObjectExistsError, ObjectMissingError
 from storage.storing import create_or_find
-from tests.simulation.repository_model import NODES, Attempt
+from tests.simulation.repository_model import NODES, CreateRun
 from tests.simulation.store_processes import ModelLock, Process, exclusive
 from wal.cut.cut_values import NodeCut
 from wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
@@ -62,7 +62,7 @@ class ArchiveBusyError(BusyError):
 
 @dataclass(slots=True)
 class Work:
-    """One create under way, and what its cut is made of."""
+    """One running create, and what its cut is made from."""
 
     process: Process
     lock: ModelLock
@@ -92,7 +92,7 @@ def create_full(process: Process, name: str) -> None:
         intent = new_operation("create", name, 0, ())
         slot = slot_name(intent.id)
         operation = Operation(structs.replace(intent, slot=slot, turn=free_turn(store, name, 0)))
-        begin(process, operation.intent)
+        register_create(process, operation.intent)
         with record_operation(store, operation, lambda: not process.drop_slots(slot)):
             process.ask_node("make slots")
             base = dict(nodes.wal)
@@ -134,7 +134,7 @@ def create_increment(process: Process, name: str) -> None:
         number = chain.last.increment + 1
         intent = new_operation("create", name, number, ())
         operation = Operation(structs.replace(intent, turn=free_turn(store, name, number)))
-        begin(process, operation.intent, previous=chain.last.operation)
+        register_create(process, operation.intent, previous=chain.last.operation)
         with record_operation(store, operation):
             known = {node: chain.segments(node) for node in NODES}
             work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
@@ -144,50 +144,50 @@ def create_increment(process: Process, name: str) -> None:
 
 
 def guard_nodes(process: Process) -> None:
-    """Drop the slots of what can't go on, as the slot guard does: of failed operations and lost chains."""
+    """Drop the slots of chains that can't be continued, as the slot guard does: failed operations and lost chains."""
     store, slots = process.store, process.world.nodes.slots
     process.ask_node("what is kept")
     chains = {slot_name(operation): operation for operation in store.list_children("operations")}
     for slot, chain in [(slot, chains[slot]) for slot in slots if slot in chains]:
         with suppress(ObjectMissingError, ManifestError):
             operation = read_intent(store, chain)
-            has_no_end = not has_failed(store, chain) or has_committed(store, operation)
-            is_gone = is_deleted(store, operation.snapshot) or is_only_full(store, operation.snapshot)
-            if has_no_end and not is_gone and not is_lost(store, operation.snapshot, chain):
+            may_continue = not has_failed(store, chain) or has_committed(store, operation)
+            is_removed = is_deleted(store, operation.snapshot) or is_only_full(store, operation.snapshot)
+            if may_continue and not is_removed and not is_lost(store, operation.snapshot, chain):
                 continue
             process.drop_slots(slot)
 
 
-def begin(process: Process, operation: Intent, previous: str = "") -> None:
-    """Keep who tries what; an operation id is never used twice."""
+def register_create(process: Process, operation: Intent, previous: str = "") -> None:
+    """Record the create and its operation; assert that no operation id is used twice."""
     world = process.world
-    assert operation.id not in world.attempts, f"ids: {operation.id} is used twice"
-    process.attempt = Attempt(operation.id, operation.snapshot, operation.increment, previous)
-    world.attempts[operation.id] = process.attempt
-    process.tell(f"is operation {operation.id}, turn {operation.turn}")
+    assert operation.id not in world.create_runs, f"ids: {operation.id} is used twice"
+    process.create_run = CreateRun(operation.id, operation.snapshot, operation.increment, previous)
+    world.create_runs[operation.id] = process.create_run
+    process.log(f"is operation {operation.id}, turn {operation.turn}")
 
 
 def commit_work(work: Work, commit: Commit) -> None:
-    """The last steps of a create."""
+    """Run the last steps of a create."""
     check_exclusive(work.lock, work.process.store, work.operation)  # type: ignore[arg-type]
     commit_operation(work.process.store, work.operation, commit)
 
 
 def make_cut(work: Work) -> Mapping[str, int]:
-    """Let the fleet write, take a position on every node, and bring the archives up to them."""
+    """Let the fleet write, take a position on every node, and drain up to these positions."""
     process, world = work.process, work.process.world
     work.lock.renew()
     world.nodes.write(world.draw)
     positions = dict(world.nodes.wal)
     for node in NODES:
         work.segments[node] = drain(work, node, positions[node])
-    if process.attempt:
-        process.attempt.positions = positions
+    if process.create_run:
+        process.create_run.positions = positions
     return positions
 
 
 def drain(work: Work, node: str, finish: int) -> tuple[Segment, ...]:
-    """Bring a node's archive up to `finish`: the segments after the known ones. As wal.drain.drain does it."""
+    """Archive a node's WAL up to `finish`, as wal.drain.drain does; return the segments after the known ones."""
     process, prefix = work.process, archive_prefix(work.operation.snapshot, node, work.chain)
     process.ask_node(f"slot of {node}")
     confirmed = process.world.nodes.slots.get(work.slot, {}).get(node)
@@ -222,7 +222,7 @@ def _advance(work: Work, node: str, through: int) -> None:
     if slots is None:
         raise SlotLostError(f"node {node}: slot {work.slot} is gone")
     if slots[node] > through:
-        raise ArchiveBusyError(f"node {node}: somebody else moves slot {work.slot}")
+        raise ArchiveBusyError(f"node {node}: another process advanced slot {work.slot}")
     slots[node] = through
 
 
@@ -256,7 +256,7 @@ def _check_slots(process: Process, chain: Chain) -> None:
 
 
 def _common(work: Work, positions: Mapping[str, int]) -> dict[str, Any]:
-    """What commits of both kinds say."""
+    """The fields that commits of both kinds have."""
     cut = CutRecord(
         id=f"{work.operation.id}.1",
         attempts=1,

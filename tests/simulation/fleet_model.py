@@ -1,8 +1,8 @@
 """A model of a fleet for simulating cuts: nodes that append records to their WAL, and one clock.
 
-It knows nothing of the rule that is tested. One scheduler makes every decision by asking `choose(n)` for a
-number below n, so that a seed is a whole history; 0 is the simplest answer. Whoever writes a row keeps it locked
-until it is over, and remembers whose rows it saw.
+The model knows nothing of the rule under test. One scheduler asks `choose(n)` for a number below n at every decision,
+so a seed determines the whole history; 0 is the simplest choice. A transaction keeps the rows that it writes locked
+until it ends, and records whose rows it saw.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAVES = 3
 TRANSACTIONS_MAX = 16
 SPAN = 40
 SOON = (0, 0, 0, 1, 1, 2, 3, 6)
-# Over as soon as that, after many cuts, or (None) never.
+# Delays of a decision: from none to many cuts; None is never.
 LATE = (0, 0, 0, 1, 2, 8, 25, None)
 RECORD_SIZES = (40, 64, 200)
 FOREIGN_SIZES = (0, 0, 8, 120)
@@ -28,15 +28,15 @@ Choose = Callable[[int], int]
 
 
 def seeded(seed: int) -> Choose:
-    """Decisions that a seed makes."""
+    """Decisions drawn from a seed."""
     draw = random.Random(seed).random
     return lambda size: int(draw() * size)
 
 
 class World:
-    """Some nodes, and all that happens on them in the order of one clock that no node knows.
+    """Some nodes, and everything that happens on them, ordered by one clock that no node knows.
 
-    `label` is in all of its global ids, so that they differ from those of another world.
+    `label` is part of every global id, so that two worlds never share one.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class World:
         self._marker_delays = ((0, 1), (0, 3, 8), (0, 5, 10, 15))[choose(3)]
 
     def __repr__(self) -> str:
-        """The interleaving, a line for every record, in the order of the clock."""
+        """The interleaving: one line per record, by the clock."""
         names = {COMMIT: "COMMIT", PREPARE: "PREPARE", COMMIT_PREPARED: "COMMIT PREPARED"}
         names |= {ROLLBACK_PREPARED: "ROLLBACK PREPARED", MARKER: "marker"}
         lines = [f"  {now:3} node {node} {lsn:6} {names[op]} {gid or ''}" for now, node, op, gid, lsn in self.story]
         return "\n".join([f"{len(self.nodes)} nodes", *(line.rstrip() for line in lines)])
 
     def run(self) -> None:
-        """Let everything happen that is planned, and make a last cut when nothing is left to happen."""
+        """Run everything that is planned, then make a last cut."""
         for _ in range(1 + self.choose(self._transactions_max)):
-            self._plan(self.choose(SPAN), self._begin)
+            self._plan(self.choose(SPAN), self._begin_transaction)
         self._plan(self.choose(SPAN // 4), self._begin_wave)
-        self._happen()
+        self._run_agenda()
         self._begin_wave()
-        self._happen()
+        self._run_agenda()
 
-    def _happen(self) -> None:
+    def _run_agenda(self) -> None:
         while self._agenda:
             self._now, _, action, arguments = heapq.heappop(self._agenda)
             action(*arguments)
@@ -82,7 +82,7 @@ class World:
         heapq.heappush(self._agenda, (self._now + delay, self._ticket, action, arguments))
 
     def _append(self, number: int, op: int, gid: str | None, lsn: int | None = None) -> tuple[int, int]:
-        """Write a record after some WAL of others; return where it begins and ends."""
+        """Write a record after some foreign WAL; return where the record begins and ends."""
         node = self.nodes[number]
         size = self.choose(12)
         begin = node.end + FOREIGN_SIZES[size % 4]
@@ -95,11 +95,11 @@ class World:
         self.story.append((self._now, number, op, gid, begin))
         return begin, end
 
-    def _begin(self) -> None:
+    def _begin_transaction(self) -> None:
         kind = self.choose(8)
         size = len(self.nodes)
         if kind < 3:
-            self._work(self._transaction(None), [self.choose(size)])
+            self._start_parts(self._new_transaction(None), [self.choose(size)])
             return
         first = self.choose(size)
         nodes = [(first + step) % size for step in range(1 + self.choose(size))]
@@ -108,38 +108,38 @@ class World:
         self._begin_global(f"{self._label}g{len(self.transactions)}", nodes, tagged=kind == 6)
 
     def _begin_global(self, gid: str, nodes: list[int], *, tagged: bool) -> None:
-        self._work(self._transaction(gid), nodes, tagged=tagged)
+        self._start_parts(self._new_transaction(gid), nodes, tagged=tagged)
 
-    def _transaction(self, gid: str | None) -> Transaction:
+    def _new_transaction(self, gid: str | None) -> Transaction:
         self.transactions.append(Transaction(len(self.transactions), gid))
         return self.transactions[-1]
 
-    def _work(self, one: Transaction, nodes: list[int], *, tagged: bool = False) -> None:
+    def _start_parts(self, one: Transaction, nodes: list[int], *, tagged: bool = False) -> None:
         for node in nodes:
             one.parts.append(Part(len(self.parts), one, node))
             self.parts.append(one.parts[-1])
         one.coordinator = one.parts[0] if tagged else None
         one.waiting = len(one.parts)
         for part in one.parts:
-            self._plan(SOON[self.choose(len(SOON))], self._touch, part)
+            self._plan(SOON[self.choose(len(SOON))], self._read_and_write, part)
 
-    def _touch(self, part: Part) -> None:
-        """Read one row and overwrite one or two; whoever meets a lock gives up, and its transaction with it."""
+    def _read_and_write(self, part: Part) -> None:
+        """Read one row and overwrite one or two; if a row is locked, the whole transaction fails."""
         node, decision = self.nodes[part.node], self.choose(32)
         read, row = decision % ROWS_PER_NODE, decision // 4 % ROWS_PER_NODE
         writes = (row, (row + 1) % ROWS_PER_NODE) if decision // 16 else (row,)
         if any(row in node.locked for row in writes):
             part.transaction.failed = True
-            self._arrived(part.transaction)
+            self._finish_part(part.transaction)
             return
-        chains = node.chains
-        part.saw = frozenset(chains[row][-1] for row in (read, *writes) if chains[row])
+        writers = node.writers
+        part.saw = frozenset(writers[row][-1] for row in (read, *writes) if writers[row])
         part.writes = writes
         for row in writes:
             node.locked[row] = part.number
-        self._plan(SOON[self.choose(len(SOON))], self._worked, part)
+        self._plan(SOON[self.choose(len(SOON))], self._commit_or_prepare, part)
 
-    def _worked(self, part: Part) -> None:
+    def _commit_or_prepare(self, part: Part) -> None:
         one = part.transaction
         if one.gid is None:
             self._commit(part, None)
@@ -147,11 +147,11 @@ class World:
             return
         if part is not one.coordinator:
             part.lsn, part.end = self._append(part.node, PREPARE, one.gid)
-            self._write(part)
-        self._arrived(one)
+            self._append_changes(part)
+        self._finish_part(one)
 
-    def _arrived(self, one: Transaction) -> None:
-        """A part is prepared or has given up; after the last one somebody decides, now, late or never."""
+    def _finish_part(self, one: Transaction) -> None:
+        """Count a part as prepared or failed; after the last one, plan the decision: now, late or never."""
         one.waiting -= 1
         if one.waiting or one.gid is None:
             return
@@ -166,7 +166,7 @@ class World:
             self._release(one.coordinator)
         elif one.coordinator:
             self._commit(one.coordinator, one.gid)
-        prepared = [part for part in one.parts if part.lsn is not None and part.settled is None]
+        prepared = [part for part in one.parts if part.lsn is not None and part.commit_lsn is None]
         for part in one.parts:
             if part.lsn is None:
                 self._release(part)
@@ -178,32 +178,32 @@ class World:
 
     def _commit(self, part: Part, gid: str | None) -> None:
         part.lsn, part.end = self._append(part.node, COMMIT, gid)
-        part.settled = part.lsn
-        self._write(part)
-        self._publish(part)
+        part.commit_lsn = part.lsn
+        self._append_changes(part)
+        self._make_visible(part)
 
     def _commit_prepared(self, part: Part) -> None:
-        part.settled, _ = self._append(part.node, COMMIT_PREPARED, part.transaction.gid)
-        self._publish(part)
+        part.commit_lsn, _ = self._append(part.node, COMMIT_PREPARED, part.transaction.gid)
+        self._make_visible(part)
 
     def _roll_back(self, part: Part) -> None:
         one = part.transaction
-        _, part.undone_end = self._append(part.node, ROLLBACK_PREPARED, one.gid, part.end)
+        _, part.rollback_end = self._append(part.node, ROLLBACK_PREPARED, one.gid, part.end)
         self._release(part)
         one.waiting -= 1
-        if not one.waiting and self.choose(2):  # an application tries again under the same gid
+        if not one.waiting and self.choose(2):  # the application retries under the same gid
             self.reused_gids += 1
             assert one.gid is not None
             self._begin_global(one.gid, [each.node for each in one.parts], tagged=one.coordinator is not None)
 
-    def _write(self, part: Part) -> None:
+    def _append_changes(self, part: Part) -> None:
         assert part.lsn is not None
         for seq, row in enumerate((*part.writes, APPENDED)):
             self.nodes[part.node].changes.append(Change(part.lsn, seq, row, part.number))
 
-    def _publish(self, part: Part) -> None:
+    def _make_visible(self, part: Part) -> None:
         for row in part.writes:
-            self.nodes[part.node].chains[row].append(part.number)
+            self.nodes[part.node].writers[row].append(part.number)
         self._release(part)
 
     def _release(self, part: Part) -> None:
@@ -217,21 +217,21 @@ class World:
         self.waves.append(wave)
         self._waves_left -= 1
         for node in range(len(self.nodes)):
-            self._plan(self._marker_delay(), self._start, wave, node)
+            self._plan(self._marker_delay(), self._write_start, wave, node)
 
     def _marker_delay(self) -> int:
         return self._marker_delays[self.choose(len(self._marker_delays))]
 
-    def _start(self, wave: Wave, node: int) -> None:
+    def _write_start(self, wave: Wave, node: int) -> None:
         _, wave.starts[node] = self._append(node, MARKER, None)
         for other in self.finish_after(wave, node):
-            self._plan(self._marker_delay(), self._finish, wave, other)
+            self._plan(self._marker_delay(), self._write_finish, wave, other)
 
     def finish_after(self, wave: Wave, node: int) -> list[int]:
         """The nodes whose finish marker is written now that `node` has its start marker."""
         return list(range(len(self.nodes))) if len(wave.starts) == len(self.nodes) else []
 
-    def _finish(self, wave: Wave, node: int) -> None:
+    def _write_finish(self, wave: Wave, node: int) -> None:
         _, wave.finishes[node] = self._append(node, MARKER, None)
         wave.reach[node] = REACHES[self.choose(len(REACHES))]
         if len(wave.finishes) == len(self.nodes) and self._waves_left > 0:

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of: transactions and their parts, and what stands in every node's WAL."""
+"""The records of a simulated fleet: transactions with their parts, and the WAL of every node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ WAL_BEGIN = 1000
 
 @dataclass(slots=True)
 class Part:
-    """What a transaction does on one node: one branch of it, or all of a local one.
+    """One branch of a global transaction on one node, or the whole of a local transaction.
 
-    Its changes stand at `lsn`, where its COMMIT or PREPARE begins. `settled`: where its COMMIT (PREPARED) begins;
-    `undone_end`: where its ROLLBACK PREPARED ends.
+    `lsn` is where its COMMIT or PREPARE begins; its changes have that position. `commit_lsn` is where its COMMIT or
+    COMMIT PREPARED begins, `rollback_end` where its ROLLBACK PREPARED ends.
     """
 
     number: int
@@ -25,13 +25,13 @@ class Part:
     writes: tuple[int, ...] = ()
     lsn: int | None = None
     end: int = 0
-    settled: int | None = None
-    undone_end: int | None = None
+    commit_lsn: int | None = None
+    rollback_end: int | None = None
 
 
 @dataclass(slots=True)
 class Transaction:
-    """`coordinator`: the part that commits in one phase under the global id's tag, before any of the others."""
+    """`coordinator` is the part that commits in one phase, tagged with the global id, before all other parts."""
 
     number: int
     gid: str | None
@@ -43,12 +43,12 @@ class Transaction:
 
     @property
     def numbers(self) -> set[int]:
-        """Those of its parts."""
+        """The numbers of its parts."""
         return {part.number for part in self.parts}
 
 
 class Change(NamedTuple):
-    """A change record in a node's WAL: `row` now has its part's value; APPENDED appends a line instead."""
+    """A change record in a node's WAL: sets `row` to the part's value, or appends a line if `row` is APPENDED."""
 
     lsn: int
     seq: int
@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Node:
-    """A node's WAL: its end, its events as columns, its changes. `chains`: who wrote each row, in commit order."""
+    """A node's WAL: its end, its events as columns, its changes. `writers` lists each row's writers by commit order."""
 
     end: int = WAL_BEGIN
     op: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Node:
     gid: list[str | None] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    chains: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS_PER_NODE)])
+    writers: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS_PER_NODE)])
     locked: dict[int, int] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class Node:
 class Wave:
     """Where the start and finish markers of one cut end on every node.
 
-    `reach`: how far back the segments go in which each node's events are found.
+    `reach`: how many bytes before the window the first segment of each node may begin.
     """
 
     starts: dict[int, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""All cuts of simulated fleets, resolved by the rule, and the state that each makes.
+"""Resolve all cuts of simulated fleets, and compute the state at each.
 
-What a cut's state is, is worked out from `resolve`'s answers alone, as a restore does it: change records before
-the node's position, but for the transactions that the cut or an earlier one left out.
+The state follows from `resolve`'s result alone, as in a restore: the change records before the node's position, except
+those of transactions that the cut leaves undecided or that were rolled back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BASE_POSITION = WAL_BEGIN - 100
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """One cut of one fleet; `changes` by node and `state` (the parts of all nodes) as a restore makes them."""
+class ResolvedCut:
+    """One cut of one fleet: the `changes` by node that a restore applies, and their parts on all nodes, the `state`."""
 
     wave: Wave
     nodes: tuple[NodeCut, ...]
@@ -35,10 +35,10 @@ class Made:
 
 
 @dataclass(slots=True)
-class Followed:
-    """One node from cut to cut: its events in the table of all, and what its last cut says of the next.
+class NodeCursor:
+    """One node from cut to cut: where its events are in the table of all nodes, and what its last cut passes on.
 
-    `never` has the places of what was rolled back.
+    `rolled_back_lsns` has the positions of all transactions that were rolled back.
     """
 
     world: World
@@ -47,16 +47,16 @@ class Followed:
     first_row: int
     position: int = BASE_POSITION
     undecided: tuple[Undecided, ...] = ()
-    never: set[int] = field(default_factory=set)
+    rolled_back_lsns: set[int] = field(default_factory=set)
 
     @property
     def node(self) -> Node:
-        """Its WAL."""
+        """The node, with its WAL."""
         return self.world.nodes[self.number]
 
     def window(self, wave: Wave, events: pa.Table) -> NodeWindow:
-        """What is decoded of it for a cut: the events since the last, and some before."""
-        # A segment begins anywhere before the window does, and may reach back a long way.
+        """The node's window for a cut: the events since the previous cut, and some earlier ones."""
+        # The first segment may begin long before the window does.
         ends, since, until = self.node.ends, self.position - wave.reach[self.number], decoded_until(wave, self.number)
         first, last = bisect_right(ends, since), bisect_right(ends, until)
         found = events.slice(self.first_row + first, last - first)
@@ -64,9 +64,9 @@ class Followed:
 
 
 def events_table(nodes: Sequence[Node]) -> pa.Table:
-    """All events of the nodes in SEGMENT_SCHEMA, those of one after those of the other."""
+    """All events in SEGMENT_SCHEMA, node after node."""
     op = [op for node in nodes for op in node.op]
-    # Of no importance to a cut.
+    # A cut doesn't depend on these.
     columns: dict[str, object] = dict.fromkeys(("seq", "xid", "group", "partition"), [0] * len(op))
     columns |= dict.fromkeys(("key", "row"), [b""] * len(op))
     columns["op"] = op
@@ -77,55 +77,57 @@ def events_table(nodes: Sequence[Node]) -> pa.Table:
 
 
 def decoded_until(wave: Wave, node: int) -> int:
-    """How far the WAL of a node is decoded for a cut."""
+    """The position up to which a node's WAL is decoded for a cut."""
     return wave.finishes[node]
 
 
-def carried(cut: NodeCut) -> tuple[Undecided, ...]:
-    """What the next cut is told of the transactions that this one left out."""
+def undecided_for_next(cut: NodeCut) -> tuple[Undecided, ...]:
+    """The transactions that this cut leaves out, as the next one gets them."""
     return cut.undecided
 
 
-def effective(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
-    """The changes of a node that belong to a state; `before` is the cut before."""
+def changes_at(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:
+    """The node's changes that belong to the state at the cut; mutants also look at the `previous` cut."""
     position = cut.position
     return [one for one in world.nodes[node].changes if one[0] < position and one[0] not in excluded]
 
 
-def cuts_of(worlds: Sequence[World]) -> Iterator[tuple[Cut, list[Made]]]:
-    """Resolve all cuts of some histories in a row: the cut of all nodes, and what it makes of every fleet.
+def resolve_cuts(worlds: Sequence[World]) -> Iterator[tuple[Cut, list[ResolvedCut]]]:
+    """Resolve the cuts of some histories, one after the other: the cut of all nodes, and every fleet's part of it.
 
-    The fleets are resolved as if they were one. As none has a global id of another, nothing in one of them changes what
-    becomes of another, so that what each must keep by itself it must keep here.
+    The fleets are resolved as if they were one. No two share a global id, so none affects another, and each must keep
+    the promises that it would have to keep alone.
     """
-    nodes: list[list[Followed]] = []
+    nodes: list[list[NodeCursor]] = []
     rows = 0
     for place, world in enumerate(worlds):
         nodes.append([])
         for number, node in enumerate(world.nodes):
-            nodes[-1].append(Followed(world, number, f"{place}/{number}", rows))
+            nodes[-1].append(NodeCursor(world, number, f"{place}/{number}", rows))
             rows += len(node.op)
     events = events_table([node for world in worlds for node in world.nodes])
-    before: list[Made | None] = [None] * len(worlds)
+    previous: list[ResolvedCut | None] = [None] * len(worlds)
     for waves in zip(*(world.waves for world in worlds), strict=True):
         windows = {
             one.name: one.window(wave, events) for wave, fleet in zip(waves, nodes, strict=True) for one in fleet
         }
         cut = rule.resolve(windows)
         assert [part.node for part in cut.nodes] == list(windows)
-        made, parts = [], iter(cut.nodes)
-        for wave, fleet, last in zip(waves, nodes, before, strict=True):
-            made.append(_made(wave, fleet, tuple(islice(parts, len(fleet))), last))
-        yield cut, made
-        before = list(made)
+        resolved, parts = [], iter(cut.nodes)
+        for wave, fleet, last in zip(waves, nodes, previous, strict=True):
+            resolved.append(_apply_cut(wave, fleet, tuple(islice(parts, len(fleet))), last))
+        yield cut, resolved
+        previous = list(resolved)
 
 
-def _made(wave: Wave, fleet: list[Followed], cuts: tuple[NodeCut, ...], before: Made | None) -> Made:
-    """The state of one fleet at a cut; its nodes go on from there."""
+def _apply_cut(
+    wave: Wave, fleet: list[NodeCursor], cuts: tuple[NodeCut, ...], previous: ResolvedCut | None
+) -> ResolvedCut:
+    """Compute the state of one fleet at a cut, and advance its nodes to the cut."""
     changes: list[list[Change]] = []
     for one, cut in zip(fleet, cuts, strict=True):
-        one.never.update(cut.rolled_back)
-        excluded = one.never.union([each.lsn for each in cut.undecided])
-        changes.append(effective(one.world, one.number, cut, excluded, before))
-        one.position, one.undecided = cut.position, carried(cut)
-    return Made(wave, cuts, tuple(changes), {change.part for found in changes for change in found})
+        one.rolled_back_lsns.update(cut.rolled_back)
+        excluded = one.rolled_back_lsns.union([each.lsn for each in cut.undecided])
+        changes.append(changes_at(one.world, one.number, cut, excluded, previous))
+        one.position, one.undecided = cut.position, undecided_for_next(cut)
+    return ResolvedCut(wave, cuts, tuple(changes), {change.part for found in changes for change in found})

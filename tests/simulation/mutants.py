@@ -1,6 +1,6 @@
-"""Deliberately broken rules: each wraps one part of the rule or of what surrounds it, and copies none.
+"""Deliberately broken rules. Each patches one part of the rule or its surroundings, and duplicates no code.
 
-The simulation is worth what it catches; tests assert that it catches every one of these.
+A simulation is worth what it catches: tests assert that it catches every one of these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from snapshots.fold.superseding import last_of_every_key
 from tests.simulation import made_cuts, promises
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import Change, Node, Wave
-from tests.simulation.made_cuts import Made
+from tests.simulation.made_cuts import ResolvedCut
 from wal.cut import resolve as rule
 from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from wal.cut.cut_values import NodeCut
@@ -27,18 +27,18 @@ Mutant = Callable[[], AbstractContextManager[object]]
 
 
 def no_raising() -> AbstractContextManager[object]:
-    """Positions stay at the start markers."""
+    """Leave all positions at the start markers."""
     real = rule._raise_positions
 
     def broken(events: FleetEvents, history: rule._History) -> object:
-        # What ends at the beginning of all WAL raises nothing.
+        # An end at position 0 raises nothing.
         return real(replace(events, prepared=replace(events.prepared, end=np.zeros_like(events.prepared.end))), history)
 
     return patch.object(rule, "_raise_positions", broken)
 
 
 def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
-    """Only what is prepared raises a position, and not a tagged one-phase commit."""
+    """Raise positions for prepared transactions only, not for tagged one-phase commits."""
     real = rule._raise_positions
 
     def broken(events: FleetEvents, history: rule._History) -> object:
@@ -50,7 +50,7 @@ def tagged_commits_do_not_raise() -> AbstractContextManager[object]:
 
 
 def tags_are_not_known() -> AbstractContextManager[object]:
-    """A coordinator's one-phase commit is a local one."""
+    """Take a coordinator's one-phase commit for a local one."""
     real = made_cuts.events_table
 
     def broken(nodes: Sequence[Node]) -> object:
@@ -63,12 +63,12 @@ def tags_are_not_known() -> AbstractContextManager[object]:
 
 
 def decoded_to_the_start_only() -> AbstractContextManager[object]:
-    """The WAL between the markers is not looked at."""
+    """Ignore the WAL between the markers."""
     return patch.object(made_cuts, "decoded_until", lambda wave, node: wave.starts[node])
 
 
 def finish_before_all_starts() -> AbstractContextManager[object]:
-    """A node's finish marker follows its own start marker, whatever the others have."""
+    """Write a node's finish marker after its own start marker, without waiting for the other nodes."""
 
     def broken(world: World, wave: Wave, node: int) -> list[int]:
         return [node]
@@ -77,27 +77,27 @@ def finish_before_all_starts() -> AbstractContextManager[object]:
 
 
 def early_ones_applied_twice() -> AbstractContextManager[object]:
-    """What a cut included early is applied again with its COMMIT PREPARED in the next increment."""
-    real = made_cuts.effective
+    """Apply a transaction that was included early again, at its COMMIT PREPARED in the next increment."""
+    real = made_cuts.changes_at
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
-        found = real(world, node, cut, excluded, before)
-        if before is None:
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:
+        found = real(world, node, cut, excluded, previous)
+        if previous is None:
             return found
-        window = range(before.nodes[node].position, cut.position)
-        known = [one for one in found if one.part in before.state]
-        return found + [one for one in known if world.parts[one.part].settled in window]
+        window = range(previous.nodes[node].position, cut.position)
+        known = [one for one in found if one.part in previous.state]
+        return found + [one for one in known if world.parts[one.part].commit_lsn in window]
 
-    return patch.object(made_cuts, "effective", broken)
+    return patch.object(made_cuts, "changes_at", broken)
 
 
 def undecided_not_carried() -> AbstractContextManager[object]:
-    """A cut does not know what the cut before left out."""
-    return patch.object(made_cuts, "carried", lambda cut: ())
+    """Forget what the previous cut left undecided."""
+    return patch.object(made_cuts, "undecided_for_next", lambda cut: ())
 
 
 def rollbacks_not_known() -> AbstractContextManager[object]:
-    """What was rolled back is taken for a part of the transaction that uses its gid again."""
+    """Take a rolled back part for a part of a later transaction with the same gid."""
 
     def broken(windows: Mapping[str, NodeWindow]) -> object:
         events = fleet_events(windows)
@@ -107,36 +107,36 @@ def rollbacks_not_known() -> AbstractContextManager[object]:
 
 
 def only_what_is_committed_everywhere() -> AbstractContextManager[object]:
-    """A transaction is left out until it is committed on all of its nodes."""
-    real = made_cuts.effective
+    """Leave a transaction out until it is committed on all of its nodes."""
+    real = made_cuts.changes_at
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
-        found = real(world, node, cut, excluded, before)
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:
+        found = real(world, node, cut, excluded, previous)
         return [one for one in found if is_over_everywhere(world, one.part, cut)]
 
     def is_over_everywhere(world: World, number: int, cut: NodeCut) -> bool:
-        # The wave is known by this node's start marker.
+        # This node's start marker identifies the cut.
         wave = next(each for each in world.waves if cut.start in each.starts.values())
         parts = world.parts[number].transaction.parts
-        return all(part.settled is not None and part.settled < wave.starts[part.node] for part in parts)
+        return all(part.commit_lsn is not None and part.commit_lsn < wave.starts[part.node] for part in parts)
 
-    return patch.object(made_cuts, "effective", broken)
+    return patch.object(made_cuts, "changes_at", broken)
 
 
 def early_ones_left_out_again() -> AbstractContextManager[object]:
-    """What a cut included early is left out by the next one, if its COMMIT PREPARED has not come."""
-    real = made_cuts.effective
+    """Leave a transaction that was included early out of the next cut while its COMMIT PREPARED is missing."""
+    real = made_cuts.changes_at
 
-    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], before: Made | None) -> list[Change]:
-        found = real(world, node, cut, excluded, before)
-        known = before.state if before else set()
-        return [one for one in found if one.part not in known or world.parts[one.part].settled is not None]
+    def broken(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:
+        found = real(world, node, cut, excluded, previous)
+        known = previous.state if previous else set()
+        return [one for one in found if one.part not in known or world.parts[one.part].commit_lsn is not None]
 
-    return patch.object(made_cuts, "effective", broken)
+    return patch.object(made_cuts, "changes_at", broken)
 
 
 def first_image_wins() -> AbstractContextManager[object]:
-    """Folding takes the first image of a row, not the last."""
+    """Fold to the first image of a row instead of the last."""
 
     def broken(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> Flags:
         return last_of_every_key(groups, keys, -lsn, seq)
@@ -144,7 +144,7 @@ def first_image_wins() -> AbstractContextManager[object]:
     return patch.object(promises, "last_of_every_key", broken)
 
 
-# Each with the promise that it breaks.
+# Each mutant with the promise that it breaks.
 MUTANTS: Mapping[Mutant, str] = {
     no_raising: "atomic",
     tagged_commits_do_not_raise: "atomic",
@@ -152,9 +152,9 @@ MUTANTS: Mapping[Mutant, str] = {
     decoded_to_the_start_only: "atomic",
     finish_before_all_starts: "atomic",
     only_what_is_committed_everywhere: "causal",
-    undecided_not_carried: "carry",
-    rollbacks_not_known: "carry",
+    undecided_not_carried: "undecided",
+    rollbacks_not_known: "undecided",
     early_ones_left_out_again: "monotone",
-    early_ones_applied_twice: "order",
-    first_image_wins: "order",
+    early_ones_applied_twice: "ordered",
+    first_image_wins: "ordered",
 }

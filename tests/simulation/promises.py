@@ -1,4 +1,4 @@
-"""What docs/consistency.md promises of every cut, asserted on all cuts of histories of the model."""
+"""The promises of docs/consistency.md, asserted on every cut of the model's histories."""
 
 from __future__ import annotations
 
@@ -13,83 +13,85 @@ from fleet.lsn import Lsn
 from snapshots.fold.superseding import last_of_every_key
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Part, Transaction
-from tests.simulation.made_cuts import Made, cuts_of
+from tests.simulation.made_cuts import ResolvedCut, resolve_cuts
 from wal.cut.cut_values import Cut, Undecided
 
-# Keys of one byte, one after the other.
+# One key of one byte per row.
 KEY_BYTES = np.arange(ROWS_PER_NODE, dtype=np.uint8)
 
 
 def check_histories(worlds: Sequence[World]) -> Counter[str]:
-    """Assert every promise on every cut of fleets side by side; return what there was in them to be checked."""
+    """Assert every promise on every cut of several fleets; return how often each case occurred."""
     tally: Counter[str] = Counter(histories=len(worlds), reused_gids=sum(world.reused_gids for world in worlds))
-    made: list[list[Made]] = []
-    for cut, cuts in cuts_of(worlds):
+    resolved: list[list[ResolvedCut]] = []
+    for cut, cuts in resolve_cuts(worlds):
         counted: Counter[str] = Counter()
         for number, (world, one) in enumerate(zip(worlds, cuts, strict=True)):
-            before = made[-1][number] if made else None
-            if before:
-                check_monotone(world, one, before)
+            previous = resolved[-1][number] if resolved else None
+            if previous:
+                check_monotone(world, one, previous)
             check_atomic(world, one)
             check_causal(world, one)
             check_positions(world, one)
-            check_carried(world, one, tally)
-            count_entered(world, one, before, counted)
+            check_undecided(world, one, tally)
+            count_added(world, one, previous, counted)
         check_counts(cut, counted)
         tally += counted
-        made.append(cuts)
-    by_world = list(zip(*made, strict=True))
+        resolved.append(cuts)
+    by_world = list(zip(*resolved, strict=True))
     check_order(worlds, by_world)
     tally["cuts"] += sum(map(len, by_world))
-    for world, cuts_made in zip(worlds, by_world, strict=True):
-        tally["in doubt for ever"] += sum(in_doubt(part) for part in world.parts)
-        tally["carried over two cuts"] += carried_over(world, cuts_made)
+    for world, cuts_of_world in zip(worlds, by_world, strict=True):
+        tally["in doubt for ever"] += sum(is_in_doubt(part) for part in world.parts)
+        tally["undecided at two cuts"] += count_undecided_twice(world, cuts_of_world)
     return tally
 
 
-def check_monotone(world: World, made: Made, before: Made) -> None:
-    """A later cut includes all that an earlier one did."""
-    lost = before.state - made.state
-    assert not lost, f"monotone: parts {lost} are not included, which the cut before had"
+def check_monotone(world: World, resolved: ResolvedCut, previous: ResolvedCut) -> None:
+    """Assert that a cut includes everything that the previous one did."""
+    lost = previous.state - resolved.state
+    assert not lost, f"monotone: parts {lost} are in the previous cut and not in this one"
 
 
-def check_atomic(world: World, made: Made) -> None:
-    """A transaction is included on all its nodes or on none, and only if it is committed."""
-    state, parts = made.state, world.parts
+def check_atomic(world: World, resolved: ResolvedCut) -> None:
+    """Assert that a transaction is included on all its nodes or on none, and only if it is committed."""
+    state, parts = resolved.state, world.parts
     for number in state:
         one = parts[number].transaction
         assert one.fate == "committed", f"atomic: transaction {one.number} is included and {one.fate}"
         if one.gid is not None:
             missing = one.numbers - state
-            assert not missing, f"atomic: of transaction {one.number} part {number} is included and not {missing}"
+            assert not missing, f"atomic: transaction {one.number}: part {number} is included, {missing} are not"
 
 
-def check_causal(world: World, made: Made) -> None:
-    """Whatever an included part read or overwrote is included."""
-    state, parts = made.state, world.parts
+def check_causal(world: World, resolved: ResolvedCut) -> None:
+    """Assert that everything that an included part read or overwrote is included."""
+    state, parts = resolved.state, world.parts
     for number in state:
         missing = parts[number].saw - state
-        assert not missing, f"causal: part {number} is included and not {missing}, whose rows it saw"
+        assert not missing, f"causal: part {number} is included, {missing}, whose rows it saw, are not"
 
 
-def check_positions(world: World, made: Made) -> None:
-    """A position is between the markers, and all that was over before it is included."""
-    positions = [cut.position for cut in made.nodes]
+def check_positions(world: World, resolved: ResolvedCut) -> None:
+    """Assert that positions lie between the markers, and that everything committed before them is included."""
+    positions = [cut.position for cut in resolved.nodes]
     for node, position in enumerate(positions):
-        assert made.wave.starts[node] <= position <= made.wave.finishes[node], "a position outside the markers"
+        assert resolved.wave.starts[node] <= position <= resolved.wave.finishes[node], (
+            "a position is outside the markers"
+        )
     for part in world.parts:
-        if part.settled is not None and part.settled < positions[part.node]:
-            assert part.number in made.state, f"complete: part {part.number} was over before the cut"
+        if part.commit_lsn is not None and part.commit_lsn < positions[part.node]:
+            assert part.number in resolved.state, f"complete: part {part.number} was committed before the cut"
 
 
-def check_carried(world: World, made: Made, tally: Counter[str]) -> None:
-    """What is prepared before the cut is included, rolled back or named as undecided, whenever it was prepared."""
-    positions = [cut.position for cut in made.nodes]
-    # Those of which any part is committed before the cut's position there.
+def check_undecided(world: World, resolved: ResolvedCut, tally: Counter[str]) -> None:
+    """Assert that a transaction prepared before the cut, however long before, is included, undecided or rolled back."""
+    positions = [cut.position for cut in resolved.nodes]
+    # A part is committed before the cut's position on its node.
     decided = {
         part.transaction.number
         for part in world.parts
-        if part.settled is not None and part.settled < positions[part.node]
+        if part.commit_lsn is not None and part.commit_lsn < positions[part.node]
     }
     expected: list[list[Undecided]] = [[] for _ in positions]
     for part in world.parts:
@@ -97,102 +99,106 @@ def check_carried(world: World, made: Made, tally: Counter[str]) -> None:
         if one.gid is None or part.lsn is None or part.lsn >= positions[node]:
             continue
         if one.number in decided:
-            assert part.number in made.state, f"carry: part {part.number} is committed and not included"
+            assert part.number in resolved.state, f"undecided: part {part.number} is committed and not included"
             continue
-        assert part.number not in made.state, f"carry: part {part.number} is included and not decided"
-        if part.undone_end is None or part.undone_end > made.wave.finishes[node]:
+        assert part.number not in resolved.state, f"undecided: part {part.number} is included and not decided"
+        if part.rollback_end is None or part.rollback_end > resolved.wave.finishes[node]:
             expected[node].append(Undecided(one.gid, Lsn(part.lsn), Lsn(part.end)))
-    for node, cut in enumerate(made.nodes):
+    for node, cut in enumerate(resolved.nodes):
         if cut.undecided or expected[node]:
-            assert sorted(cut.undecided, key=by_lsn) == sorted(expected[node], key=by_lsn), "carry: others are named"
+            assert sorted(cut.undecided, key=by_lsn) == sorted(expected[node], key=by_lsn), "undecided: wrong list"
             tally["undecided"] += len(expected[node])
-        tally["raised"] += cut.position > made.wave.starts[node]
+        tally["raised"] += cut.position > resolved.wave.starts[node]
 
 
 def by_lsn(one: Undecided) -> int:
-    """Where it was prepared."""
+    """The position of its PREPARE."""
     return one.lsn
 
 
-def count_entered(world: World, made: Made, before: Made | None, counted: Counter[str]) -> None:
-    """Count what came into the state of one fleet with a cut; its local transactions are counted right."""
-    entered = [world.parts[number] for number in (made.state - before.state if before else made.state)]
-    local = sum(part.transaction.gid is None for part in entered)
-    assert local == sum(cut.local_transactions for cut in made.nodes), "local transactions are counted wrong"
-    distributed = {part.transaction.number: part.transaction for part in entered if part.transaction.gid is not None}
+def count_added(world: World, resolved: ResolvedCut, previous: ResolvedCut | None, counted: Counter[str]) -> None:
+    """Count what a cut adds to the state of one fleet; assert that the cut has the right count of local ones."""
+    added = [world.parts[number] for number in (resolved.state - previous.state if previous else resolved.state)]
+    local = sum(part.transaction.gid is None for part in added)
+    assert local == sum(cut.local_transactions for cut in resolved.nodes), "wrong count of local transactions"
+    distributed = {part.transaction.number: part.transaction for part in added if part.transaction.gid is not None}
     counted["distributed"] += len(distributed)
     for one in distributed.values():
-        counted["early"] += is_early(one, made)
+        counted["early"] += is_included_early(one, resolved)
         counted["with two branches on a node"] += len({part.node for part in one.parts}) < len(one.parts)
         tagged = one.coordinator
         if tagged:
             counted["tagged"] += 1
-            is_raised_to = tagged.lsn is not None and tagged.lsn >= made.wave.starts[tagged.node]
+            is_raised_to = tagged.lsn is not None and tagged.lsn >= resolved.wave.starts[tagged.node]
             counted["raised to a tagged commit"] += is_raised_to
 
 
 def check_counts(cut: Cut, counted: Counter[str]) -> None:
-    """Transactions are counted once, whatever they are."""
-    assert cut.global_transactions == counted["distributed"], "global transactions are counted wrong"
-    assert cut.included_early == counted["early"], "early ones are counted wrong"
+    """Assert that every global transaction is counted once."""
+    assert cut.global_transactions == counted["distributed"], "wrong count of global transactions"
+    assert cut.included_early == counted["early"], "wrong count of transactions included early"
 
 
-def is_early(one: Transaction, made: Made) -> bool:
-    """Whether an included transaction is on some node committed in no branch before the cut."""
-    nodes = made.nodes
-    over = {part.node for part in one.parts if part.settled is not None and part.settled < nodes[part.node].position}
+def is_included_early(one: Transaction, resolved: ResolvedCut) -> bool:
+    """Whether some node of an included transaction has committed none of its branches before the cut."""
+    nodes = resolved.nodes
+    over = {
+        part.node for part in one.parts if part.commit_lsn is not None and part.commit_lsn < nodes[part.node].position
+    }
     return any(part.node not in over for part in one.parts)
 
 
-def in_doubt(part: Part) -> bool:
-    """Whether a part is prepared and nobody will ever settle it."""
-    return part.lsn is not None and part.settled is None and part.undone_end is None
+def is_in_doubt(part: Part) -> bool:
+    """Whether the part is prepared and never decided."""
+    return part.lsn is not None and part.commit_lsn is None and part.rollback_end is None
 
 
-def carried_over(world: World, made: Sequence[Made]) -> int:
-    """How many parts two cuts or more left out that a later one included."""
-    named = Counter((node, each.lsn) for one in made for node, cut in enumerate(one.nodes) for each in cut.undecided)
-    last = made[-1].state
+def count_undecided_twice(world: World, resolved: Sequence[ResolvedCut]) -> int:
+    """How many parts were undecided at two or more cuts, and are included in a later one."""
+    named = Counter(
+        (node, each.lsn) for one in resolved for node, cut in enumerate(one.nodes) for each in cut.undecided
+    )
+    last = resolved[-1].state
     return sum(part.lsn is not None and named[part.node, part.lsn] >= 2 and part.number in last for part in world.parts)
 
 
-def check_order(worlds: Sequence[World], made: Sequence[Sequence[Made]]) -> None:
-    """Folding gives of every row the value of its last included writer, and every appended line once.
+def check_order(worlds: Sequence[World], resolved: Sequence[Sequence[ResolvedCut]]) -> None:
+    """Assert that folding gives every row the value of its last included writer, and every appended line once.
 
-    Every node at every cut is a group of its own.
+    Every node at every cut is folded as a separate group.
     """
-    groups = [changes for cuts in made for one in cuts for changes in one.changes]
+    groups = [changes for cuts in resolved for one in cuts for changes in one.changes]
     folded = fold(groups)
     group = 0
-    for world, cuts in zip(worlds, made, strict=True):
-        chains = [chains_of(world, number) for number in range(len(world.nodes))]
+    for world, cuts in zip(worlds, resolved, strict=True):
+        writers_by_node = [row_writers(world, number) for number in range(len(world.nodes))]
         for one in cuts:
-            for number, rows in enumerate(chains):
+            for number, rows in enumerate(writers_by_node):
                 for row, writers in enumerate(rows):
                     last = next((part for part in reversed(writers) if part in one.state), None)
                     found = folded.get((group, row))
-                    assert found == last, f"order: row {row} of node {number} is {found}'s instead of {last}'s"
+                    assert found == last, f"ordered: row {row} of node {number} is {found}'s, not {last}'s"
                 group += 1
 
 
-def chains_of(world: World, number: int) -> list[list[int]]:
-    """Who wrote each row, in commit order; last, who committed elsewhere and holds it locked for ever."""
-    found = world.nodes[number].chains
+def row_writers(world: World, number: int) -> list[list[int]]:
+    """The writers of each row in commit order; last, one that is committed elsewhere and locks the row for ever."""
+    found = world.nodes[number].writers
     for part in world.parts:
-        if part.node == number and in_doubt(part) and part.transaction.fate == "committed":
+        if part.node == number and is_in_doubt(part) and part.transaction.fate == "committed":
             found = [[*writers, part.number] if row in part.writes else writers for row, writers in enumerate(found)]
     return found
 
 
 def fold(changes: Sequence[list[tuple[int, int, int, int]]]) -> dict[tuple[int, int], int]:
-    """The last part to write every row of every group, out of the groups' changes in any order."""
+    """The last writer of every row of every group; the groups' changes may be in any order."""
     sizes = [len(group) for group in changes]
     numbers = chain.from_iterable(chain.from_iterable(changes))
     lsn, seq, rows, parts = np.fromiter(numbers, np.int64, 4 * sum(sizes)).reshape(-1, 4).T
     groups = np.repeat(np.arange(len(sizes)), sizes)
     is_line = rows == APPENDED
     lines = np.stack([groups[is_line], parts[is_line]])
-    assert np.unique(lines, axis=1).shape == lines.shape, "order: a node has a line several times"
+    assert np.unique(lines, axis=1).shape == lines.shape, "ordered: a node has a line several times"
     groups, lsn, seq, rows, parts = (column[~is_line] for column in (groups, lsn, seq, rows, parts))
     keys = BytesColumn(KEY_BYTES[rows], np.arange(len(rows) + 1))
     last = last_of_every_key(groups, keys, lsn, seq)

@@ -1,4 +1,4 @@
-"""Simulated readers: `list`, and `restore` as far as the store is concerned."""
+"""Simulated readers: `list`, and what `restore` does on the store."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ IDENTITY = StoreIdentity("f", "simulated")
 
 
 def list_store(process: Process) -> list[Entry]:
-    """`snapshot list`: what it shows is checked."""
+    """`snapshot list`, with its output checked."""
     entries = [_entry(process.store, IDENTITY, name) for name in snapshot_names(process.store)]
     shown = (f"{one.name} up to {one.chain.last.increment}" if one.chain else one.name for one in entries)
-    process.tell(f"shows {', '.join(shown) or 'nothing'}")
+    process.log(f"shows {', '.join(shown) or 'nothing'}")
     check_listing(process.world, process, entries)
     check_open(process.world, read_open_operations(process.store))
     return entries
 
 
 def restore(process: Process, name: str, increment: int | None = None) -> None:
-    """`snapshot restore NAME`: what it yields is checked; it may fail where its reads do, or somebody deletes."""
+    """`snapshot restore NAME`, with its result checked. It may fail if a read does, or if the snapshot is deleted."""
     chain = read_chain(process.store, name, increment)
     chain.check_archive()
     operation = new_operation("restore", name, chain.last.increment, NODES)
     with excusing_damage(process, chain), hold_lease(process.store, operation, process):
-        state = {node: restored(process, chain, node) for node in NODES}
+        state = {node: read_numbers(process, chain, node) for node in NODES}
     check_restored(process.world, process, chain, state)
     if increment is None:
         check_newest(process.world, process, chain)
@@ -50,7 +50,7 @@ def restore(process: Process, name: str, increment: int | None = None) -> None:
 
 @contextmanager
 def excusing_damage(process: Process, chain: Chain) -> Iterator[None]:
-    """Assert that an object is found damaged only where somebody takes the snapshot or its increments away."""
+    """Assert that no object is damaged unless the snapshot is being deleted, or its increments pruned."""
     try:
         yield
     except ObjectDamagedError as error:
@@ -59,14 +59,14 @@ def excusing_damage(process: Process, chain: Chain) -> Iterator[None]:
         raise AssertionError(f"restores: {error.message}") from error
 
 
-def restored(process: Process, chain: Chain, node: str) -> list[int]:
-    """The numbers that a node's copy has at the chain's last cut."""
+def read_numbers(process: Process, chain: Chain, node: str) -> list[int]:
+    """The numbers that a node's rows have at the chain's last cut."""
     listed = [(one.key, (one.size, one.digest)) for one in chain.full.objects if one.node == node]
     listed += [(one.key, (one.size, one.digest)) for one in chain.segments(node)]
     bodies = [read_listed(process.store, node, key, expected) for key, expected in listed]
     numbers: list[int] = []
     for body in bodies:
-        # Read as leniently as can be: only digests are to tell that a body was cut short.
+        # Read leniently: only the digest is meant to detect a truncated body.
         after, through = (int(word or 0) for word in [*body.decode().split(" "), "", "", "", ""][2:4])
         numbers += range(after + 1, through + 1)
     return [number for number in numbers if number <= chain.position(node)]

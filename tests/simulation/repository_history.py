@@ -1,6 +1,6 @@
-"""A history of a repository: some shells that run commands at once, with faults, and then a calm that must mend all.
+"""A history of a repository: some shells run commands at once, under faults; then come commands without faults.
 
-The seed says everything: what is run, who runs when, and what each call meets.
+The seed decides everything: which commands run, which process runs when, and which faults each call meets.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from functools import partial
 from storage.errors import SnapshotError
 from tests.simulation.create_processes import create_full, create_increment
 from tests.simulation.reading_processes import list_store, restore
-from tests.simulation.repository_calm import arrive, check_calm
+from tests.simulation.repository_calm import check_after_faults, deliver_late
 from tests.simulation.repository_model import RepositoryWorld
-from tests.simulation.repository_promises import tally_of
+from tests.simulation.repository_promises import count_reports
 from tests.simulation.retention_processes import collect, delete, give_up, prune_some
 from tests.simulation.runs import PromiseBrokenError
 from tests.simulation.simulated import simulated
-from tests.simulation.store_processes import CALM, Climate, Process
+from tests.simulation.store_processes import NO_FAULTS, FaultRates, Process
 
 Command = tuple[str, Callable[[Process], object]]
 
 NAMES = ("x", "y")
-CLIMATES = (
-    Climate(pause=0.05),
-    Climate(fault=0.01, listing=0.1, body=0.05, commit=0.3, pause=0.02),
-    Climate(fault=0.005, listing=0.3, body=0.1, commit=0.6, pause=0.02),
-    Climate(fault=0.05, listing=0.05, body=0.1, commit=0.2, pause=0.01),
-    Climate(fault=0.01, body=0.3, commit=0.4, pause=0.1),
+FAULT_RATES = (
+    FaultRates(pause=0.05),
+    FaultRates(fault=0.01, listing=0.1, body=0.05, commit=0.3, pause=0.02),
+    FaultRates(fault=0.005, listing=0.3, body=0.1, commit=0.6, pause=0.02),
+    FaultRates(fault=0.05, listing=0.05, body=0.1, commit=0.2, pause=0.01),
+    FaultRates(fault=0.01, body=0.3, commit=0.4, pause=0.1),
 )
 SWITCHES = (0.05, 0.3, 0.8)
-# As often as they stand here.
+# A command that is listed n times is drawn n times as often.
 COMMANDS: tuple[tuple[str, Callable[..., object]], ...] = (
     *(("create", create_full),) * 6,
     *(("increment", create_increment),) * 8,
@@ -52,12 +52,12 @@ SKEWS_SECONDS = (0, 0, 0, -90, 90, 7200)
 
 
 def run_repository(seed: int) -> Counter[str]:
-    """Make the history of a seed and check every promise; raise PromiseBrokenError with its story."""
+    """Run the history of a seed and check every promise; raise PromiseBrokenError with its story."""
     world = RepositoryWorld(seed)
-    with promising(world, f"CUTLINE_SEED={seed}"), simulated(world):
+    with reporting_broken_promises(world, f"CUTLINE_SEED={seed}"), simulated(world):
         make_history(world)
-        check_calm(world, NAMES)
-    return counted(world)
+        check_after_faults(world, NAMES)
+    return finish_tally(world)
 
 
 def run_repositories(first: int, histories: int) -> Counter[str]:
@@ -69,8 +69,8 @@ def run_repositories(first: int, histories: int) -> Counter[str]:
 
 
 @contextmanager
-def promising(world: RepositoryWorld, repeat: str) -> Iterator[None]:
-    """Say what repeats it, and tell the story, where a promise is broken."""
+def reporting_broken_promises(world: RepositoryWorld, repeat: str) -> Iterator[None]:
+    """If a promise is broken, raise PromiseBrokenError with how to repeat the history, and its story."""
     try:
         yield
     except (AssertionError, SnapshotError) as error:
@@ -78,45 +78,45 @@ def promising(world: RepositoryWorld, repeat: str) -> Iterator[None]:
         raise PromiseBrokenError(f"{repeat}: {error}\n{story}") from error
 
 
-def counted(world: RepositoryWorld) -> Counter[str]:
-    """What the history held."""
+def finish_tally(world: RepositoryWorld) -> Counter[str]:
+    """Complete the counts of the history."""
     world.tally["histories"] += 1
     world.tally["calls"] += world.schedule.steps
-    world.tally.update(tally_of(world.attempts.values()))
+    world.tally.update(count_reports(world.create_runs.values()))
     return world.tally
 
 
 def make_history(world: RepositoryWorld) -> None:
-    """Run some shells to their ends, all with one climate."""
-    climate = world.draw.choice(CLIMATES)
+    """Run some shells to their ends, all with the same fault rates."""
+    rates = world.draw.choice(FAULT_RATES)
     world.schedule.switch = world.draw.choice(SWITCHES)
     if world.below(3):
-        Process(world, "create x", CALM).run(partial(create_full, name="x"))
+        Process(world, "create x", NO_FAULTS).run(partial(create_full, name="x"))
         for _ in range(world.below(3)):
-            Process(world, "increment x", CALM).run(partial(create_increment, name="x"))
+            Process(world, "increment x", NO_FAULTS).run(partial(create_increment, name="x"))
         if world.below(2):
-            Process(world, "create y", CALM).run(partial(create_full, name="y"))
-    world.schedule.on_step = partial(let_arrive, world)
-    world.schedule.run([partial(run_shell, world, climate, number) for number in range(1 + world.below(LANES_MAX))])
+            Process(world, "create y", NO_FAULTS).run(partial(create_full, name="y"))
+    world.schedule.on_step = partial(deliver_some_late, world)
+    world.schedule.run([partial(run_shell, world, rates, number) for number in range(1 + world.below(LANES_MAX))])
 
 
-def let_arrive(world: RepositoryWorld) -> None:
-    """At any call, a put that was under way may arrive."""
+def deliver_some_late(world: RepositoryWorld) -> None:
+    """Let late puts arrive, each with a small probability at any call."""
     for late in list(world.bucket.late):
         if world.draw.random() < ARRIVAL:
-            arrive(world, late)
+            deliver_late(world, late)
 
 
-def run_shell(world: RepositoryWorld, climate: Climate, number: int) -> None:
-    """One lane: commands one after the other, on a machine whose clock may be wrong."""
+def run_shell(world: RepositoryWorld, rates: FaultRates, number: int) -> None:
+    """Run the commands of one lane, on a machine whose clock may be wrong."""
     skew = timedelta(seconds=world.draw.choice(SKEWS_SECONDS))
     for _ in range(1 + world.below(COMMANDS_MAX)):
         title, work = draw_command(world)
-        Process(world, f"{title} ({number})", climate, skew).run(work)
+        Process(world, f"{title} ({number})", rates, skew).run(work)
 
 
 def draw_command(world: RepositoryWorld) -> Command:
-    """What somebody runs next."""
+    """Draw the next command of a shell."""
     title, work = world.draw.choice(COMMANDS)
     if work in NAMELESS:
         return title, work

@@ -1,6 +1,6 @@
-"""Deliberately broken protocols: each breaks one step of the product's code, or of what it relies on, and copies none.
+"""Deliberately broken protocols. Each patches one step of the product's code or of the store, and duplicates no code.
 
-The simulation is worth what it catches; tests assert that it catches every one of these.
+A simulation is worth what it catches: tests assert that it catches every one of these.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from unittest.mock import patch
 
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.operations import committing as publishing
-from snapshots.operations import deciding
+from snapshots.operations import committing, deciding, settling
 from snapshots.operations import operation as operations
-from snapshots.operations import settling as settle
-from snapshots.operations.operation import Operation, is_open, pending_operations
+from snapshots.operations.operation import Operation, is_open, read_open_intents
 from snapshots.records import commits, operation_records
 from snapshots.records.commit import Commit
 from snapshots.records.operation_records import Intent, Outcome
@@ -34,7 +32,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _everywhere(name: str, broken: object, *modules: object) -> Iterator[None]:
-    """Put `broken` in the place of what several modules call `name`."""
+    """Replace `name` in several modules with `broken`."""
     patches = [patch.object(module, name, broken) for module in modules]
     for one in patches:
         one.start()
@@ -46,17 +44,17 @@ def _everywhere(name: str, broken: object, *modules: object) -> Iterator[None]:
 
 
 def no_void() -> AbstractContextManager[object]:
-    """Whoever settles looks whether the commit is there, and leaves it at that."""
-    return _everywhere("decide", deciding.has_committed, settle, operations)
+    """Settle by looking for the commit, without putting a void."""
+    return _everywhere("decide", deciding.has_committed, settling, operations)
 
 
 def outcome_decides() -> AbstractContextManager[object]:
-    """There are no voids: before it commits, an operation looks whether somebody has stored its outcome."""
+    """Put no voids; instead, before it commits, an operation checks whether its outcome has been stored."""
     real = operations.commit_operation
 
     def broken(store: ObjectStore, operation: Operation, commit: Commit) -> None:
         if not is_open(store, operation.id):
-            raise publishing.operation_settled_error(operation.id)
+            raise committing.operation_settled_error(operation.id)
         real(store, operation, commit)
 
     @contextmanager
@@ -68,12 +66,12 @@ def outcome_decides() -> AbstractContextManager[object]:
 
 
 def void_at_another_key() -> AbstractContextManager[object]:
-    """The void is put where the next turn would be, not where the operation's own commit would."""
+    """Put the void under the key of the next turn instead of the operation's own commit key."""
     return patch.object(deciding, "key_of", lambda one: commits.commit_key(one.snapshot, one.increment, one.turn + 1))
 
 
 def interrupt_leaves_the_put() -> AbstractContextManager[object]:
-    """An operation that is interrupted says that it failed, whatever becomes of its put."""
+    """Report an interrupted operation as failed without deciding whether its put was stored."""
 
     def broken(store: ObjectStore, intent: Intent) -> bool:
         return False
@@ -82,63 +80,63 @@ def interrupt_leaves_the_put() -> AbstractContextManager[object]:
 
 
 def taken_is_an_answer() -> AbstractContextManager[object]:
-    """A 412 is taken for another's commit without reading whose it is."""
-    real = publishing._check_stored
+    """Take a 412 for another operation's commit without reading the object."""
+    real = committing._check_stored
 
     def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         if isinstance(error, ObjectExistsError):
-            raise publishing._name_taken_error(commit)
+            raise committing._name_taken_error(commit)
         real(store, key, commit, error, at_once=at_once)
 
-    return patch.object(publishing, "_check_stored", broken)
+    return patch.object(committing, "_check_stored", broken)
 
 
 def lost_is_failed() -> AbstractContextManager[object]:
-    """A commit whose answer was lost is said not to exist."""
+    """Report a commit whose answer was lost as failed."""
 
     def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         raise StoreUnreachableError(url=store.url, reason="no answer")
 
-    return patch.object(publishing, "_check_stored", broken)
+    return patch.object(committing, "_check_stored", broken)
 
 
 def lost_is_stored() -> AbstractContextManager[object]:
-    """A commit whose answer was lost is said to exist."""
-    real = publishing._check_stored
+    """Report a commit whose answer was lost as stored."""
+    real = committing._check_stored
 
     def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
         if not isinstance(error, AnswerLostError):
             real(store, key, commit, error, at_once=at_once)
 
-    return patch.object(publishing, "_check_stored", broken)
+    return patch.object(committing, "_check_stored", broken)
 
 
 def one_look_is_enough() -> AbstractContextManager[object]:
-    """A put that is not seen after its answer was lost is said not to exist, though it may arrive later."""
+    """Report a put whose answer was lost as failed if one read doesn't find it, though it may arrive later."""
 
     def broken(look: Callable[[], T], unclear: tuple[type[Exception], ...], *, at_once: bool) -> T:
         with suppress(ObjectMissingError):
             return look()
         raise StoreUnreachableError(url="", reason="it was not stored")
 
-    return patch.object(publishing, "read_back", broken)
+    return patch.object(committing, "read_back", broken)
 
 
 def unconditional_put() -> AbstractContextManager[object]:
-    """The store puts one object in the place of another, as some S3 servers do."""
+    """Let puts overwrite objects, as some S3 servers do."""
     real = Bucket.put
 
     def broken(bucket: Bucket, key: str, body: bytes) -> None:
-        first = bucket.first.get(key)
+        first = bucket.first_digests.get(key)
         bucket.stored.delete(key)
         real(bucket, key, body)
-        bucket.first[key] = first or digest(body)
+        bucket.first_digests[key] = first or digest(body)
 
     return patch.object(Bucket, "put", broken)
 
 
 def turn_used_again() -> AbstractContextManager[object]:
-    """The try after a void is put in the same turn."""
+    """Use the same turn again after a void."""
 
     def broken(store: ObjectStore, name: str, increment: int) -> int:
         commits.free_turn(store, name, increment)
@@ -148,20 +146,20 @@ def turn_used_again() -> AbstractContextManager[object]:
 
 
 def slots_dropped_first() -> AbstractContextManager[object]:
-    """Settling drops an operation's slots before it decides whether that has committed."""
-    real = settle.settle_operations
+    """Settle by dropping an operation's slots before deciding whether it has committed."""
+    real = settling.settle_operations
 
     def broken(store: ObjectStore, fleet: Fleet, progress: Progress) -> None:
-        for operation in pending_operations(store):
+        for operation in read_open_intents(store):
             if operation.slot:
-                settle.drop_slots([], operation.slot)
+                settling.drop_slots([], operation.slot)
         real(store, fleet, progress)
 
     return patch.object(create_processes, "settle_operations", broken)
 
 
 def undone_though_committed() -> AbstractContextManager[object]:
-    """After an error a create drops its slots without asking whether it has committed."""
+    """After an error, drop the slots of a create even if it has committed."""
     real = operations.decide
 
     def broken(store: ObjectStore, intent: Intent) -> bool:
@@ -172,7 +170,7 @@ def undone_though_committed() -> AbstractContextManager[object]:
 
 
 def listing_counts() -> AbstractContextManager[object]:
-    """An increment that a listing does not show is not asked for."""
+    """Rely on the listing for increments instead of reading them by key."""
     real = commits._read_place
 
     def broken(store: ObjectStore, name: str, increment: int) -> commits.CommitPlace:
@@ -182,7 +180,7 @@ def listing_counts() -> AbstractContextManager[object]:
 
 
 def not_verified() -> AbstractContextManager[object]:
-    """A restore takes an object's bytes as they come."""
+    """Restore without verifying the digests of objects."""
 
     def broken(store: ObjectStore, node: str, key: str, listed: tuple[int, str]) -> bytes:
         return store.read(key)
@@ -191,7 +189,7 @@ def not_verified() -> AbstractContextManager[object]:
 
 
 def settles_nothing() -> AbstractContextManager[object]:
-    """An operation begins whatever became of those before it."""
+    """Begin an operation without settling the earlier ones."""
 
     def broken(store: ObjectStore, fleet: Fleet, progress: Progress) -> None: ...
 
@@ -199,7 +197,7 @@ def settles_nothing() -> AbstractContextManager[object]:
 
 
 def nothing_recorded() -> AbstractContextManager[object]:
-    """A create makes its slots without having stored what it is about to do."""
+    """Create slots without storing an intent first."""
 
     @contextmanager
     def broken(store: ObjectStore, operation: Operation, undo: Callable[[], bool] | None = None) -> Iterator[None]:
@@ -209,7 +207,7 @@ def nothing_recorded() -> AbstractContextManager[object]:
 
 
 def lost_object_is_stored() -> AbstractContextManager[object]:
-    """An object that a commit lists is taken to be stored where nobody said so."""
+    """Take an object whose answer was lost for stored."""
 
     def broken(store: ObjectStore, key: str, body: bytes) -> None:
         with suppress(AnswerLostError):
@@ -219,12 +217,12 @@ def lost_object_is_stored() -> AbstractContextManager[object]:
 
 
 def folder_is_a_snapshot() -> AbstractContextManager[object]:
-    """Whatever has objects is a snapshot."""
+    """Take any folder with objects for a snapshot."""
     return patch.object(commits, "_is_committed", lambda store, name: True)
 
 
 def gc_takes_what_is_open() -> AbstractContextManager[object]:
-    """An operation without an outcome is taken for dead."""
+    """Take an operation without an outcome for failed."""
     real = operation_records.read_outcome
 
     def broken(store: ObjectStore, owner: str) -> Outcome:
@@ -234,12 +232,12 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
 
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
-    """The segments after the last that a commit lists are taken for garbage."""
+    """Take the segments after the last committed one for garbage."""
     return patch.object(garbage, "GARBAGE", garbage.GARBAGE | {garbage.GarbageReason.NEXT})
 
 
 def gc_trusts_a_listing() -> AbstractContextManager[object]:
-    """A commit that a listing does not show is taken not to be there."""
+    """Take a commit that is missing in a listing for missing in the store."""
     real = garbage.create_outcome
 
     def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateOutcome:
@@ -252,7 +250,7 @@ def gc_trusts_a_listing() -> AbstractContextManager[object]:
 
 
 def mark_comes_last() -> AbstractContextManager[object]:
-    """What a deletion takes away is marked once it is gone."""
+    """Store the mark of a removal after the objects are removed, not before."""
     real_put, real_remove = removal.put_mark, removal._remove
 
     def broken(
@@ -278,17 +276,17 @@ def mark_comes_last() -> AbstractContextManager[object]:
 
 
 def name_is_used_again() -> AbstractContextManager[object]:
-    """A create does not look for a tombstone."""
-    return _everywhere("check_not_deleted", lambda store, name: None, create_processes, publishing)
+    """Create without looking for a tombstone."""
+    return _everywhere("check_not_deleted", lambda store, name: None, create_processes, committing)
 
 
 def tombstone_not_looked_for() -> AbstractContextManager[object]:
-    """What has a commit is listed, deleted or not."""
+    """List everything that has a commit, even if it is deleted."""
     return patch.object(commits, "is_deleted", lambda store, name: False)
 
 
 def increments_go_unmarked() -> AbstractContextManager[object]:
-    """Pruning takes increments away without having said so."""
+    """Prune increments without storing the mark."""
     real = removal.put_mark
 
     def broken(store: ObjectStore, mark: Mark) -> Mark:
@@ -297,31 +295,31 @@ def increments_go_unmarked() -> AbstractContextManager[object]:
     return patch.object(removal, "put_mark", broken)
 
 
-# Each with the promises that it may break: the first that a history comes upon is named.
+# Each mutant with the promises that it may break; a history reports the first that it finds broken.
 MUTANTS: Mapping[Mutant, str] = {
-    no_void: "settled|slots|goes on|refused",
-    outcome_decides: "settled|slots|goes on|refused",
-    void_at_another_key: "settled|slots|goes on|refused",
-    interrupt_leaves_the_put: "settled|slots|goes on|refused",
+    no_void: "settled|slots|continues|refused",
+    outcome_decides: "settled|slots|continues|refused",
+    void_at_another_key: "settled|slots|continues|refused",
+    interrupt_leaves_the_put: "settled|slots|continues|refused",
     taken_is_an_answer: "refused",
     lost_is_failed: "refused",
-    lost_is_stored: "kept|goes on",
+    lost_is_stored: "kept|continues",
     one_look_is_enough: "refused",
     unconditional_put: "overwritten|numbers|refused|kept",
-    turn_used_again: "goes on",
-    slots_dropped_first: "goes on|slots",
-    undone_though_committed: "goes on|slots|settled",
+    turn_used_again: "continues",
+    slots_dropped_first: "continues|slots",
+    undone_though_committed: "continues|slots|settled",
     listing_counts: "kept",
     not_verified: "restores|errors",
     settles_nothing: "settled|slots",
     nothing_recorded: "slots",
-    lost_object_is_stored: "restores|goes on",
+    lost_object_is_stored: "restores|continues",
     folder_is_a_snapshot: "whole",
-    mark_comes_last: "whole|kept|goes on|garbage",
+    mark_comes_last: "whole|kept|continues|garbage",
     name_is_used_again: "deleted|numbers",
     tombstone_not_looked_for: "deleted|whole",
-    increments_go_unmarked: "whole|kept|goes on|garbage|restores",
-    gc_takes_what_is_open: "restores|goes on|garbage",
-    gc_takes_the_next_increment: "restores|goes on|garbage",
-    gc_trusts_a_listing: "restores|goes on|garbage",
+    increments_go_unmarked: "whole|kept|continues|garbage|restores",
+    gc_takes_what_is_open: "restores|continues|garbage",
+    gc_takes_the_next_increment: "restores|continues|garbage",
+    gc_trusts_a_listing: "restores|continues|garbage",
 }

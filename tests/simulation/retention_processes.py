@@ -1,4 +1,4 @@
-"""Simulated retention: `delete`, `prune`, `gc`, and a chain that is given up as its nodes keep too much WAL for it."""
+"""Simulated retention: `delete`, `prune`, `gc`, and giving up a chain whose nodes retain too much WAL."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from wal.slots.slots import slot_name
 
 
 def collect(process: Process, grace_seconds: float = 0.0) -> None:
-    """`snapshot gc`: without a grace period, as nothing that is promised may depend on it."""
+    """`snapshot gc`, without a grace period, as no promise may depend on it."""
     _settle(process)
     report = find_garbage(process.store, grace_seconds, process)
-    process.tell(f"finds {len(report.garbage)} objects of garbage")
+    process.log(f"finds {len(report.garbage)} objects of garbage")
     remove_garbage(process.store, report, process)
     process.world.tally["objects of garbage removed"] += report.removed.objects
 
 
 def _settle(process: Process) -> None:
-    """As snapshots.removal.gc does it, by the model's lock."""
+    """Settle as snapshots.removal.gc does, with the lock of the model."""
     store = process.store
     try:
         for lease in open_leases(store):
@@ -47,76 +47,78 @@ def _settle(process: Process) -> None:
     except StoreUnreachableError:
         raise
     except (FleetBusyError, UnreachableError, RefusedError) as error:
-        process.tell(f"does not settle: {error.message}")
+        process.log(f"could not settle: {error.message}")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOnNodes:
-    """What removing asks of the nodes, asked of the model's."""
+class ModelNodeCleanup:
+    """The nodes as a removal uses them, with the slots of the model."""
 
     process: Process
     lock: ModelLock
 
     def check_held(self) -> None:
-        """See OnNodes."""
+        """See NodeCleanup."""
         self.lock.check_held()
 
     def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         return self.process.drop_slots(slot), []
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         self.process.ask_node("drop publications")
         return [], []
 
 
 @contextmanager
-def deleting(process: Process) -> Iterator[RemovalRun]:
-    """Hold the fleet, everything settled, as snapshots.removal.deletion and snapshots.removal.pruning begin."""
+def removing(process: Process) -> Iterator[RemovalRun]:
+    """Lock the fleet and settle, as snapshots.removal.deletion and snapshots.removal.pruning do first."""
     with exclusive(process) as lock:
         settle_operations(process.store, FLEET, process)
-        yield RemovalRun(FLEET, process.store, ModelOnNodes(process, lock), process, force=process.world.below(2) > 0)
+        yield RemovalRun(
+            FLEET, process.store, ModelNodeCleanup(process, lock), process, force=process.world.below(2) > 0
+        )
 
 
 def delete(process: Process, name: str) -> None:
     """`snapshot delete NAME`."""
     if not is_finished(process.store, name):
-        with deleting(process) as held:
-            done = delete_locked(held, name, lambda plan: None)
+        with removing(process) as run:
+            done = delete_locked(run, name, lambda plan: None)
         if done.removed and not done.removed.is_done:
-            raise LeftOverError(f"something of {name} is left")
-    process.world.is_told_deleted(name)
+            raise RemovalIncompleteError(f"the removal of {name} is incomplete")
+    process.world.note_deleted(name)
 
 
 def prune(process: Process, rules: Retention) -> None:
     """`snapshot prune --yes`."""
-    with deleting(process) as held:
+    with removing(process) as run:
         done = prune_locked(
-            held, rules, lambda plan: process.tell(", ".join(f"{s.kind} {s.mark.snapshot}" for s in plan.steps))
+            run, rules, lambda plan: process.log(", ".join(f"{s.kind} {s.mark.snapshot}" for s in plan.steps))
         )
     for removed in done.removed:
         if not removed.is_done:
-            raise LeftOverError(f"something of {removed.mark.snapshot} is left")
+            raise RemovalIncompleteError(f"the removal of {removed.mark.snapshot} is incomplete")
 
 
 def prune_some(process: Process) -> None:
-    """By rules that take something away where there is something."""
+    """Prune by rules that remove something if there is anything to remove."""
     draw = process.world.draw
     prune(process, Retention(draw.choice((None, 1, 2)), None, draw.choice((0, 1))))
 
 
 def prune_nothing(process: Process) -> None:
-    """By rules that keep everything: what was begun is finished."""
+    """Prune by rules that keep everything, which resumes an unfinished removal."""
     prune(process, Retention(1000, None, 1000))
 
 
-class LeftOverError(RefusedError):
-    """Something could not be taken away; a repeat will."""
+class RemovalIncompleteError(RefusedError):
+    """A removal is incomplete; repeating the command completes it."""
 
 
 def give_up(process: Process, name: str) -> None:
-    """A create that gives a chain up: it marks the chain lost, and drops its slots, as the slot guard does."""
+    """A create that gives up a chain: it marks the chain as lost and drops its slots, as the slot guard does."""
     store = process.store
     with exclusive(process):
         settle_operations(store, FLEET, process)

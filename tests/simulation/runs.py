@@ -1,6 +1,6 @@
-"""Many histories, in several processes: what they held, or the first seed that breaks a promise.
+"""Run many histories in several processes: count what occurred in them, or report the first seed that breaks a promise.
 
-A history has one seed, so that any of them can be repeated alone: CUTLINE_SEED=SEED.
+Every history has its own seed, so each can be repeated alone: CUTLINE_SEED=SEED.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import count, cycle, islice
 
 from storage.errors import SnapshotError
+from tests.run.soak import SEED
 from tests.simulation.fleet_model import World, seeded
 from tests.simulation.promises import check_histories
-from tests.soak import SEED
 
 HISTORIES_PER_TASK = 1000
 PROCESSES_MAX = 8
 GARBAGE_OBJECTS = 50_000
 
-# Of successive seeds: the first, and how many.
+# Runs successive seeds: the first, and how many.
 RunSeeds = Callable[[int, int], Counter[str]]
-# How many fleets are side by side, again and again: most histories are with many, one in seventy is alone.
+# How many fleets are resolved together, as a cycle: most histories run with many others, one in seventy alone.
 SIDE_BY_SIDE = (*(1,) * 4, 2, 4, 8, 16, *(66,) * 4)
 
 
@@ -34,15 +34,15 @@ class PromiseBrokenError(Exception):
 
 
 def run_history(seed: int) -> Counter[str]:
-    """Make the history of a seed and check every promise on all of its cuts; raise PromiseBrokenError."""
+    """Run the history of a seed, and check every promise on all its cuts; raise PromiseBrokenError."""
     return _run_side_by_side(range(seed, seed + 1))
 
 
 def run_fleets(first: int, histories: int) -> Counter[str]:
-    """Run the histories of successive seeds, alone or with others; raise PromiseBrokenError.
+    """Run the histories of successive seeds, alone or side by side; raise PromiseBrokenError.
 
-    Resolving takes the most time, and for many fleets hardly more than for one. Some are alone, as a fleet that has
-    nothing of one kind is told apart from one that has little.
+    Resolving takes the most time, and for many fleets hardly more than for one. Some run alone, because only then can
+    events of some kind be missing altogether.
     """
     tally: Counter[str] = Counter()
     sizes = cycle(SIDE_BY_SIDE)
@@ -62,22 +62,22 @@ def _run_side_by_side(seeds: range) -> Counter[str]:
     except (AssertionError, SnapshotError) as error:
         for seed in seeds if len(seeds) > 1 else ():
             run_history(seed)
-        which = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}, only side by side"
+        which = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}, side by side only"
         raise PromiseBrokenError(f"CUTLINE_SEED={which}: {error}") from error
 
 
-def run_fleet_of_histories(
+def run_on_all_cores(
     first: int, histories: int | None, seconds: float | None = None, run: RunSeeds = run_fleets
 ) -> Counter[str]:
-    """Run successive seeds from `first` on all cores: as many as asked for, or for so many seconds."""
+    """Run successive seeds from `first` on all cores: as many as `histories`, or for `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     tasks = count() if histories is None else range(-(-histories // HISTORIES_PER_TASK))
     left = ((first + task * HISTORIES_PER_TASK, HISTORIES_PER_TASK) for task in tasks)
     processes = min(os.cpu_count() or 1, PROCESSES_MAX)
     tally: Counter[str] = Counter()
-    # Spawned, as a process with threads (Arrow's) must not be forked.
+    # A process with threads (Arrow's) must not be forked.
     spawning = multiprocessing.get_context("spawn")
-    # Histories are circles of objects: looking for them as often as is usual takes a seventh of the time.
+    # Histories are cyclic garbage: with the default threshold, collecting it takes a seventh of the time.
     with ProcessPoolExecutor(processes, spawning, gc.set_threshold, (GARBAGE_OBJECTS,)) as pool:
         running = {pool.submit(run, *task) for task in islice(left, 2 * processes)}
         try:
@@ -94,7 +94,7 @@ def run_fleet_of_histories(
 
 
 def check_not_vacuous(tally: Counter[str], least_per_thousand: Mapping[str, int]) -> None:
-    """Print what the histories held, and fail if something that has to be in them was too rare."""
+    """Print what occurred in the histories, and fail if something that must occur was too rare."""
     print(f"CUTLINE_SEED={SEED}: {dict(sorted(tally.items()))}")  # noqa: T201  # a simulation prints its seed
     thousands = tally["histories"] // 1000
     rare = {name: tally[name] for name, least in least_per_thousand.items() if tally[name] < least * thousands}

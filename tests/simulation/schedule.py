@@ -1,7 +1,7 @@
-"""Threads that hand one baton on: one of them runs at a time, and the seed says which, at every call that it makes.
+"""Threads that pass one baton: only one runs at a time, and at each of its calls the seed decides which is next.
 
-A lane is a shell on some machine: it runs commands one after the other. What is drawn depends on nothing but the
-seed, so a history can be repeated.
+A lane is a shell on some machine, which runs commands one after the other. Every choice depends only on the seed, so a
+history can be repeated.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-# How long anything in a history may take before it is called stuck, in steps.
+# A history of more steps is considered stuck.
 STEPS_MAX = 50_000
 
 
 class KilledError(BaseException):
-    """The process was killed: nothing that it does from here on has an effect. No `except Exception` holds it up."""
+    """The process was killed: nothing it does from now on has an effect. `except Exception` does not catch it."""
 
 
 class CtrlCError(KeyboardInterrupt):
-    """Somebody interrupts the process, and not the simulation of it."""
+    """Ctrl-C in the simulated process, as opposed to one in the simulation itself."""
 
 
 class StuckError(AssertionError):
-    """A history does not end: somebody polls for ever."""
+    """A history does not end: some process polls for ever."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One thread; `paused_until` is the step at which it may go on, `baton` what it waits for."""
+    """One thread, which waits for its `baton`; `paused_until` is the step from which it may continue."""
 
     number: int
     work: Callable[[], None]
@@ -40,7 +40,7 @@ class Lane:
 
 
 class Schedule:
-    """Runs lanes by turns. `steps` counts the calls that were made, and is the history's time."""
+    """Runs lanes in turns. `steps` counts their calls, and is the time of the history."""
 
     def __init__(self, draw: Random, switch: float = 0.5) -> None:
         self.draw = draw
@@ -52,15 +52,15 @@ class Schedule:
         self._over = threading.Lock()
 
     def run(self, works: list[Callable[[], None]]) -> None:
-        """Run all lanes to their ends; raise the first problem that one ended by."""
+        """Run all lanes to their ends; raise the error of the first that failed."""
         self._lanes = [Lane(number, work) for number, work in enumerate(works)]
         for lane in self._lanes:
             lane.baton.acquire()
         self._over.acquire()
-        threads = [threading.Thread(target=self._carry, args=(lane,), daemon=True) for lane in self._lanes]
+        threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in self._lanes]
         for thread in threads:
             thread.start()
-        self._hand_to(self._next())
+        self._hand_to(self._next_lane())
         self._over.acquire()
         for thread in threads:
             thread.join()
@@ -71,7 +71,7 @@ class Schedule:
         self._lanes, self._running = [], None
 
     def step(self) -> None:
-        """Let time pass by one call; another lane may run before this returns."""
+        """Advance time by one call; other lanes may run before this returns."""
         self.steps += 1
         if self.steps > STEPS_MAX:
             raise StuckError(f"the history does not end after {STEPS_MAX} calls")
@@ -81,17 +81,17 @@ class Schedule:
             return
         if me.paused_until <= self.steps and self.draw.random() >= self.switch:
             return
-        following = self._next()
+        following = self._next_lane()
         if following is not me:
             self._hand_to(following)
             me.baton.acquire()
 
     def pause(self, steps: int) -> None:
-        """The running lane goes on after so many steps, or when no other can."""
+        """Pause the running lane for some steps, or until no other lane can run."""
         if self._running is not None:
             self._running.paused_until = self.steps + steps
 
-    def _carry(self, lane: Lane) -> None:
+    def _run_lane(self, lane: Lane) -> None:
         lane.baton.acquire()
         try:
             lane.work()
@@ -101,9 +101,9 @@ class Schedule:
         if all(each.is_done for each in self._lanes):
             self._over.release()
         else:
-            self._hand_to(self._next())
+            self._hand_to(self._next_lane())
 
-    def _next(self) -> Lane:
+    def _next_lane(self) -> Lane:
         alive = [lane for lane in self._lanes if not lane.is_done]
         awake = [lane for lane in alive if lane.paused_until <= self.steps]
         return self.draw.choice(awake) if awake else min(alive, key=lambda lane: (lane.paused_until, lane.number))

@@ -1,4 +1,4 @@
-"""The product's code on the model's clock, chance and nodes: what is put in the place of what, and nothing else."""
+"""Run the product's code with the clock, the randomness and the nodes of the model. Here is all that is patched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from snapshots.operations import leases
+from snapshots.operations import leases, settling
 from snapshots.operations import operation as operations
-from snapshots.operations import settling as settle
 from snapshots.records import commits, documents
 from snapshots.removal import deletion, garbage, pruning
 from snapshots.removal import gc as collecting
@@ -20,36 +19,36 @@ from tests.simulation.calls_in_order import calls_in_order
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process
 
-_verified: dict[bytes, tuple[bytes, str]] = {}
-_understood: dict[tuple[bytes, Any], Any] = {}
-REMEMBERED_MAX = 2000
+_unsealed: dict[bytes, tuple[bytes, str]] = {}
+_parsed: dict[tuple[bytes, Any], Any] = {}
+CACHED_MAX = 2000
 
 
-def verified_once(key: str, body: bytes) -> tuple[bytes, str]:
-    """See documents: bytes that were found to be as they were sealed are not verified again, which takes most time."""
-    if body not in _verified:
-        if len(_verified) > REMEMBERED_MAX:
-            _verified.clear()
-        _verified[body] = _UNSEALED(key, body)
-    return _verified[body]
+def unseal_once(key: str, body: bytes) -> tuple[bytes, str]:
+    """Verify the same bytes once: verifying takes most of the time (`documents.unseal`)."""
+    if body not in _unsealed:
+        if len(_unsealed) > CACHED_MAX:
+            _unsealed.clear()
+        _unsealed[body] = _REAL_UNSEAL(key, body)
+    return _unsealed[body]
 
 
-def understood_once(key: str, content: bytes, kind: Any) -> Any:
-    """Parse the same bytes once: the value is immutable."""
+def parse_once(key: str, content: bytes, kind: Any) -> Any:
+    """Parse the same bytes once, as the value is immutable (`documents.parse_document`)."""
     known = (content, kind)
-    if known not in _understood:
-        if len(_understood) > REMEMBERED_MAX:
-            _understood.clear()
-        _understood[known] = _PARSE(key, content, kind)
-    return _understood[known]
+    if known not in _parsed:
+        if len(_parsed) > CACHED_MAX:
+            _parsed.clear()
+        _parsed[known] = _REAL_PARSE(key, content, kind)
+    return _parsed[known]
 
 
-_UNSEALED, _PARSE = documents.unseal, documents.parse_document
+_REAL_UNSEAL, _REAL_PARSE = documents.unseal, documents.parse_document
 
 
 @contextmanager
-def not_renewed(*_lease: object, is_held: bool) -> Iterator[None]:
-    """See leases: renewals come from a thread, and a restore of the model takes no time in which one could run out."""
+def without_renewals(*_lease: object, is_held: bool) -> Iterator[None]:
+    """Renew no lease: a thread would do it, and a simulated restore takes no time in which a lease could expire."""
     yield
 
 
@@ -79,15 +78,15 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (collecting, "datetime", Clock),
             (deletion, "datetime", Clock),
             (pruning, "datetime", Clock),
-            (leases, "_renewing", not_renewed),
+            (leases, "_renewing", without_renewals),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
             (ids, "secrets", SimpleNamespace(token_hex=world.token)),
             (storing, "time", SimpleNamespace(sleep=sleep)),
-            (settle, "drop_slots", drop_slots),
-            (documents, "unseal", verified_once),
-            (commits, "unseal", verified_once),
-            (documents, "parse_document", understood_once),
-            (commits, "parse_document", understood_once),
+            (settling, "drop_slots", drop_slots),
+            (documents, "unseal", unseal_once),
+            (commits, "unseal", unseal_once),
+            (documents, "parse_document", parse_once),
+            (commits, "parse_document", parse_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -1,29 +1,28 @@
-"""The cut rule on random interleavings of local and two-phase transactions: the promises of docs/consistency.md.
+"""The cut rule keeps the promises of docs/consistency.md on random interleavings of local and two-phase transactions.
 
-The short form takes a hundred thousand of them; the long form, CUTLINE_SOAK=SECONDS, goes on for so long, and
-`make soak` does.
+The short form runs a hundred thousand of them; the long form (`make soak`) runs for CUTLINE_SOAK=SECONDS.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.run.soak import SEED, SOAK_SECONDS
 from tests.simulation.runs import (
     HISTORIES_PER_TASK,
     PromiseBrokenError,
     check_not_vacuous,
-    run_fleet_of_histories,
     run_history,
+    run_on_all_cores,
 )
-from tests.soak import SEED, SOAK_SECONDS
 
 HISTORIES = 100_000
-# Per thousand histories, or the simulation would prove nothing; a quarter or less of what is usual.
+# Per thousand histories; with fewer the simulation would prove nothing. At most a quarter of the usual counts.
 LEAST_PER_THOUSAND = {
     "cuts": 4000,
     "early": 100,
     "undecided": 1500,
-    "carried over two cuts": 40,
+    "undecided at two cuts": 40,
     "in doubt for ever": 500,
     "raised": 20,
     "raised to a tagged commit": 3,
@@ -34,16 +33,16 @@ LEAST_PER_THOUSAND = {
 
 
 def test_the_history_of_the_seed_keeps_every_promise() -> None:
-    """First and alone, so that a seed repeats at once what it found."""
+    """Runs first and alone, so that CUTLINE_SEED reproduces a failure at once."""
     run_history(SEED)
 
 
-# Half a minute on two idle cores; a machine that does other things too may take long.
+# Half a minute on two idle cores, much longer on a busy machine.
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
 def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
-    tally = run_fleet_of_histories(SEED, HISTORIES)
+    tally = run_on_all_cores(SEED, HISTORIES)
     assert tally["histories"] == HISTORIES
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
@@ -51,15 +50,15 @@ def test_a_hundred_thousand_interleavings_keep_every_promise() -> None:
 @pytest.mark.timeout(SOAK_SECONDS + 900)
 @pytest.mark.skipif(SOAK_SECONDS == 0, reason="the long form runs for CUTLINE_SOAK seconds")
 def test_interleavings_keep_every_promise_for_as_long_as_asked() -> None:
-    tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS)
+    tally = run_on_all_cores(SEED, None, SOAK_SECONDS)
     assert tally["histories"] >= HISTORIES_PER_TASK
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 
 def test_a_broken_promise_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_arguments: object) -> None:
+    def fail(*_arguments: object) -> None:
         raise AssertionError("torn")
 
-    monkeypatch.setattr("tests.simulation.promises.check_atomic", broken)
+    monkeypatch.setattr("tests.simulation.promises.check_atomic", fail)
     with pytest.raises(PromiseBrokenError, match=r"^CUTLINE_SEED=77: torn$"):
         run_history(77)

@@ -1,7 +1,7 @@
-"""The repository under lost answers, crashes, sleeping processes, stale listings: the promises of docs/storage.md.
+"""The repository keeps the promises of docs/storage.md despite lost answers, crashes, suspensions and stale listings.
 
-The short form takes ten thousand of them, and walks every fault at every call of every command; the long form,
-CUTLINE_SOAK=SECONDS, goes on with random ones for so long; `make soak` does.
+The short form runs ten thousand random histories, and injects every fault at every call of every command; the long form
+(`make soak`) runs random histories for CUTLINE_SOAK=SECONDS.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ from itertools import product
 
 import pytest
 
+from tests.run.soak import SEED, SOAK_SECONDS
 from tests.simulation.repository_history import run_repositories, run_repository
-from tests.simulation.repository_walk import COMMANDS, COMMITTING, RIVALS, walk_commit, walk_faults, walk_rivals
-from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_fleet_of_histories
-from tests.soak import SEED, SOAK_SECONDS
+from tests.simulation.repository_walk import (
+    CHANGING_COMMANDS,
+    COMMANDS,
+    COMMITTING,
+    walk_commit,
+    walk_faults,
+    walk_rivals,
+)
+from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_on_all_cores
 
 HISTORIES = 10_000
-# Per thousand histories, or the simulation would prove nothing; a third or less of what is usual.
+# Per thousand histories; with fewer the simulation would prove nothing. At most a third of the usual counts.
 LEAST_PER_THOUSAND = {
     "snapshots and increments committed": 2000,
-    "told nothing": 60,
-    "told unknown": 8,
+    "reported nothing": 60,
+    "reported unknown": 8,
     "late puts stored": 40,
     "late puts refused": 10,
     "412 after its own retry": 15,
@@ -35,7 +42,7 @@ LEAST_PER_THOUSAND = {
     "truncated read": 100,
     "stale listing": 300,
     "reordered listing": 20,
-    "slept": 800,
+    "suspended": 800,
     "locks lost": 200,
     "delete: done": 15,
     "prune: killed": 2,
@@ -44,16 +51,16 @@ LEAST_PER_THOUSAND = {
 
 
 def test_the_history_of_the_seed_keeps_every_promise() -> None:
-    """First and alone, so that a seed repeats at once what it found."""
+    """Runs first and alone, so that CUTLINE_SEED reproduces a failure at once."""
     run_repository(SEED)
 
 
-# Half a minute on two idle cores; a machine that does other things too may take long.
+# Half a minute on two idle cores, much longer on a busy machine.
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(SOAK_SECONDS > 0, reason="CUTLINE_SOAK asks for the long form")
 def test_ten_thousand_histories_keep_every_promise() -> None:
-    tally = run_fleet_of_histories(SEED, HISTORIES, run=run_repositories)
+    tally = run_on_all_cores(SEED, HISTORIES, run=run_repositories)
     assert tally["histories"] == HISTORIES
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
@@ -61,33 +68,33 @@ def test_ten_thousand_histories_keep_every_promise() -> None:
 @pytest.mark.timeout(SOAK_SECONDS + 900)
 @pytest.mark.skipif(SOAK_SECONDS == 0, reason="the long form runs for CUTLINE_SOAK seconds")
 def test_histories_keep_every_promise_for_as_long_as_asked() -> None:
-    tally = run_fleet_of_histories(SEED, None, SOAK_SECONDS, run=run_repositories)
+    tally = run_on_all_cores(SEED, None, SOAK_SECONDS, run=run_repositories)
     assert tally["histories"] >= HISTORIES_PER_TASK
     check_not_vacuous(tally, LEAST_PER_THOUSAND)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_fault_at_every_call_of_a_command_is_mended_by_the_next(command: str) -> None:
+def test_after_any_fault_at_any_call_of_a_command_every_promise_is_kept(command: str) -> None:
     assert walk_faults(command)["histories"] > 30
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMITTING)
-def test_every_two_faults_around_a_commit_are_mended_by_the_next_command(command: str) -> None:
+def test_after_any_two_faults_around_a_commit_every_promise_is_kept(command: str) -> None:
     assert walk_commit(command)["histories"] > 100
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "rival"), list(product(RIVALS, COMMANDS)))
-def test_a_command_that_is_stopped_at_any_call_while_another_runs_keeps_every_promise(command: str, rival: str) -> None:
+@pytest.mark.parametrize(("command", "rival"), list(product(CHANGING_COMMANDS, COMMANDS)))
+def test_a_command_suspended_at_any_call_while_another_runs_keeps_every_promise(command: str, rival: str) -> None:
     assert walk_rivals(command, rival)["histories"] > 10
 
 
 def test_a_broken_promise_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_arguments: object) -> None:
+    def fail(*_arguments: object) -> None:
         raise AssertionError("settled: otherwise")
 
-    monkeypatch.setattr("tests.simulation.repository_calm.check_attempts", broken)
+    monkeypatch.setattr("tests.simulation.repository_calm.check_create_runs", fail)
     with pytest.raises(PromiseBrokenError, match=r"^CUTLINE_SEED=77: settled: otherwise\n"):
         run_repository(77)

@@ -1,4 +1,4 @@
-"""The simulation catches what it is there to catch: every deliberately broken protocol, by a promise that it breaks."""
+"""The simulation detects every deliberately broken protocol, by a promise that it breaks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
 
+from tests.run.soak import SEED
 from tests.simulation.repository_history import run_repository
 from tests.simulation.repository_mutants import MUTANTS, Mutant
 from tests.simulation.runs import PROCESSES_MAX, PromiseBrokenError
-from tests.soak import SEED
 
-# The rarest mutant shows in one history of three hundred.
+# The mutant that shows most rarely does so in one history of three hundred.
 HISTORIES_MAX = 6000
 
 
 def catching_seed(mutant: Mutant, first: int) -> int | None:
-    """The first seed whose history shows the mutant, None if HISTORIES_MAX don't.
+    """The first seed whose history detects the mutant; None if none of HISTORIES_MAX does.
 
-    Raises PromiseBrokenError if that history breaks a promise without the mutant, too.
+    Raises PromiseBrokenError if that history breaks a promise even without the mutant.
     """
     promise = re.compile(rf"CUTLINE_SEED=\d+: ({MUTANTS[mutant]}):")
     for seed in range(first, first + HISTORIES_MAX):
@@ -38,7 +38,7 @@ def catching_seed(mutant: Mutant, first: int) -> int | None:
 
 @pytest.fixture(scope="module")
 def caught() -> Iterator[Mapping[Mutant, Future[int | None]]]:
-    """The search for each mutant, several at a time: a mutant changes the code of its whole process."""
+    """The searches for all mutants, in parallel processes: a mutant patches the code of its whole process."""
     processes = ProcessPoolExecutor(
         min(os.cpu_count() or 1, PROCESSES_MAX), mp_context=multiprocessing.get_context("spawn")
     )
@@ -52,7 +52,7 @@ def caught() -> Iterator[Mapping[Mutant, Future[int | None]]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.__name__ for mutant in MUTANTS])
 def test_a_broken_protocol_is_caught(caught: Mapping[Mutant, Future[int | None]], mutant: Mutant) -> None:
-    """And the seed that catches it keeps every promise under the protocol itself."""
+    """The seed that catches the mutant must also keep every promise under the unbroken protocol."""
     assert caught[mutant].result() is not None, (
-        f"CUTLINE_SEED={SEED}: {HISTORIES_MAX} histories don't show that it breaks {MUTANTS[mutant]!r}"
+        f"CUTLINE_SEED={SEED}: {HISTORIES_MAX} histories, and none broke {MUTANTS[mutant]!r}"
     )

@@ -1,4 +1,4 @@
-"""Histories that Hypothesis makes, so that one that breaks a promise is shrunk to a few records and printed."""
+"""Histories drawn by Hypothesis: one that breaks a promise is shrunk to a few records and printed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import SnapshotError
+from tests.run.soak import SOAK_SECONDS
 from tests.simulation.fleet_model import World
 from tests.simulation.mutants import MUTANTS, Mutant, finish_before_all_starts, no_raising
 from tests.simulation.promises import check_histories
-from tests.soak import SOAK_SECONDS
 from wal.segments.segment_schema import MARKER
 
 EXAMPLES = 200
-# Smaller than the histories of seeds: a decision costs Hypothesis many times as much.
+# Smaller than the histories drawn from seeds: a decision is many times as expensive in Hypothesis.
 TRANSACTIONS_MAX = 6
 WAVES = 1
 EXAMPLES_MAX = 5000
-# A global transaction on two nodes and what tears it, but for markers; shrinking is not perfect.
+# Without markers: a global transaction on two nodes and what tears it. Shrinking is not perfect.
 RECORDS_MAX = 8
-# A search costs ten times what a history of a seed does; test_mutants.py has all mutants at every run.
+# A search takes ten times as long as a history drawn from a seed; test_mutants.py runs all mutants every time.
 SHRUNK = [finish_before_all_starts, no_raising] if SOAK_SECONDS else [finish_before_all_starts]
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
@@ -35,7 +35,7 @@ def below(size: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """A history whose scheduler's decisions are Hypothesis's."""
+    """A history whose decisions Hypothesis draws."""
     world = World(lambda size: draw(below(size)), TRANSACTIONS_MAX, WAVES)
     world.run()
     return world
@@ -62,10 +62,10 @@ def test_a_broken_rule_is_found_and_shrunk_to_a_few_records(mutant: Mutant) -> N
     assert mutant in MUTANTS
     with mutant():
         limits = settings(max_examples=EXAMPLES_MAX, deadline=None, suppress_health_check=RELAXED, database=None)
-        # Always the same search: how small a history gets is partly luck.
+        # A fixed seed: how far a history shrinks is partly luck.
         smallest = find(worlds(), is_broken, settings=limits, random=random.Random(1))
         records = [event for event in smallest.story if event[2] != MARKER]
-        print(f"{mutant.__name__}:\n{smallest!r}")  # noqa: T201  # what a broken rule would look like
+        print(f"{mutant.__name__}:\n{smallest!r}")  # noqa: T201  # shows what the broken rule does
         assert is_broken(smallest)
     assert len(smallest.nodes) <= 3
     assert len(records) <= RECORDS_MAX, repr(smallest)

@@ -1,6 +1,6 @@
-"""A chain whose tables changed their definitions, read at each of its cuts; what it says at each is written by hand.
+"""A chain whose tables changed their definitions, read at each of its cuts; the expected states are written by hand.
 
-One shard and its standby, whose base copies of a table copied anew are from different positions.
+One shard and its standby, whose base copies of a table that was copied again are from different positions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from snapshots.fold.sources import read_at_cut, sources_of
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests.chains.redefined_chain import NODES, STATES, Altered, Change, made_chain
-from tests.soak import SEED, SOAK_SECONDS
+from tests.chains.redefined_chain import NODES, STATES, AlterChanges, Change, build_chain
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, list[str]]]:
-    """Every node's rows at the chain's last commit by table, as a restore finds them."""
+def read_states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, list[str]]]:
+    """Return every node's rows at the chain's last commit by table, as a restore reads them."""
     store = open_store(url, {})
     sources = sources_of(chain, NODES, store)
     folded = fold(spark, sources, StoreLocation(url))
@@ -55,12 +55,10 @@ def states(spark: SparkSession, chain: Chain, url: str) -> dict[str, dict[str, l
 
 
 @pytest.mark.parametrize("increment", [0, 1, 2] if SOAK_SECONDS else [SEED % 2, 2])
-def test_a_state_has_the_rows_that_there_were_in_the_columns_that_there_were(
-    spark: SparkSession, tmp_path: Path, increment: int
-) -> None:
+def test_a_state_has_the_rows_and_the_columns_of_its_cut(spark: SparkSession, tmp_path: Path, increment: int) -> None:
     url = f"file://{tmp_path}"
-    chain = made_chain(open_store(url, {})).up_to(increment)
-    assert states(spark, chain, url) == dict.fromkeys(NODES, STATES[increment])
+    chain = build_chain(open_store(url, {})).up_to(increment)
+    assert read_states(spark, chain, url) == dict.fromkeys(NODES, STATES[increment])
 
 
 class Started:
@@ -70,30 +68,30 @@ class Started:
         self._spark = spark
 
     def begin(self) -> None:
-        """It has begun."""
+        """Do nothing: it runs already."""
 
     def session(self) -> SparkSession:
         return self._spark
 
 
-def conflicts(spark: SparkSession, folder: Path, altered: Altered) -> list[Conflict]:
-    """What a check of the chain finds, but for the markers, which it has not."""
+def find_conflicts(spark: SparkSession, folder: Path, alter_changes: AlterChanges) -> list[Conflict]:
+    """Return the conflicts that a check of the chain finds, except for its missing markers."""
     url = f"file://{folder}"
     store = open_store(url, {})
     findings = Findings(SnapshotReport("daily", 2))
-    check_contents(Started(spark), made_chain(store, altered), StoreLocation(url), findings, Silent())
+    check_contents(Started(spark), build_chain(store, alter_changes), StoreLocation(url), findings, Silent())
     return [one for one in findings.report.conflicts if one.kind != "marker"]
 
 
-def test_copies_are_alike_that_were_copied_elsewhere_or_stored_a_change_otherwise(
+def test_copies_are_equal_despite_other_copy_positions_and_stored_definitions(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    # On one copy alone: what an attempt that failed has stored, what was decoded before a table was copied, and a
-    # change of a table that is gone. Others are stored by an attempt that knew another definition.
+    # On one copy only: changes that a failed attempt stored, changes decoded before a table was copied, and a change
+    # of a dropped table. Other changes were stored by an attempt that knew another definition.
     lacking = (145, 172, 173, 211, 245)
     otherwise = {135: (12, "t3\tz\tinfo"), 210: (21, "3\t\\u\t41\tmail3"), 220: (26, "3\tbefore the last truncate")}
 
-    def altered(node: str, number: int, changes: list[Change]) -> list[Change]:
+    def alter_changes(node: str, number: int, changes: list[Change]) -> list[Change]:
         if node == "a":
             return changes
         found = [
@@ -101,22 +99,22 @@ def test_copies_are_alike_that_were_copied_elsewhere_or_stored_a_change_otherwis
         ]
         return [(at, of, op, key, line) for at, of, line, op, key in found]
 
-    assert conflicts(spark, tmp_path, altered) == []
+    assert find_conflicts(spark, tmp_path, alter_changes) == []
 
 
-def test_copies_that_differ_in_what_was_converted_are_told(spark: SparkSession, tmp_path: Path) -> None:
-    # The standby has another name in the row of person that was changed last under the first definition, lacks a line
-    # of log, and has what a later change hides in the rows of a table copied anew, after both copies of it.
+def test_differences_between_copies_in_converted_rows_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    # The standby has another name in the row of person that was last changed under the first definition, lacks a line
+    # of log, and has another change of a table that was copied again, after both copies, which a later change hides.
     instead = {
         111: [(111, 1, "U", "4", "4\tdora\tother")],
         135: [],
         170: [(170, 14, "U", "2", "2\thidden\tw2")],
     }  # fmt: skip
 
-    def altered(node: str, number: int, changes: list[Change]) -> list[Change]:
+    def alter_changes(node: str, number: int, changes: list[Change]) -> list[Change]:
         return [new for one in changes for new in (instead.get(one[0], [one]) if node == "b" else [one])]
 
-    found = conflicts(spark, tmp_path, altered)
+    found = find_conflicts(spark, tmp_path, alter_changes)
     assert {(one.node, one.other_node) for one in found} == {("a", "b")}
     assert sorted((one.group, one.kind) for one in found) == [
         ("s.log", "changes"), ("s.log", "row-count"), ("s.person", "changes"), ("s.person", "row-hash"),

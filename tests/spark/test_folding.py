@@ -1,4 +1,4 @@
-"""Folding: rows without a key are counted, line by line; and what can't be read is never a row less."""
+"""Folding: rows without a key are counted by line, and data that can't be read is never taken for a missing row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, S
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests.store_damage import flip_byte
+from tests.stores.damage import flip_byte
 from wal.segments.archive import SegmentRange
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment
@@ -37,8 +37,8 @@ GROUP = 7
 INSERTED, DELETED = ord("I"), ord("D")
 
 
-def folded(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """The rows (group, partition, line) that these changes (op, line) of one group without a base leave."""
+def fold_changes(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """Fold the changes (op, line) of one group without a base; return the remaining rows (group, partition, line)."""
     rows = [(0, GROUP, 0, b"", number, 0, op, line, NO_PLACE) for number, (op, line) in enumerate(changes)]
     fold = Fold(None, {}, [], [])
     sources = Sources(("a",), (), (), frozenset({GROUP}), {})
@@ -51,20 +51,20 @@ def folded(spark: SparkSession, changes: list[tuple[int, bytes]]) -> list[tuple[
         fold.release()
 
 
-def test_a_line_is_there_as_often_as_it_came_and_did_not_go(spark: SparkSession) -> None:
+def test_a_line_remains_as_often_as_it_was_inserted_and_not_deleted(spark: SparkSession) -> None:
     changes = [(INSERTED, b"x\n"), (INSERTED, b"y\n"), (INSERTED, b"x\n"), (DELETED, b"y\n"), (INSERTED, b"x\n")]
-    assert folded(spark, [*changes, (DELETED, b"x\n")]) == [(GROUP, 0, b"x\n"), (GROUP, 0, b"x\n")]
+    assert fold_changes(spark, [*changes, (DELETED, b"x\n")]) == [(GROUP, 0, b"x\n"), (GROUP, 0, b"x\n")]
 
 
-def test_a_line_that_went_and_was_never_there_is_a_problem_not_a_silence(spark: SparkSession) -> None:
-    assert folded(spark, [(INSERTED, b"x\n"), (DELETED, b"gone\n")]) == [
+def test_deleting_a_line_that_never_existed_is_a_problem(spark: SparkSession) -> None:
+    assert fold_changes(spark, [(INSERTED, b"x\n"), (DELETED, b"gone\n")]) == [
         (PROBLEM, GROUP, b"gone\n"),
         (GROUP, 0, b"x\n"),
     ]
 
 
-def stored_multiset(folder: Path) -> Sources:
-    """A group without a key: a line that the base has three times, in two objects, and that went twice since."""
+def store_multiset(folder: Path) -> Sources:
+    """Store a group without a key: the base has a line three times, in two objects, and it was deleted twice since."""
     store = open_store(f"file://{folder}", {})
     bases = []
     for number, rows in enumerate((2, 1)):
@@ -88,8 +88,8 @@ def lines_of(folded: Fold) -> list[tuple[int, bytes]]:
     return [(row["group"], bytes(row["row"])) for row in folded.images.collect()]
 
 
-def test_a_base_object_that_cant_be_read_is_no_row_less_but_a_problem(spark: SparkSession, tmp_path: Path) -> None:
-    sources, location = stored_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
+def test_a_base_object_that_cant_be_read_is_a_problem(spark: SparkSession, tmp_path: Path) -> None:
+    sources, location = store_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     whole = fold(spark, sources, location)
     assert (lines_of(whole), whole.problems) == ([(GROUP, b"x\n")], [])
     whole.release()
@@ -100,11 +100,11 @@ def test_a_base_object_that_cant_be_read_is_no_row_less_but_a_problem(spark: Spa
 
 
 @pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000001.parquet"])
-def test_what_can_be_read_only_once_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    sources, location = stored_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
+def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    sources, location = store_multiset(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     assert folded.problems == []
-    # As when the executors that held the folded changes are lost: Spark reads the objects again.
+    # As if the executors with the folded changes were lost: Spark reads the objects again.
     folded.release()
     flip_byte(tmp_path / key)
     assert folded.images is not None
@@ -118,7 +118,7 @@ def test_what_can_be_read_only_once_ends_the_load(spark: SparkSession, tmp_path:
     assert key in report.to_pylist()[0]["problem"]
 
 
-def test_a_key_whose_segment_can_be_read_only_once_ends_the_load_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(spark: SparkSession, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}", {})
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)
@@ -136,8 +136,8 @@ def test_a_key_whose_segment_can_be_read_only_once_ends_the_load_too(spark: Spar
 KEYED, BASE_KEYS = 3, 300
 
 
-def stored_keys(folder: Path) -> Sources:
-    """A keyed group and a multiset of 300 rows each, of which some were changed, some went, and others came."""
+def store_keys(folder: Path) -> Sources:
+    """Store a keyed group and a multiset of 300 rows each; some were updated, some deleted, and new ones inserted."""
     store = open_store(f"file://{folder}", {})
     keys = [b"%d" % number for number in range(BASE_KEYS)]
     lines = [key + b"\told\n" for key in keys]
@@ -162,10 +162,10 @@ def stored_keys(folder: Path) -> Sources:
 def test_more_keys_than_the_driver_holds_give_the_same_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = stored_keys(tmp_path)
+    sources = store_keys(tmp_path)
     monkeypatch.setattr(snapshots.fold.changed_keys, "COUNTED_FROM", 0)
     monkeypatch.setattr(snapshots.fold.changed_keys, "KEYS_BYTES_MAX", 0)
-    # So few bits that rows of all kinds are taken for changed.
+    # So few bits that unchanged rows of all kinds are taken for changed.
     monkeypatch.setattr(snapshots.fold.key_filter, "BITS_PER_KEY", 1)
     folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
     assert {type(found) for found in folded.changed[0].values()} == {KeyFilter}

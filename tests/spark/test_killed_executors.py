@@ -1,8 +1,8 @@
-"""Executors and Python workers killed in the middle of a task: Spark repeats it, and nothing is lost or there twice.
+"""If an executor or Python worker is killed in the middle of a task, Spark repeats it; nothing is lost or duplicated.
 
-In a subprocess, because a process has one Spark session at a time, and the tests' own is local: here the executors are
-processes of their own, which share nothing. The first attempt of a task stands still once it has stored an object
-and before it has said so to anybody; then its executor, or its Python process, is killed.
+Runs in a subprocess, because a process has one Spark session at a time and the tests' own is local: here the executors
+are separate processes, which share nothing. The first attempt of a task pauses after it has stored an object and before
+it has reported it; then its executor, or its Python process, is killed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import load_fleet
-from tests.quick_spark import LINES
-from tests.snapshot_runs import described, sorted_copies
+from tests.commands.snapshot_runs import configure_fleet, sorted_copies
+from tests.run.quick_spark import LINES
 
 MASTER = "local-cluster[2,1,1024]"
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 CHANGED = 7_000
 
-# Read by every Python process of the cluster: {folder} says by files what is to stand still, and what does.
-STANDING_STILL = """
+# Run by every Python process of the cluster: files in {folder} say which kinds of task are to pause, and which do.
+PAUSE_TASKS = """
 import os, time
 from pathlib import Path
 import snapshots.base_copy.object_writer, wal.drain.drain
@@ -64,7 +64,7 @@ from pathlib import Path
 import psycopg
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import load_fleet
-from tests.snapshot_runs import Ready, Runs
+from tests.commands.snapshot_runs import Ready, Runs
 
 source, target = (load_fleet(Path(name)) for name in sys.argv[1:3])
 folder = Path(sys.argv[3])
@@ -136,14 +136,14 @@ def embedded(tmp_path: Path) -> Iterator[EmbeddedFleet]:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 60)
-def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_there_twice(
+def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_duplicated(
     embedded: EmbeddedFleet, tmp_path: Path
 ) -> None:
     folder = tmp_path / "standing"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(STANDING_STILL.format(folder=str(folder)))
+    (folder / "sitecustomize.py").write_text(PAUSE_TASKS.format(folder=str(folder)))
     spark = f'[spark]\nmaster = "{MASTER}"\n"spark.executorEnv.PYTHONPATH" = "{folder}:{ROOT}"\n{LINES}'
-    source = described(embedded, tmp_path / "source.toml", f"file://{tmp_path}/store", more=spark)
+    source = configure_fleet(embedded, tmp_path / "source.toml", f"file://{tmp_path}/store", more=spark)
     target = tmp_path / "target.toml"
     target.write_text(source.path.read_text().replace("/bank", "/bank_again"))
     (primary,) = source.primaries
@@ -166,7 +166,7 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_there_twice(
     assert numbers == list(range(1, len(numbers) + 1))
     archived = {path.name for path in (tmp_path / "store/snapshots/cluster/wal/s1").glob("*/*.parquet")}
     assert archived == {key.rsplit("/", 1)[-1] for _, key in report["segments"]}
-    # What the attempt stored that was killed is there under a name of its own, and no commit lists it.
+    # What the killed attempt stored is in the store under another name, and no commit lists it.
     for name, listed in zip(("cluster", "again"), report["base"], strict=True):
         stored = {
             str(path.relative_to(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""Folding rows with long lines: none of them goes through Spark, and each is there in the end."""
+"""Folding rows with long lines: none of them goes through Spark, and all are in the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from check.partitions import hash_images
 from columns.bytes_column import from_list, xxhash64
 from fleet.lsn import Lsn
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold import changed_keys, lineage
+from snapshots.fold import changed_keys, key_history
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.key_filter import KeyFilter
@@ -23,7 +23,7 @@ from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Source, S
 from storage.digest import digest
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests.store_damage import flip_byte
+from tests.stores.damage import flip_byte
 from wal.segments.archive import SegmentRange
 from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 from wal.segments.segments import create_segment
@@ -36,8 +36,8 @@ A, B, C = (letter * (LONG_LINE_BYTES + 1) for letter in (b"a", b"b", b"c"))
 BASE = [(KEYED, b"%d" % n, b"%d\told\t%s\n" % (n, A)) for n in range(5)] + [
     (BAG, b"", line) for line in (A + b"\n", A + b"\n", B + b"\n", B + b"\n", b"short\n")
 ]
-# In this order, in two segments: 0 stays; 1 keeps its long value; 2 becomes 9 with it; 3 gets another one and goes; 4
-# is written anew, then keeps that. Of 6 there is no earlier image.
+# In this order, in two segments: 0 is unchanged; 1 keeps its long value; 2 becomes 9 and keeps its; 3 gets another one
+# and is deleted; 4 gets another one, then keeps it; 5 is new. 6 has no earlier image.
 CHANGES = [
     [
         (KEYED, b"1", PARTIAL, b"1\tnew\t\\u\n"),
@@ -69,7 +69,7 @@ EXPECTED = [
 ]
 
 
-def stored(folder: Path) -> Sources:
+def store_chain(folder: Path) -> Sources:
     store = open_store(f"file://{folder}", {})
     columns = [[row[0] for row in BASE], [0] * len(BASE), [row[1] for row in BASE], [row[2] for row in BASE]]
     sink = pa.BufferOutputStream()
@@ -101,21 +101,21 @@ def long_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[d
 
 
 @pytest.mark.parametrize("more_than_the_driver_holds", [False, True])
-def test_long_lines_stay_where_they_are_and_are_read_there(
+def test_long_lines_stay_in_the_store_and_are_read_from_there(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, more_than_the_driver_holds: bool
 ) -> None:
     if more_than_the_driver_holds:
         for module, name in (
             (changed_keys, "COUNTED_FROM"),
             (changed_keys, "KEYS_BYTES_MAX"),
-            (lineage, "BROADCAST_KEYS_MAX"),
+            (key_history, "BROADCAST_KEYS_MAX"),
         ):
             monkeypatch.setattr(module, name, 0)
-    sources, location = stored(tmp_path), StoreLocation(f"file://{tmp_path}")
+    sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     assert folded.problems == []
     for frame in folded.cached:
-        # What Spark holds: changes, last images, base rows and histories.
+        # Everything that Spark holds: changes, last images, base rows and histories.
         assert all(len(row["row"]) <= LONG_LINE_BYTES for row in frame.collect() if "row" in frame.columns)
     assert folded.images is not None
     found = [(row["group"], bytes(row["row"])) for row in folded.images.collect()]
@@ -130,12 +130,12 @@ def test_long_lines_stay_where_they_are_and_are_read_there(
     kept = [(group, row) for (group, _, row), is_kept in zip(BASE, holds, strict=True) if is_kept]
     assert sorted(found + kept) == sorted(EXPECTED)
     assert {type(keys) for keys in folded.changed[0].values()} == {KeyFilter if more_than_the_driver_holds else KeySet}
-    check_hashes(folded, sources, location, rows)
+    assert_hashes(folded, sources, location, rows)
     folded.release()
 
 
-def check_hashes(folded: Fold, sources: Sources, location: StoreLocation, rows: list[dict[str, Any]]) -> None:
-    """They are those of the rows, however the batches were."""
+def assert_hashes(folded: Fold, sources: Sources, location: StoreLocation, rows: list[dict[str, Any]]) -> None:
+    """Check that the hashes are those of the rows, independent of the batches."""
     assert folded.long_images is not None
     batches = folded.long_images.toArrow().to_batches()
     hashed = pa.Table.from_batches(hash_images(iter(batches), long_image_reader(sources, location)))
@@ -145,8 +145,8 @@ def check_hashes(folded: Fold, sources: Sources, location: StoreLocation, rows: 
 
 
 @pytest.mark.parametrize("key", ["base/1", "wal/00000000000000000002.parquet"])
-def test_a_long_line_that_can_be_read_only_once_is_a_problem(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    sources, location = stored(tmp_path), StoreLocation(f"file://{tmp_path}")
+def test_a_long_line_damaged_after_its_first_read_is_a_problem(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")
     folded = fold(spark, sources, location)
     images = long_rows(folded, sources, location)
     assert {row["group"] for row in images} == {KEYED, BAG, PROBLEM}

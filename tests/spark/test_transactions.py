@@ -1,4 +1,4 @@
-"""Comparing shards by the transactions that they share: prepared parts, and tagged commits in one phase."""
+"""Comparing shards by the transactions that they share: prepared parts, and tagged one-phase commits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fleet.lsn import Lsn
 from snapshots.fold.sources import SegmentSource, Source
 from storage.location import StoreLocation
 from storage.open import open_store
-from tests import pgoutput_messages as made
-from tests.store_damage import flip_byte
+from tests.stores.damage import flip_byte
+from tests.wal import pgoutput_messages as pgoutput
 from wal.decoding.decoder import Decoder
 from wal.segments.archive import SegmentRange, segment_key
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -29,23 +29,23 @@ NODES = ("s1", "s2")
 
 
 def tagged_commit(lsn: int, gid: str | None) -> list[bytes]:
-    tag = [made.message(lsn - 5, "snapshot.gid", gid.encode(), transactional=True)] if gid else []
-    return [made.begin(lsn, lsn), *tag, made.commit(lsn, lsn + 9)]
+    tag = [pgoutput.message(lsn - 5, "snapshot.gid", gid.encode(), transactional=True)] if gid else []
+    return [pgoutput.begin(lsn, lsn), *tag, pgoutput.commit(lsn, lsn + 9)]
 
 
 def prepare(lsn: int, gid: str) -> list[bytes]:
-    return [made.begin_prepare(lsn, lsn + 9, lsn, gid), made.prepare(lsn, lsn + 9, lsn, gid)]
+    return [pgoutput.begin_prepare(lsn, lsn + 9, lsn, gid), pgoutput.prepare(lsn, lsn + 9, lsn, gid)]
 
 
-def compared(
+def compare_shards(
     spark: SparkSession,
     folder: Path,
     shards: Sequence[tuple[list[bytes], int, frozenset[Lsn]]],
     damaged: str | None = None,
 ) -> PairReport:
-    """Compare shards by what their WAL says, their positions, and what the cut leaves out before these.
+    """Compare shards, given as WAL messages, position at the cut, and earlier transactions that the cut leaves out.
 
-    The segment below the folder `damaged` is damaged before they are compared.
+    The segment below the folder `damaged` is damaged before the comparison.
     """
     url = f"file://{folder}"
     store = open_store(url, {})
@@ -71,7 +71,7 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
 ) -> None:
     coordinator = [*tagged_commit(100, "g"), *tagged_commit(120, None), *tagged_commit(140, "alone")]
     other = [*prepare(100, "g"), *tagged_commit(120, None)]
-    report = compared(spark, tmp_path, [(coordinator, 200, frozenset()), (other, position, excluded)])
+    report = compare_shards(spark, tmp_path, [(coordinator, 200, frozenset()), (other, position, excluded)])
     assert report.transactions == 1
     assert [conflict.global_id for conflict in report.conflicts] == torn
     for conflict in report.conflicts:
@@ -79,19 +79,17 @@ def test_a_tagged_commit_is_the_transactions_part_on_its_shard(
         assert conflict.detail == "the state on s1 includes it, the state on s2 does not"
 
 
-def test_prepared_parts_are_compared_as_ever(spark: SparkSession, tmp_path: Path) -> None:
+def test_prepared_parts_are_compared(spark: SparkSession, tmp_path: Path) -> None:
     left = [*prepare(100, "both"), *prepare(120, "left out of one"), *prepare(140, "of one")]
     right = [*prepare(90, "both"), *prepare(110, "left out of one")]
-    report = compared(spark, tmp_path, [(left, 200, frozenset({Lsn(120)})), (right, 200, frozenset())])
+    report = compare_shards(spark, tmp_path, [(left, 200, frozenset({Lsn(120)})), (right, 200, frozenset())])
     assert report.transactions == 2
     assert [conflict.global_id for conflict in report.conflicts] == ["left out of one"]
     assert report.conflicts[0].detail == "the state on s2 includes it, the state on s1 does not"
 
 
-def test_an_object_that_was_damaged_since_it_was_read_is_no_transaction_less(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_damaged_object_is_a_problem_and_no_conflict(spark: SparkSession, tmp_path: Path) -> None:
     whole = [(prepare(100, "g"), 200, frozenset[Lsn]()), (prepare(90, "g"), 200, frozenset[Lsn]())]
-    report = compared(spark, tmp_path, whole, damaged="1")
+    report = compare_shards(spark, tmp_path, whole, damaged="1")
     assert [one["details"]["node"] for one in report.problems] == ["s2"]
     assert (report.transactions, report.conflicts) == (0, [])

@@ -1,1 +1,1 @@
-"""Tables of every kind, what is in them and what is done to them: SQL that a test gives a server."""
+"""Tables of every kind, their rows and their changes: SQL that a test runs on a server."""

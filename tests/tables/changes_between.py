@@ -4,8 +4,8 @@ from __future__ import annotations
 
 ADD, DROP = "ALTER PUBLICATION {ours} ADD TABLE ONLY kept.{t}", "ALTER PUBLICATION {ours} DROP TABLE kept.{t}"
 TAKEN_OUT = "it was taken out of Cutline's publication"
-# By table, each like person with types of its own: what is done before each of two increments, and why it is copied
-# anew; where that is "" it is carried on, and None says that no definition of it is listed.
+# By table (LIKE_PERSON creates all but "more"): the statements before each of two increments, and why the increment
+# copies the table again. "": its definition changes without a copy; None: the increment lists no definition of it.
 Step = tuple[list[str], str | None]
 SAME: Step = ([], None)
 CHANGES: dict[str, tuple[Step, Step]] = {
@@ -57,8 +57,8 @@ CHANGES: dict[str, tuple[Step, Step]] = {
     ),
     "indexed": ((["CREATE UNIQUE INDEX one_age ON kept.{t} (id, age)"], None), SAME),
 }  # fmt: skip
-# What becomes of a name.
-NAMED = {"moving": "moved"}
+# Tables that are renamed.
+RENAMED = {"moving": "moved"}
 SET_TABLES = "ALTER PUBLICATION {ours} SET TABLE "
 LIKE_PERSON = (
     "CREATE TYPE kept.mood_{t} AS ENUM ('sad', 'glad')",

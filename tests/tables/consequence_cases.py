@@ -1,4 +1,4 @@
-"""Statements that change more than they name: cascades, triggers, rows that move; read as the other statements are."""
+"""Statements that change more than they name: cascades, triggers, rows that move; the form is statement_cases'."""
 
 from __future__ import annotations
 

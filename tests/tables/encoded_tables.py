@@ -1,6 +1,6 @@
-"""A database in an encoding of its own: names and values that no conversion would bring back, and sessions' settings.
+"""A database in any encoding: names and values that no conversion preserves, and hostile settings of sessions.
 
-Everything is bytes, as the server has them.
+Everything is bytes in the server's encoding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psycopg
 
 from fleet.programs.wheel import tool
 
-# What a test's own session needs where the settings of the role are HOSTILE.
+# Settings of a test's own session where those of the role are HOSTILE.
 QUIET = {
     "search_path": "public", "statement_timeout": "0", "lock_timeout": "0", "idle_session_timeout": "0",
     "idle_in_transaction_session_timeout": "0", "default_transaction_read_only": "off",
@@ -33,9 +33,9 @@ HOSTILE = {
     "intervalstyle": "sql_standard", "timezone": "'Asia/Kolkata'", "extra_float_digits": "'-15'",
     "quote_all_identifiers": "on", "client_encoding": "'UTF8'", "log_statement": "'all'",
 }  # fmt: skip
-# Only 17 and later have it; the slots' exported snapshots are transactions that take longer.
+# Only 17 and later have transaction_timeout; the transactions that export slots' snapshots take longer than it allows.
 TRANSACTION_TIMEOUT_VERSION = 170000
-# A user's own functions and operators, before PostgreSQL's in his search_path: whoever takes one of them ends.
+# A user's own functions and operators, before PostgreSQL's in the search_path: calling one of them fails.
 EVIL = b"""
 CREATE SCHEMA evil;
 CREATE FUNCTION evil.no() RETURNS bool LANGUAGE plpgsql AS $$ BEGIN RAISE 'evil was called'; END $$;
@@ -112,7 +112,7 @@ INSERT INTO listed VALUES ('{odd}', 'again'), ('{name}', '{odd}');
 DELETE FROM bag WHERE n = 0 AND v = '{odd}';
 """,
 )
-# Keys of a collation under which other bytes are equal; only where the server has ICU, which is not for SQL_ASCII.
+# Keys of a collation under which different bytes are equal; needs ICU, which does not support SQL_ASCII.
 FOLDED_SCHEMA = b"""
 CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 CREATE TABLE folded (k text COLLATE folding PRIMARY KEY, v text COLLATE "de-x-icu", n int);
@@ -130,7 +130,7 @@ DROP TABLE folded;
 DROP COLLATION folding;
 """,
 )
-# Only where the server has libxml; gone before the state that is restored into one that may lack it.
+# Needs libxml; dropped before the state that is restored to a server that may lack it.
 XML_SCHEMA = b"""
 CREATE TABLE papers ("k{name}" text PRIMARY KEY, p xml DEFAULT '<{name}/>', q xml[]);
 INSERT INTO papers VALUES ('{name}', '<{name} a="{name}">&#233;{name} &lt;</{name}>', '{<a/>,NULL}');
@@ -152,7 +152,7 @@ DROP TABLE papers;
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoding: a name that can be written in UTF-8, and values of bytes of which not all can."""
+    """An encoding: a name that can be converted to UTF-8, and values of bytes of which some can not."""
 
     encoding: str
     codec: str
@@ -162,38 +162,38 @@ class Encoded:
 
     @property
     def name(self) -> bytes:
-        """The name as the server has it."""
+        """The name in the server's encoding."""
         return self.text.encode(self.codec)
 
     def script(self, template: bytes) -> list[bytes]:
-        """The template's statements; none of them has a line that ends in a semicolon inside."""
+        """The template's statements, split at semicolons that end a line."""
         whole = template.replace(b"{name}", self.name).replace(b"{odd}", self.odd)
         whole = whole.replace(b"{encoding}", self.codec.encode())
         return [one for one in (piece.strip(b"\n") for piece in whole.split(b";\n")) if one]
 
     def rows(self) -> list[bytes]:
         """Statements that fill the tables."""
-        made = []
+        statements = []
         for number, value in enumerate([*self.values, b"plain", b""]):
             wide = b"repeat('%b', 3000 / greatest(octet_length('%b'), 1))" % (value, value)
-            made += [
+            statements += [
                 b"""INSERT INTO "t%b" VALUES ('%b', '%b', %b, %d, '%b', '%b', ARRAY[NULL, 'NULL', '%b'])"""
                 % (self.name, value, value, wide, number, self.name, value, value),
                 b"INSERT INTO bag VALUES ('%b', %b, %d)" % (value, wide, number),
                 b"INSERT INTO listed VALUES ('%b', '%d')" % (value[:9], number),
             ]
-        return [*made, b"INSERT INTO listed VALUES ('%b', 'odd')" % self.odd]
+        return [*statements, b"INSERT INTO listed VALUES ('%b', 'odd')" % self.odd]
 
 
 HIGH = bytes(range(0x80, 0x100))
 LATIN1 = Encoded("LATIN1", "latin-1", "größe", b"\x80\xc3\xa9", (HIGH, b"\xe9", b"\xc3\xa9", b"\xff"))
-# Bytes that are no UTF-8: cut off, a surrogate, never valid; and some that are.
+# Bytes that are not valid UTF-8 (truncated, a surrogate, never valid), and some that are.
 SQL_ASCII = Encoded(
     "SQL_ASCII", "utf-8", "größe", b"\xff\xc3", (HIGH, b"\xe9", b"\xed\xa0\x80", "日本".encode(), b"\xfe\xff")
 )
-# 0x98 is no character.
+# 0x98 is not a character of WIN1251.
 WIN1251 = Encoded("WIN1251", "cp1251", "имя", b"\x98\xff", (HIGH, b"\x98", "слово".encode("cp1251")))
-# Half-width katakana, JIS X 0212, and places where the standards have no character.
+# Half-width katakana, JIS X 0212, and codes to which the standards assign no character.
 EUC_JP = Encoded(
     "EUC_JP",
     "euc_jp",
@@ -206,7 +206,7 @@ LATIN5 = Encoded("LATIN5", "iso8859-9", "ağaç", b"\xfd\x80", (HIGH, b"\xfd"))
 
 @contextmanager
 def session(dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session that gets and gives bytes as the server has them, whatever the settings of its role."""
+    """A session that sends and receives bytes in the server's encoding, unaffected by the settings of its role."""
     options = " ".join(f"-c {name}={value}" for name, value in QUIET.items())
     with psycopg.connect(dsn, options=options, client_encoding="SQL_ASCII", autocommit=True) as connection:
         if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
@@ -215,15 +215,15 @@ def session(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def run(dsn: str, script: list[bytes]) -> None:
-    """Execute every statement by itself."""
+    """Execute the statements one by one."""
     with session(dsn) as connection:
         for statement in script:
             connection.execute(statement)
 
 
 @contextmanager
-def hostile(*dsns: str) -> Iterator[None]:
-    """In the block the role has every setting of HOSTILE, for all that it does on these servers."""
+def hostile_settings(*dsns: str) -> Iterator[None]:
+    """Give the role every setting of HOSTILE on these servers while the block runs."""
     for dsn in dsns:
         with session(dsn) as connection:
             for name, value in HOSTILE.items():
@@ -239,7 +239,7 @@ def hostile(*dsns: str) -> Iterator[None]:
 
 
 def copies(dsn: str) -> dict[bytes, bytes]:
-    """Every table's rows as PostgreSQL's own COPY prints them, in an order that PostgreSQL made."""
+    """The rows of every table as PostgreSQL's own COPY prints and sorts them."""
     query = """
     SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' ORDER BY 1
@@ -253,8 +253,8 @@ def copies(dsn: str) -> dict[bytes, bytes]:
         return found
 
 
-def dumped(dsn: str) -> bytes:
-    """The DDL as pg_dump prints it, the same for the same DDL."""
+def dump_ddl(dsn: str) -> bytes:
+    """The DDL as pg_dump prints it; equal DDL gives equal bytes."""
     what = ["--schema-only", "--no-publications", "--restrict-key=0", "--encoding=SQL_ASCII"]
     command = [*tool("pg_dump"), *what, f"--dbname={dsn}"]
     return subprocess.run(command, capture_output=True, check=True).stdout

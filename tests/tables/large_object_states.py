@@ -1,4 +1,4 @@
-"""What PostgreSQL says of every large object of a database: its bytes, owner, grants and comment."""
+"""Every large object of a database as PostgreSQL reports it: its bytes, owner, grants and comment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ SELECT m.oid::bigint, length(lo_get(m.oid)), md5(lo_get(m.oid)), pg_get_userbyid
 """
 
 
-def all_large(dsn: str) -> list[tuple[object, ...]]:
+def read_large_objects(dsn: str) -> list[tuple[object, ...]]:
     with psycopg.connect(dsn) as connection:
         return connection.execute(QUERY).fetchall()

@@ -1,4 +1,4 @@
-"""Tables of every kind that a shard may have, and statements that change them in every way that WAL tells apart."""
+"""Tables of every kind that a shard may have, and statements that change them in every way that WAL distinguishes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Out of line and uncompressed, so that an UPDATE that leaves such a value alone leaves it out of the WAL.
+# Out of line and uncompressed, so that WAL leaves out the value if an UPDATE does not change it.
 WIDE = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 90 + {0} % 7))"
 
 SCHEMA = r"""
@@ -109,7 +109,7 @@ INSERT INTO left_out VALUES (1);
 """
 )
 
-# One script per increment; each `;` at a line's end is a transaction of its own unless BEGIN says otherwise.
+# One script per increment. A `;` at the end of a line ends a statement; outside BEGIN it is a separate transaction.
 INCREMENTS = (
     r"""
 UPDATE typed SET t = t || 'x' WHERE id < 5;
@@ -192,25 +192,25 @@ TRUNCATE only_key;
 
 
 def statements(script: str) -> Iterator[str]:
-    """The script's statements; none of them has a line that ends in a semicolon inside."""
+    """The script's statements, split at semicolons that end a line."""
     yield from (text for text in (piece.strip() for piece in script.split(";\n")) if text)
 
 
 @dataclass(slots=True)
 class WideHistory:
-    """A random history of the rows of table wide: what is left alone, where rows move, and what comes back."""
+    """A random history of the rows of table wide: values that stay unchanged, rows that move, keys that return."""
 
     seed: int
     present: set[int] = field(default_factory=lambda: set(range(1, 41)))
 
     def statements(self, count: int, round_: int) -> Iterator[str]:
-        """The next `count` statements; some of them are transactions of several."""
+        """The next `count` transactions, some of several statements."""
         chance = random.Random(f"{self.seed} {round_}")
         for _ in range(count):
-            one = "; ".join(self._one(chance) for _ in range(chance.choice([1, 1, 1, 3])))
+            one = "; ".join(self._statement(chance) for _ in range(chance.choice([1, 1, 1, 3])))
             yield f"BEGIN; {one}; COMMIT"
 
-    def _one(self, chance: random.Random) -> str:
+    def _statement(self, chance: random.Random) -> str:
         free = sorted(set(range(1, 60)) - self.present)
         key, to = chance.choice(sorted(self.present)), chance.choice(free)
         fresh = WIDE.format(chance.randrange(7))

@@ -1,6 +1,6 @@
-"""Rows that only functions of their own admit: those name what they need without a schema.
+"""Rows that user-defined functions check and compute, which call other functions without naming a schema.
 
-pg_dump's own script can't load such rows.
+The script of pg_dump can't load such rows.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ STEPS = (
 
 
 def own_functions(schema: str, increment: int) -> list[str]:
-    """What is there first, then what the first increment does."""
+    """The statements of an increment: 0 creates the table, 1 changes it, later ones do nothing."""
     return [statement.format(schema) for statement in STEPS[increment]] if increment < len(STEPS) else []

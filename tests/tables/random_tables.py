@@ -120,13 +120,13 @@ ALTER TABLE public.no_columns REPLICA IDENTITY FULL;
 
 
 def wide_text(source: random.Random) -> str:
-    """A text that is TOASTed, now and then full of what COPY escapes."""
+    """A text long enough for TOAST, with characters that COPY escapes."""
     return "".join(source.choices(string.printable, k=source.choice([2100, 5000, 30_000])))
 
 
 @dataclass(slots=True)
 class Kind:
-    """A table for random statements: its SQL name, and of every column a function that makes a value."""
+    """A table for random statements: its SQL name, and for every column a function that draws a value."""
 
     name: str
     columns: dict[str, Any]
@@ -135,7 +135,7 @@ class Kind:
 
 
 def create_tables(connection: psycopg.Connection[Any], source: random.Random) -> list[Kind]:
-    """Create all tables, with some rows, and describe them."""
+    """Create all tables, some with rows, and return their descriptions."""
     connection.execute(SCHEMA.encode())
     pools = dict(POOLS)
     try:
@@ -152,18 +152,18 @@ def create_tables(connection: psycopg.Connection[Any], source: random.Random) ->
         return lambda: str(source.randrange(limit))
 
     text = any_of(TEXTS)
-    rarely_wide = lambda: wide_text(source) if source.random() < 0.6 else text()  # noqa: E731  # three uses
+    often_wide = lambda: wide_text(source) if source.random() < 0.6 else text()  # noqa: E731  # three uses
     keys = ["".join(source.choices(string.ascii_letters, k=2400)) for _ in range(6)]
     types: dict[str, Any] = {f"c{place}": any_of(pool) for place, pool in enumerate(pools.values())}
     return [
         Kind("public.types", {"id": number(12), **types}, ("id",)),
         Kind('"od d"."Ta""ble"', {"value one": text, "B": number(4), "select": text, "a": number(4)}, ("a", "B")),
-        Kind("public.wide", {"id": number(8), "n": number(99), "big": rarely_wide,
+        Kind("public.wide", {"id": number(8), "n": number(99), "big": often_wide,
              "bytes": lambda: "\\x" + source.randbytes(3000).hex(), "small": text}, ("id",)),
-        Kind("public.wide_key", {"n": number(99), "big": rarely_wide, "key": lambda: source.choice(keys)}, ("key",)),
+        Kind("public.wide_key", {"n": number(99), "big": often_wide, "key": lambda: source.choice(keys)}, ("key",)),
         Kind("public.by_index", {"note": text, "a": lambda: source.choice(TEXTS), "b": number(4),
              "late": text, "later": number(9)}, ("a", "b")),
-        Kind("public.no_key", {"a": number(3), "big": rarely_wide, "b": text}),
+        Kind("public.no_key", {"a": number(3), "big": often_wide, "b": text}),
         Kind("public.append_only", {"at": number(99), "note": text}, (), "insert"),
         Kind("public.generated", {"id": number(9), "n": number(99), "note": text}, ("id",)),
         Kind("public.only_key", {"a": number(4), "b": lambda: source.choice(TEXTS)}, ("b", "a")),
@@ -174,7 +174,7 @@ def create_tables(connection: psycopg.Connection[Any], source: random.Random) ->
 
 @dataclass(slots=True)
 class Done:
-    """What was executed: by xid or gid where in WAL it must be, between two positions."""
+    """What was executed: by xid or gid, the two positions in WAL that it must be between."""
 
     commits: dict[int, tuple[int, int]] = field(default_factory=dict)
     prepares: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Done:
 
 @dataclass(slots=True)
 class Traffic:
-    """Random transactions on one connection; prepared ones stay for a while beside the next."""
+    """Random transactions on one connection; prepared ones stay open while the next ones run."""
 
     connection: psycopg.Connection[Any]
     kinds: list[Kind]
@@ -195,17 +195,17 @@ class Traffic:
     numbers: int = 0
 
     def run(self, transactions: int) -> None:
-        """Run so many transactions; some stay prepared."""
+        """Run this many transactions; some stay prepared."""
         self.connection.execute("SET lock_timeout = '5ms'")
         for _ in range(transactions):
             self.transaction()
             while self.prepared and (len(self.prepared) > 3 or self.source.random() < 0.3):
-                self.settle(self.prepared.pop(self.source.randrange(len(self.prepared))))
+                self.end_prepared(self.prepared.pop(self.source.randrange(len(self.prepared))))
 
     def finish(self) -> None:
-        """Settle what is prepared."""
+        """End every prepared transaction."""
         while self.prepared:
-            self.settle(self.prepared.pop())
+            self.end_prepared(self.prepared.pop())
 
     def transaction(self) -> None:
         fate = self.source.choice(["commit"] * 5 + ["prepare"] * 3 + ["rollback"])
@@ -228,7 +228,7 @@ class Traffic:
             assert xid is not None
             self.done.commits[int(xid[0]) % 2**32] = before, self.position()
 
-    def settle(self, gid: str) -> None:
+    def end_prepared(self, gid: str) -> None:
         is_commit = self.source.random() < 0.7
         word, where = (
             ("COMMIT", self.done.commits_prepared) if is_commit else ("ROLLBACK", self.done.rollbacks_prepared)
@@ -243,7 +243,7 @@ class Traffic:
         return Lsn.parse(row[0])
 
     def statement(self) -> int:
-        """One statement within a savepoint, which is now and then given up; how many rows it changed."""
+        """Run a statement in a savepoint, which is sometimes rolled back; return the number of changed rows."""
         kind = self.source.choice(self.kinds)
         what = self.source.choice(kind.statements.split())
         if what == "truncate" and self.source.random() < 0.8:
@@ -264,7 +264,7 @@ class Traffic:
         if what == "truncate":
             self.connection.execute(f"TRUNCATE {kind.name}".encode())
             if self.source.random() < 0.5:
-                # Into the table's new file, which is gone if this is rolled back.
+                # Into the table's new file, which a rollback removes.
                 self.insert(kind)
             return 1
         if what == "insert":
@@ -281,7 +281,7 @@ class Traffic:
             return 0
         names = self.source.sample(names, self.source.randint(1, min(len(names), 8)))
         if what == "move" and kind.keys:
-            # Other values change with the key now and then, and now and then all of them stay.
+            # Sometimes other values change with the key, sometimes none.
             others = [name for name in kind.columns if name not in kind.keys]
             names += self.source.sample(others, self.source.randint(0, min(len(others), 2)))
         values = {name: kind.columns[name]() for name in names}

@@ -1,6 +1,6 @@
-"""Changes of columns, each in a schema of its own: what is there first, what three increments do, what is copied anew.
+"""Changes of columns, each case in its own schema: the first tables, three increments, and what each copies again.
 
-Every `;` at a line's end ends a statement, and a statement is a transaction of its own unless BEGIN says otherwise.
+A `;` at the end of a line ends a statement; a statement outside BEGIN is a separate transaction.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ LARGE = "(SELECT string_agg(md5((g + {0})::text), '') FROM generate_series(1, 10
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema's beginning and its increments' statements; of each increment the tables that are copied anew.
+    """A schema's first statements, those before each increment, and the tables that each increment copies again.
 
-    The last increment is taken in two attempts: the first fails once all WAL is archived, `aftermath` comes between.
+    The last increment takes two attempts: the first fails once all WAL is archived; `aftermath` runs between the two.
     """
 
     first: str
     increments: tuple[str, str, str]
-    anew: tuple[str, str, str] = ("", "", "")
+    copied_again: tuple[str, str, str] = ("", "", "")
     aftermath: str = ""
 
 
@@ -209,7 +209,7 @@ UPDATE w SET v = 'z' WHERE id = 2;
         ),
         ("t u w twice", "t", ""),
     ),
-    # What looks like the definition before, or like the one at the cut, and is neither: the column is another one.
+    # Definitions that look like the previous one, or the one at the cut, but are neither: the column is another one.
     "look_alikes": Case(
         "".join(
             f"CREATE TABLE {table} (id int PRIMARY KEY, a text);\n"

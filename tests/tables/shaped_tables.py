@@ -1,4 +1,4 @@
-"""Tables whose shape or names are at the edge of what PostgreSQL takes, and what two increments do to them."""
+"""Tables whose shape or names are at the limits of PostgreSQL, and their changes before two increments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def quoted(name: str) -> str:
 
 
 def names() -> dict[int, list[str]]:
-    """By increment, 0 is what is there first: schemas, tables, columns, constraints and sequences of every name."""
+    """The statements by increment: schemas, tables, columns, constraints and sequences of every name."""
     script: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for number, name in enumerate(NAMES):
-        # A table and an index are in one name space, so the table's name is the next one's.
+        # Tables and indexes share a namespace, so the table takes the next name.
         schema, table, column = quoted(name), quoted(NAMES[(number + 1) % len(NAMES)]), quoted(NAMES[number - 1])
         where = f"{schema}.{table}"
         script[0] += [
@@ -40,7 +40,7 @@ def names() -> dict[int, list[str]]:
 
 
 def same_names() -> dict[int, list[str]]:
-    """Tables that `schema.table` does not tell apart: of other columns, keyed and not, and changed differently."""
+    """Tables that `schema.table` does not distinguish: their columns, keys and changes differ."""
     script: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for number, (schema, table) in enumerate(SAME_NAMES):
         where = f"{quoted(schema)}.{quoted(table)}"
@@ -60,12 +60,12 @@ def same_names() -> dict[int, list[str]]:
 
 
 def literal(text: str) -> str:
-    """The text as SQL's literal; escaped, as a backslash may be in it."""
+    """The text as an SQL literal, with its backslashes escaped."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def widest() -> dict[int, list[str]]:
-    """A table of as many columns as there may be, keyed by two in the middle; one without columns that are stored."""
+    """A table with as many columns as possible, keyed by two in the middle; one without a key, almost all NULL."""
     columns = ", ".join(f"c{number} int" for number in range(1, COLUMNS_MAX + 1))
     values = ", ".join(
         f"CASE WHEN (g + {number}) % 5 > 0 THEN g * {number} END" for number in range(1, COLUMNS_MAX + 1)
@@ -96,7 +96,7 @@ def widest() -> dict[int, list[str]]:
 
 
 def steps() -> Iterator[dict[int, list[str]]]:
-    """All of them."""
+    """The statements by increment of every kind."""
     yield names()
     yield same_names()
     yield widest()

@@ -1,6 +1,6 @@
-"""Statements of every kind, each in a schema of its own: what is there first, and what two increments do to it.
+"""Statements of every kind, each case in its own schema: the first tables, and their changes before two increments.
 
-Every `;` at a line's end ends a statement, and a statement is a transaction of its own unless BEGIN says otherwise.
+A `;` at the end of a line ends a statement; a statement outside BEGIN is a separate transaction.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LARGE = "(SELECT string_agg(md5((g + {0})::text), '') FROM generate_series(1, 15
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a schema begins with, and what the first and the second increment's transactions are."""
+    """A schema's first statements, and the transactions before the first and the second increment."""
 
     first: str
     increments: tuple[str, str]

@@ -1,4 +1,4 @@
-"""Changes of whole tables, of their keys and partitions, and of many things at once; read as those of columns are."""
+"""Changes of whole tables, their keys and partitions, and of several at once; the form is schema_cases'."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ TRUNCATE t;
 INSERT INTO t VALUES (3, 'the rest', 3);
 """,
         ),
-        # The first VACUUM FULL writes the column into every row, and PostgreSQL alters the column's entry with it.
+        # The first VACUUM FULL writes the column into every row, and PostgreSQL alters its pg_attribute row.
         ("t", "u", "t u"),
     ),
     "multisets": Case(

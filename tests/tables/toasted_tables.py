@@ -1,4 +1,4 @@
-"""Tables of large values, stored in every way, and many increments of updates that leave most of them alone."""
+"""Tables of large values, stored in every way, and many increments of updates that leave most of them unchanged."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ SCHEMA = (
 
 
 def large(seed: int, kind: str = "outside") -> str:
-    """SQL for a text that is stored out of line; a squeezed one repeats itself."""
+    """SQL for a text that is stored out of line; a squeezed one is repetitive."""
     if kind == "squeezed":
         return f"(SELECT repeat(md5('{seed}') || E'\\t\\\\', 3000))"
     return f"(SELECT string_agg(md5((g * {seed})::text), E'\\n') FROM generate_series(1, {120 + seed % 9}) g)"
 
 
-def toasted(increment: int) -> list[str]:
-    """The statements before that increment; 0: what is there first."""
+def toast_statements(increment: int) -> list[str]:
+    """The statements before an increment; 0 creates and fills the tables."""
     chance = random.Random(increment)
     if increment == 0:
-        return [*SCHEMA, *(statement for row in range(1, ROWS + 1) for statement in first(row))]
-    made = [f"UPDATE toast.never SET n = {increment} WHERE id % 3 = {increment % 3}"]
+        return [*SCHEMA, *(statement for row in range(1, ROWS + 1) for statement in row_inserts(row))]
+    statements = [f"UPDATE toast.never SET n = {increment} WHERE id % 3 = {increment % 3}"]
     for _ in range(12):
         row, other, seed = chance.randint(1, ROWS), chance.randint(1, ROWS), chance.randrange(1, 999)
         kind = chance.choice(["outside", "squeezed", "main", "mixed"])
-        made += chance.choice(
+        statements += chance.choice(
             [
                 [f"UPDATE toast.t SET n = n + 1 WHERE id = {row}"],
                 [f"UPDATE toast.t SET {kind} = {large(seed, kind)} WHERE id = {row}"],
                 [f"UPDATE toast.t SET {kind} = NULL WHERE id = {row}"],
-                # There and back, and away from where it was.
+                # Move a row away and back; swap the keys of two rows.
                 [f"UPDATE toast.t SET id = -id, n = {seed} WHERE id = {row}",
                  f"UPDATE toast.t SET id = -id WHERE id = {-row}"],
                 [f"BEGIN; UPDATE toast.t SET id = 0 WHERE id = {row}; UPDATE toast.t SET id = {row} WHERE id = {other}"
                  f" AND {row} <> {other}; UPDATE toast.t SET id = {other} WHERE id = 0; COMMIT"],
                 [f"UPDATE toast.t SET {kind} = (SELECT {kind} FROM toast.t WHERE id = {other}) WHERE id = {row}"],
-                [f"DELETE FROM toast.t WHERE id = {row}", *first(row)[:1]],
+                [f"DELETE FROM toast.t WHERE id = {row}", *row_inserts(row)[:1]],
                 [f"UPDATE toast.keyed SET n = n + 1 WHERE key LIKE '{row} %'"],
                 [f"UPDATE toast.keyed SET key = key || 'x' WHERE key LIKE '{row} %'"],
                 [f"UPDATE toast.keyed SET v = {large(seed)} WHERE key LIKE '{row} %'"],
@@ -60,11 +60,11 @@ def toasted(increment: int) -> list[str]:
                  "ROLLBACK PREPARED 'toast'"],
             ]
         )  # fmt: skip
-    return made
+    return statements
 
 
-def first(row: int) -> list[str]:
-    """A row of every table."""
+def row_inserts(row: int) -> list[str]:
+    """Statements that insert a row into every table."""
     texts = ", ".join(
         large(row * 10 + place, kind) for place, kind in enumerate(("outside", "squeezed", "main", "mixed"))
     )

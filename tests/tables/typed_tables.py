@@ -1,4 +1,4 @@
-"""A table for every type that a server's columns can have, with the values that there are of it, and their changes."""
+"""A table for every type that a server's columns can have, with the values known for it, and their changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from fleet.tables.column_types import read_special_columns
 from tests.tables.values_of_types import BUILT_IN, DECLARED, EXTENSIONS, OWN_TYPES
 
-# What a column may be of by itself: arrays come with their elements' type, composites with whoever made them.
+# The types that get a table here: arrays come with their element type, composites with DECLARED.
 TYPES_QUERY = """
 SELECT format_type(t.oid, NULL), t.typdelim::text
   FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
@@ -22,13 +22,13 @@ SELECT format_type(t.oid, NULL), t.typdelim::text
 """
 # A btree entry may not be longer than a third of a page.
 KEY_BYTES_MAX = 2000
-# Of older ones less is asked.
+# Older versions accept fewer values.
 NEWEST_VERSION = 180000
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A table `types."N type"`: id, k (its key, where the type can be one), v and a, an array."""
+    """A table `types."N type"`: id, k (the key, if the type can be one), v, and the array a."""
 
     name: str
     type: str
@@ -37,26 +37,26 @@ class Typed:
     has_key: bool
 
     def array(self, values: tuple[str, ...]) -> str:
-        """These values and NULL as an array that does not begin at 1."""
+        """These values and NULL as an array whose lower bound is not 1."""
         quoted = ['"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values]
         return f"[-1:{len(quoted) - 1}]={{{self.delimiter.join(['NULL', *quoted])}}}"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The values that can be in an index."""
+        """The values that fit into an index."""
         return tuple(value for value in self.values if len(value.encode()) < KEY_BYTES_MAX)
 
 
 def create_typed(connection: psycopg.Connection[Any]) -> list[Typed]:
-    """Create all extensions that there are, types of one's own, and a table for every type; fill the tables.
+    """Create all available extensions, user-defined types, and a table for every type; fill the tables.
 
-    Fails if the server has a type of which there are no values.
+    Fails if the server has a type for which no values are known.
     """
     connection.execute(OWN_TYPES.encode())
     connection.execute("CREATE SCHEMA ext")
     connection.execute("CREATE SCHEMA types")
     for (name,) in connection.execute("SELECT name FROM pg_available_extensions WHERE installed_version IS NULL"):
-        # What it needs itself may not be there.
+        # An extension that it requires may be missing.
         with suppress(psycopg.errors.FeatureNotSupported):
             connection.execute(f'CREATE EXTENSION IF NOT EXISTS "{name}" SCHEMA ext CASCADE'.encode())
     connection.execute("SET search_path = pg_catalog")
@@ -64,14 +64,14 @@ def create_typed(connection: psycopg.Connection[Any]) -> list[Typed]:
     types = connection.execute(TYPES_QUERY).fetchall()
     found = [row for row in types if takes_values(connection, row[0])]
     refusing = {name for name, _ in types} - {name for name, _ in found}
-    # A server may be built without XML: then its columns are empty, and come back.
-    assert told_unloadable(connection, [name for name, _ in types]) == refusing - {"xml"}
+    # A server may be built without XML: its xml columns are then empty, and can be restored.
+    assert unloadable_types(connection, [name for name, _ in types]) == refusing - {"xml"}
     lacking = sorted({name for name, _ in found} - known.keys())
-    assert not lacking, f"no values of these types: {lacking}"
+    assert not lacking, f"no known values of these types: {lacking}"
     declared = [(name, ",") for name in DECLARED if name not in {name for name, _ in found}]
     connection.execute("SET search_path = pg_catalog, ext")
     tables = [
-        _created(connection, number, name, delimiter, valid(connection, name, known[name]))
+        _create(connection, number, name, delimiter, valid_values(connection, name, known[name]))
         for number, (name, delimiter) in enumerate([*found, *declared])
     ]
     for table in tables:
@@ -79,8 +79,8 @@ def create_typed(connection: psycopg.Connection[Any]) -> list[Typed]:
     return tables
 
 
-def told_unloadable(connection: psycopg.Connection[Any], names: list[str]) -> set[str]:
-    """Of these types, those that a table with a column of each of them would be refused for."""
+def unloadable_types(connection: psycopg.Connection[Any], names: list[str]) -> set[str]:
+    """Those of the types for which Cutline refuses a table that has a column of each."""
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(names))
     with connection.transaction(force_rollback=True):
         connection.execute(f"CREATE TABLE types.told ({columns})".encode())
@@ -94,24 +94,24 @@ def takes_values(connection: psycopg.Connection[Any], name: str) -> bool:
     try:
         connection.execute(f"SELECT ''::{name}".encode())
     except (psycopg.errors.FeatureNotSupported, psycopg.errors.InternalError_):
-        # Before 16 the types of an extension's indexes say so by the second one.
+        # Before 16 the types of an extension's indexes raise the second one.
         return False
     except psycopg.Error:
-        pass  # this text is none of its values
+        pass  # this text is not a value of the type
     return True
 
 
-def valid(connection: psycopg.Connection[Any], name: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    """The values that this server's version knows: all, of the wheel's; 17 is the first with infinite intervals."""
+def valid_values(connection: psycopg.Connection[Any], name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values that this server's version accepts: the wheel's accepts all; infinite intervals need 17."""
     if connection.info.server_version >= NEWEST_VERSION:
         return values
-    found = tuple(value for value in values if _comes_back(connection, name, value))
-    assert found, f"no value of {name} comes back from its text"
+    found = tuple(value for value in values if _round_trips(connection, name, value))
+    assert found, f"no value of {name} round-trips through its text"
     return found
 
 
-def _comes_back(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
-    """Whether the server reads the value, and its own text of it as the same: 15 prints only a part of some segs."""
+def _round_trips(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
+    """Whether the server reads the value, and its own output as the same value: 15 prints only a part of some segs."""
     query = f"SELECT v::text::{name}::text = v::text FROM (SELECT %s::{name}) AS given (v)"
     try:
         return connection.execute(query.encode(), (value,)).fetchone() == (True,)
@@ -119,7 +119,7 @@ def _comes_back(connection: psycopg.Connection[Any], name: str, value: str) -> b
         return False
 
 
-def _created(connection: psycopg.Connection[Any], number: int, name: str, delimiter: str, values: Any) -> Typed:
+def _create(connection: psycopg.Connection[Any], number: int, name: str, delimiter: str, values: Any) -> Typed:
     table = f'types."{number:03} {name.replace(chr(34), "")}"'
     array = "" if name.endswith("]") else f", a {name}[]"
     columns = f"id integer, k {name} %s, v {name}{array}"
@@ -136,7 +136,7 @@ Statement = tuple[str, tuple[object, ...]]
 
 
 def _inserts(table: Typed) -> Iterator[Statement]:
-    """Rows with every value as key, as value and in an array, as far as they are not there."""
+    """Insert rows with every value as key, as value and in an array, unless their key is there."""
     keys = table.keys
     for number, value in enumerate(table.values):
         if table.has_key and value not in keys:
@@ -152,11 +152,11 @@ def _inserts(table: Typed) -> Iterator[Statement]:
 
 
 def changes_of(table: Typed, increment: int) -> Iterator[Statement]:
-    """What the first or the second increment does, each row found by its key where there is one."""
+    """The changes before the first or the second increment; a row is found by its key if it has one."""
     rows, values = table.keys, table.values
     if increment == 1:
         for number, value in enumerate(rows):
-            # Every value comes as another row's; the last rows get those that no index takes.
+            # Every row gets another row's value; the last rows get those too long for an index.
             given = values[(number + 1 + len(values) - len(rows)) % len(values)]
             yield f"UPDATE {table.name} SET v = %s {_where(table)}", (given, *_which(table, number, value))
         if len(rows) > 1:
@@ -167,7 +167,7 @@ def changes_of(table: Typed, increment: int) -> Iterator[Statement]:
         return
     yield from _inserts(table)
     for number, value in enumerate(rows):
-        # To a key that is equal, though its text may differ: -0 and 0, 1.0 and 1.00, a month and 30 days.
+        # To an equal key whose text may differ: -0 and 0, 1.0 and 1.00, a month and 30 days.
         yield f"UPDATE {table.name} SET k = %s, id = id + 100 {_where(table)}", (value, *_which(table, number, value))
 
 
@@ -180,7 +180,7 @@ def _which(table: Typed, number: int, value: str) -> tuple[object, ...]:
 
 
 def run(connection: psycopg.Connection[Any], statements: Iterator[Statement]) -> None:
-    """Run them in one transaction."""
+    """Run the statements in one transaction."""
     with connection.transaction(), connection.pipeline():
         for query, values in statements:
             connection.execute(query.encode(), values)

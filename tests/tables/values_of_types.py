@@ -1,7 +1,7 @@
-"""Values of every type that a column can have: edges, and whatever a text form could lose.
+"""Values of every type that a column can have: extremes, and everything that a text form could lose.
 
-By the type's name as format_type prints it, in the text form that its input function takes. `exact/test_rows.py` asks
-the server which types there are, so that none is forgotten.
+The keys are type names as format_type prints them, the values texts for the type's input function. `create_typed` asks
+the server which types it has, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "information_schema.yes_or_no": ("YES", "NO"),
 }
 
-# Declared with a modifier, or made by the user (OWN_TYPES).
+# Declared with a modifier, or user-defined (OWN_TYPES).
 DECLARED: dict[str, tuple[str, ...]] = {
     "numeric(12,4)": ("12345678.1234", "-0.0001", "0"),
     "numeric(1000,0)": (DIGITS, f"-{DIGITS}"),
@@ -230,7 +230,7 @@ CREATE FUNCTION own.twice(integer) RETURNS integer LANGUAGE sql AS 'SELECT 2 * $
 CREATE FUNCTION own.twice(text) RETURNS text LANGUAGE sql AS 'SELECT $1 || $1';
 """
 
-# What is printed by its name has another one afterwards.
+# Renames of objects whose values are printed by name.
 RENAMES = (
     'ALTER TABLE own."T ""1" RENAME TO "T 2"',
     "ALTER FUNCTION own.only_one() RENAME TO still_one",
@@ -238,7 +238,7 @@ RENAMES = (
     "ALTER TYPE own.mood RENAME VALUE 'ok' TO 'fine'",
 )
 
-# Extensions that a server may lack: what it has of these is tried.
+# Types of extensions that a server may lack; those that it has are tested.
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "citext": ("", "Abc", "aBC", "Ü\t\\N", "é" * 50),
     "hstore": ('"a"=>"1", "b"=>NULL', "", '"a\\"\\\\b"=>"c\td"', '"NULL"=>"NULL", ""=>""'),

@@ -1,4 +1,4 @@
-"""Property tests without deadlines: a busy machine is no fault of the code."""
+"""Property tests run without deadlines, so that none fails because the machine is busy."""
 
 from __future__ import annotations
 

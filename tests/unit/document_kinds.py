@@ -1,4 +1,4 @@
-"""Every kind of JSON document in a store: what writes one, under which key, what reads it, and what it may lack."""
+"""Every kind of JSON document in a store: its writer, its key, its reader, and the fields that it may lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.tables.left_out import LeftOut, LeftOutKind
 from snapshots.operations.committing import put_commit
 from snapshots.operations.deciding import decide
 from snapshots.operations.leases import open_leases
-from snapshots.operations.majority import claim_majority, read_baseline
+from snapshots.operations.majority import claim_majority, read_recorded_primaries
 from snapshots.operations.operation import Operation, begin, read_recorded_commits, record_operation
 from snapshots.records.commit import Previous, Sequence
 from snapshots.records.commits import commit_key, find_place, read_chain, read_commit
@@ -49,26 +49,26 @@ LEASE = f"operations/{RESTORE.id}/lease-1.json"
 LOST = LostChain("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
-def increment_of(store: ObjectStore) -> None:
+def write_increment(store: ObjectStore) -> None:
     put_commit(store, FULL)
     put_commit(store, replace(commit(1), previous=Previous("op-0", read_commit(store, "daily", 0).digest)))
 
 
-def outcome_of(store: ObjectStore) -> None:
+def write_outcome(store: ObjectStore) -> None:
     with record_operation(store, Operation(OPERATION)):
         pass
 
 
-def lease_of(store: ObjectStore) -> None:
+def write_lease(store: ObjectStore) -> None:
     begin(store, RESTORE)
     write_operation_record(store, "lease-1", LeaseRenewal(RESTORE.id, "2026-11-20T01:00:00Z"))
 
 
-# What writes a document of each kind, its key, and what reads it.
+# The writer, the key and the reader of a document of each kind.
 Kind = tuple[Callable[[ObjectStore], object], str, Callable[[ObjectStore], object]]
 KINDS: dict[str, Kind] = {
     "full": (lambda store: put_commit(store, FULL), commit_key("daily", 0), lambda store: read_chain(store, "daily")),
-    "increment": (increment_of, commit_key("daily", 1), lambda store: read_chain(store, "daily")),
+    "increment": (write_increment, commit_key("daily", 1), lambda store: read_chain(store, "daily")),
     "void": (
         lambda store: decide(store, replace(OPERATION, snapshot="daily")),
         commit_key("daily", 0),
@@ -93,29 +93,29 @@ KINDS: dict[str, Kind] = {
     "baseline": (
         lambda store: claim_majority(store, {"a": identity("a")}),
         "baselines/0000000000000001.json",
-        read_baseline,
+        read_recorded_primaries,
     ),
-    "intent": (outcome_of, INTENT, lambda store: read_intent(store, OPERATION.id)),
-    "lease": (lease_of, LEASE, lambda store: open_leases(store)),
-    "outcome": (outcome_of, OUTCOME, read_recorded_commits),
+    "intent": (write_outcome, INTENT, lambda store: read_intent(store, OPERATION.id)),
+    "lease": (write_lease, LEASE, lambda store: open_leases(store)),
+    "outcome": (write_outcome, OUTCOME, read_recorded_commits),
 }
-# What may be absent since earlier versions lacked it.
+# Fields that may be absent, because earlier versions did not write them.
 OPTIONAL = {
     "full": {"left_out", "causes", "events_at", "events_digest", "locale_provider", "locale", "icu_rules"},
     "increment": {"previous", "causes"},
     "fleet": {"format"},
     "intent": {"turn"},
-    # Without a kind it is an outcome of before, and the intent says it.
+    # Earlier versions wrote outcomes without a kind; the intent has it.
     "outcome": {"kind", "snapshot", "increment"},
 }
-# Objects that are no records: by node, by shard or by name.
+# Objects that are maps: their keys are nodes, shards or names, not fields.
 MAPS = {"counts", "sequences", "segments", "groups", "base", "roles", "tables", "fingerprints"}
 DEFAULTED = {"count", "include", "exclude", "append_only"}
-# A number of seconds may be any that there is.
-OF_THEIR_TYPE = (("seconds", 1.5), ("seconds", 10**30), ("in_recovery", True), ("is_called", True), ("cycles", True))
+# Values that are wrong for most fields, but valid for these: seconds may be any number.
+VALID_VALUES = (("seconds", 1.5), ("seconds", 10**30), ("in_recovery", True), ("is_called", True), ("cycles", True))
 
 
-def sealed_by_hand(content: Mapping[str, Any]) -> bytes:
-    """The sealed form of a document, which may hold what no document can (NaN)."""
+def seal_by_hand(content: Mapping[str, Any]) -> bytes:
+    """Seal a document like `seal`, but accept what no document can hold, such as NaN."""
     text = json.dumps({name: value for name, value in content.items() if name != "digest"}, indent=1)
     return f'{text[:-2]},\n "digest": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}'.encode()

@@ -1,4 +1,4 @@
-"""Whole chains with the objects that they list, and nodes that have their slots; what deletions are tried on."""
+"""Complete chains with all objects that they list, and nodes with their slots, for the tests of deletions."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ FLEET = Fleet(
 )  # fmt: skip
 
 
-def take(store: ObjectStore, name: str, *taken_at: str) -> str:
-    """A full snapshot and increments, taken at these times (RFC 3339), all their objects stored; its chain's id."""
+def store_chain(store: ObjectStore, name: str, *taken_at: str) -> str:
+    """Store a full snapshot and increments of these times (RFC 3339), with all objects; return the chain's id."""
     chain = f"op-{name}-0"
     previous: Previous | None = None
     for number, at in enumerate(taken_at):
-        made = commit(number, chain)
+        new = commit(number, chain)
         segments = {
             node: tuple(
-                structs.replace(s, key=f"snapshots/{name}/wal/{node}/{chain}/{s.number:020d}.parquet") for s in found
+                structs.replace(s, key=f"snapshots/{name}/wal/{node}/{chain}/{s.number:020d}.parquet") for s in listed
             )
-            for node, found in made.segments.items()
+            for node, listed in new.segments.items()
         }
-        if isinstance(made, FullSnapshot):
+        if isinstance(new, FullSnapshot):
             base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
             ddl = [(f"snapshots/{name}/schema/a/{chain}/{one}.sql.zst", one, "a") for one in SECTIONS]
-            made = structs.replace(made, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
-        made = structs.replace(
-            made, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
+            new = structs.replace(new, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
+        new = structs.replace(
+            new, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
         )
-        for key, size in made.object_sizes.items():
+        for key, size in new.object_sizes.items():
             store.create(key, bytes(size))
-        put_commit(store, made)
+        put_commit(store, new)
         last = read_chain(store, name).last
         previous = Previous(last.operation, last.digest)
     return chain
 
 
 @dataclass(slots=True)
-class HeldNodes:
-    """OnNodes without servers: which slots there are, which nodes answer, whether publications are there."""
+class InMemoryNodes:
+    """NodeCleanup without servers: the slots, the unreachable nodes, and the nodes that have publications."""
 
     slots: set[tuple[str, str]] = field(default_factory=set)
-    away: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
     publications: set[str] = field(default_factory=lambda: {"a"})
 
     def check_held(self) -> None:
         """The lock is always held."""
 
     def drop_slot(self, slot: str, nodes: Iterable[str]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         left: list[str] = []
         for node in nodes:
-            if node in self.away:
+            if node in self.unreachable:
                 left.append(node)
             else:
                 self.slots.discard((slot, node))
         return left, []
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """See OnNodes."""
+        """See NodeCleanup."""
         if any(is_ours(slot) for slot, _ in self.slots):
             return [], []
         dropped = sorted(self.publications)
@@ -83,11 +83,11 @@ class HeldNodes:
         return dropped, []
 
 
-def nodes_of(*chains: str) -> HeldNodes:
+def nodes_of(*chains: str) -> InMemoryNodes:
     """Nodes that have the slots of these chains."""
-    return HeldNodes({(slot_name(chain), node) for chain in chains for node in ("a", "b")})
+    return InMemoryNodes({(slot_name(chain), node) for chain in chains for node in ("a", "b")})
 
 
-def deleting(store: ObjectStore, nodes: HeldNodes, *, force: bool = False) -> RemovalRun:
-    """A deletion that holds the fleet."""
+def new_removal_run(store: ObjectStore, nodes: InMemoryNodes, *, force: bool = False) -> RemovalRun:
+    """A removal run that holds the fleet's lock."""
     return RemovalRun(FLEET, store, nodes, Silent(), force)

@@ -1,4 +1,4 @@
-"""Two tables and messages of their changes, decoded: what the tests of decoding begin with."""
+"""Two tables, pgoutput messages of changes to them, and decoders of these messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from columns.bytes_column import from_list
 from fleet.tables.groups import Column, Group
-from tests import pgoutput_messages as made
+from tests.wal import pgoutput_messages as pgoutput
 from wal.decoding.decoder import Decoded, Decoder
 from wal.segments.definitions import Definition
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
-# The key is b then a in stored order; c and d follow. In WAL the columns are c, a, d, b.
+# The stored order is a, b (the key), c, d. The order in WAL is c, a, d, b.
 KEYED = Group(
     3, "public", "keyed", "index", 2,
     (Column("a", "int", 23, -1, 1), Column("b", "text", 25, -1, 3),
@@ -21,43 +21,43 @@ FULL = Group(5, "s", "full", "full", 0, (Column("x", "text", 25, -1, 0), Column(
 KEYED_OID, FULL_OID, OTHER_OID = 16_400, 16_401, 16_402
 KEYED_COLUMNS = [(False, "c", 25, -1), (True, "a", 23, -1), (False, "d", 25, -1), (True, "b", 25, -1)]
 RELATIONS = [
-    made.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS),
-    made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1), (True, "y", 25, -1)]),
-    made.relation(OTHER_OID, "public", "other", "d", [(True, "id", 23, -1)]),
+    pgoutput.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS),
+    pgoutput.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1), (True, "y", 25, -1)]),
+    pgoutput.relation(OTHER_OID, "public", "other", "d", [(True, "id", 23, -1)]),
 ]
-# A message of every kind.
-WHOLE = [
+# Messages of every kind.
+ALL_MESSAGES = [
     *RELATIONS,
-    made.begin(100, 7), made.insert(FULL_OID, [b"1", None]), made.insert(OTHER_OID, [b"1"]),
-    made.truncate(FULL_OID), made.insert(FULL_OID, [b"2", None]), made.commit(100, 150),
-    made.message(160, "others", b"x"),
-    made.begin_prepare(200, 260, 8, "g1"),
-    made.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
-    made.message(190, "others", b"x", transactional=True),
-    made.delete(KEYED_OID, key=[None, b"2", None, b"b"]), made.prepare(200, 260, 8, "g1"),
-    made.message(300, "cutline", b"content"), made.commit_prepared(340, 380, 8, "g1"),
-    made.rollback_prepared(280, 390, 9, "g0"),
-    made.begin(400, 9), made.origin(5, "elsewhere"), made.type_(99, "s", "mood"),
-    made.message(390, "snapshot.gid", b"g2", transactional=True),
-    made.insert(FULL_OID, [b"3", None]), made.commit(400, 450),
+    pgoutput.begin(100, 7), pgoutput.insert(FULL_OID, [b"1", None]), pgoutput.insert(OTHER_OID, [b"1"]),
+    pgoutput.truncate(FULL_OID), pgoutput.insert(FULL_OID, [b"2", None]), pgoutput.commit(100, 150),
+    pgoutput.message(160, "others", b"x"),
+    pgoutput.begin_prepare(200, 260, 8, "g1"),
+    pgoutput.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
+    pgoutput.message(190, "others", b"x", transactional=True),
+    pgoutput.delete(KEYED_OID, key=[None, b"2", None, b"b"]), pgoutput.prepare(200, 260, 8, "g1"),
+    pgoutput.message(300, "cutline", b"content"), pgoutput.commit_prepared(340, 380, 8, "g1"),
+    pgoutput.rollback_prepared(280, 390, 9, "g0"),
+    pgoutput.begin(400, 9), pgoutput.origin(5, "elsewhere"), pgoutput.type_(99, "s", "mood"),
+    pgoutput.message(390, "snapshot.gid", b"g2", transactional=True),
+    pgoutput.insert(FULL_OID, [b"3", None]), pgoutput.commit(400, 450),
 ]  # fmt: skip
 VERSIONS = (Definition(KEYED_OID, KEYED), Definition(FULL_OID, FULL))
 
 
-def decoder() -> Decoder:
+def new_decoder() -> Decoder:
     return Decoder("n1", VERSIONS, "exact")
 
 
 def decode(*messages: bytes) -> Decoded:
-    return decoder().feed(from_list([*RELATIONS, *messages]))
+    return new_decoder().feed(from_list([*RELATIONS, *messages]))
 
 
-def changes(decoded: Decoded) -> list[tuple[Any, ...]]:
-    """(seq, op, group, key, row) in order."""
+def list_changes(decoded: Decoded) -> list[tuple[Any, ...]]:
+    """The changes as (seq, op, group, key, row), sorted."""
     assert decoded.changes.schema == SEGMENT_SCHEMA
     rows = [(row["seq"], chr(row["op"]), row["group"], row["key"], row["row"]) for row in decoded.changes.to_pylist()]
     return sorted(rows)
 
 
-def in_transaction(*messages: bytes) -> list[tuple[Any, ...]]:
-    return changes(decode(made.begin(100, 7), *messages, made.commit(100, 150)))
+def decode_in_transaction(*messages: bytes) -> list[tuple[Any, ...]]:
+    return list_changes(decode(pgoutput.begin(100, 7), *messages, pgoutput.commit(100, 150)))

@@ -31,12 +31,12 @@ def segment(node: str, number: int, after: int, through: int) -> Segment:
 
 
 def commit(number: int, chain: str = "op-0", position: int = 100) -> Commit:
-    """Commit `number` of a chain of one primary and its standby, whose segments are of 100 bytes each."""
+    """Commit `number` of a chain of one primary and its standby; a segment covers 100 bytes of WAL."""
     return increment_commit(number, chain, position) if number else full_commit(chain, position)
 
 
 def full_commit(chain: str = "op-0", position: int = 100) -> FullSnapshot:
-    """Commit 0 of that chain."""
+    """The full snapshot of that chain."""
     return FullSnapshot(
         snapshot="daily", increment=0, operation="op-0", chain=chain, created_at="2026-11-20T00:00:00Z", seconds=1.0,
         comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(0, position),
@@ -47,7 +47,7 @@ def full_commit(chain: str = "op-0", position: int = 100) -> FullSnapshot:
 
 
 def increment_commit(number: int, chain: str = "op-0", position: int = 100) -> Increment:
-    """Commit `number` of that chain, from 1 on."""
+    """Increment `number` of that chain."""
     return Increment(
         snapshot="daily", increment=number, operation=f"op-{number}", chain=chain, created_at="2026-11-20T00:00:00Z",
         seconds=1.0, comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(number, position),
@@ -69,23 +69,23 @@ def _segments(number: int) -> dict[str, tuple[Segment, ...]]:
 
 
 def as_read(commit: Commit) -> Commit:
-    """The commit as it is read back: with the digest that its file has."""
+    """The commit as it is read back: with the digest of its file."""
     return structs.replace(commit, digest=unseal("", seal(commit))[1])
 
 
 def mark(name: str = "daily", *, only_full: bool = False) -> Mark:
-    """The mark that a snapshot is deleted, or its increments pruned, at 11:00."""
+    """The mark of a snapshot deleted at 11:00, or of one whose increments were pruned then."""
     return Mark(
-        schema=ONLY_FULL if only_full else DELETED, snapshot=name, operation="op-9", at="2026-11-20T11:00:00Z", by="",
+        format=ONLY_FULL if only_full else DELETED, snapshot=name, operation="op-9", at="2026-11-20T11:00:00Z", by="",
         chain="op-0", slots=("slot",), nodes=("a",), points=(RestorePoint(0, "2026-11-20T00:00:00Z"),), objects=1,
         bytes=2,
     )  # fmt: skip
 
 
-def own_url() -> str:
-    """The URL of a store that nobody has used."""
+def unused_url() -> str:
+    """The URL of a store that no test has used yet."""
     return f"memory://made-commits-{next(STORES)}"
 
 
 def memory() -> InMemoryStore:
-    return InMemoryStore(own_url())
+    return InMemoryStore(unused_url())

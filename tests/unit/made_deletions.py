@@ -1,4 +1,4 @@
-"""Chains to delete and prune, and a store that ends whoever asks it at any call."""
+"""Chains to delete and prune, and a store whose process dies at a chosen call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from snapshots.removal.pruning import PruneResult, prune_locked
 from snapshots.removal.removal import COMMIT_FILE
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
-from tests.unit.made_chains import HeldNodes, deleting, nodes_of, take
+from tests.unit.made_chains import InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_commits import memory
 
 OLD = ("2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z", "2020-01-03T00:00:00Z")
@@ -33,33 +33,33 @@ NEW = ("2020-02-01T00:00:00Z", "2020-02-02T00:00:00Z")
 CALLS_MAX = 400
 
 
-def delete(store: ObjectStore, nodes: HeldNodes, name: str = "old", *, force: bool = False) -> DeletionResult:
-    return delete_locked(deleting(store, nodes, force=force), name, lambda _plan: None)
+def delete(store: ObjectStore, nodes: InMemoryNodes, name: str = "old", *, force: bool = False) -> DeletionResult:
+    return delete_locked(new_removal_run(store, nodes, force=force), name, lambda _plan: None)
 
 
-def prune(store: ObjectStore, nodes: HeldNodes, *, force: bool = False, **rules: int) -> PruneResult:
-    return prune_locked(deleting(store, nodes, force=force), Retention(**rules), lambda _plan: None)
+def prune(store: ObjectStore, nodes: InMemoryNodes, *, force: bool = False, **rules: int) -> PruneResult:
+    return prune_locked(new_removal_run(store, nodes, force=force), Retention(**rules), lambda _plan: None)
 
 
-def two_chains(store: ObjectStore) -> HeldNodes:
-    return nodes_of(take(store, "old", *OLD), take(store, "new", *NEW))
+def store_two_chains(store: ObjectStore) -> InMemoryNodes:
+    return nodes_of(store_chain(store, "old", *OLD), store_chain(store, "new", *NEW))
 
 
-def contents(store: ObjectStore, name: str) -> dict[str, bytes]:
+def read_objects(store: ObjectStore, name: str) -> dict[str, bytes]:
     return {key: store.read(key) for key in store.list(f"snapshots/{name}")}
 
 
 class CrashError(BaseException):
-    """The process is gone: no handler of its own does anything in the store any more."""
+    """The process died: none of its handlers changes the store any more."""
 
 
 @dataclass(slots=True)
-class Crashing:
-    """A store whose process dies around its call number `at`, before that has an effect or after."""
+class CrashingStore:
+    """A store whose process dies at call number `at`, before the call takes effect or after."""
 
     store: InMemoryStore
     at: int
-    is_done_first: bool
+    takes_effect: bool
     calls: int = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -67,28 +67,28 @@ class Crashing:
         if not callable(method):
             return method
 
-        def called(*arguments: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             self.calls += 1
-            if self.calls == self.at and self.is_done_first:
+            if self.calls == self.at and self.takes_effect:
                 method(*arguments)
             if self.calls >= self.at:
                 raise CrashError
             return method(*arguments)
 
-        return called
+        return call
 
 
-def check_between(store: InMemoryStore, before: dict[str, bytes], others: dict[str, bytes]) -> None:
-    """What must hold wherever it ended."""
+def check_after_crash(store: InMemoryStore, before: dict[str, bytes], others: dict[str, bytes]) -> None:
+    """Check what must hold wherever the process died."""
     names = snapshot_names(store)
-    assert contents(store, "new") == others
+    assert read_objects(store, "new") == others
     if "old" in names and not is_only_full(store, "old"):
-        assert contents(store, "old") == before
-    # Never a commit file whose objects are not there.
+        assert read_objects(store, "old") == before
+    # No commit file lists an object that is missing.
     for key in [key for key in store.list("snapshots/old") if COMMIT_FILE.fullmatch(key)]:
         commit = read_turn(store, key)
         assert not isinstance(commit, Void)
-        listed = [one.key for found in commit.segments.values() for one in found]
+        listed = [one.key for segments in commit.segments.values() for one in segments]
         assert all(store.exists(one) for one in listed), key
     for name in names_to_check(store, {"old": {"op-old-0": 0, "op-old-1": 1}}):
         chain, report = check_structure(store, "fleet", name, None, {"op-old-1": 1} if name == "old" else {})
@@ -98,20 +98,20 @@ def check_between(store: InMemoryStore, before: dict[str, bytes], others: dict[s
         assert name in names
 
 
-def crash_everywhere(run: Callable[[ObjectStore, HeldNodes], object], check_end: Callable[..., None]) -> int:
-    """Let `run` die before and after each of its store calls in turn, then repeat it; how many calls it makes."""
-    for is_done_first in (False, True):
+def crash_everywhere(run: Callable[[ObjectStore, InMemoryNodes], object], check_end: Callable[..., None]) -> int:
+    """Let `run` die before and after each of its store calls, and repeat it each time; return the number of calls."""
+    for takes_effect in (False, True):
         for at in count(1):
             store = memory()
-            nodes = two_chains(store)
-            before, others = contents(store, "old"), contents(store, "new")
-            crashing = Crashing(store, at, is_done_first)
+            nodes = store_two_chains(store)
+            before, others = read_objects(store, "old"), read_objects(store, "new")
+            crashing = CrashingStore(store, at, takes_effect)
             try:
                 run(crashing, nodes)  # type: ignore[arg-type]  # it has all of a store's methods
                 is_over = True
             except CrashError:
                 is_over = False
-            check_between(store, before, others)
+            check_after_crash(store, before, others)
             run(store, nodes)
             check_end(store, nodes, before, others)
             if is_over:

@@ -1,4 +1,4 @@
-"""A store with whole and failed snapshots in it, made by the code that makes them, but for nodes and Spark."""
+"""Builds stores of committed and failed snapshots with the code that creates run, but without nodes and Spark."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ NODES = ("a", "b")
 
 
 @dataclass
-class MadeStore:
-    """What creates would store; `operations` are all that began."""
+class StoreBuilder:
+    """Stores what creates would store; `operations` are all that have begun."""
 
     store: Any = field(default_factory=memory)
     operations: list[Intent] = field(default_factory=list)
 
-    def begin(self, name: str, increment: int = 0) -> Intent:
-        """An intent, as under the fleet's lock."""
+    def begin_create(self, name: str, increment: int = 0) -> Intent:
+        """Begin a create, as if under the fleet's lock; return its intent."""
         operation = new_operation("create", name, increment, NODES)
         operation = structs.replace(operation, turn=free_turn(self.store, name, increment))
         begin(self.store, operation)
         self.operations.append(operation)
         return operation
 
-    def base(self, operation: Intent, parts: int = 2) -> list[str]:
-        """Base objects and the DDL of an attempt."""
+    def store_base(self, operation: Intent, parts: int = 2) -> list[str]:
+        """Store base copies and the DDL of an attempt; return the keys."""
         keys = [
             f"{base_prefix(operation.snapshot, node, operation.id)}/part-{part:06d}-000-ab.parquet"
             for node in NODES
@@ -63,24 +63,24 @@ class MadeStore:
             self.store.create(key, key.encode())
         return keys
 
-    def segments(self, name: str, chain: str, numbers: Iterable[int]) -> list[str]:
-        """Segments of a chain."""
+    def store_segments(self, name: str, chain: str, numbers: Iterable[int]) -> list[str]:
+        """Store segments of a chain; return the keys."""
         keys = [segment_key(archive_prefix(name, node, chain), number) for number in numbers for node in NODES]
         for key in keys:
             self.store.create(key, key.encode())
         return keys
 
-    def commit(self, operation: Intent, objects: Iterable[str] = (), chain: Chain | None = None) -> Commit:
-        """The operation's commit, of these base objects and of all segments after those of the chain; not published."""
+    def new_commit(self, operation: Intent, objects: Iterable[str] = (), chain: Chain | None = None) -> Commit:
+        """The operation's commit, not yet put. It lists `objects`, and all segments after those of the chain."""
         last = {node: chain.segments(node)[-1].number if chain and chain.segments(node) else 0 for node in NODES}
         owner = chain.full.operation if chain else operation.id
-        segments = {node: self._found(operation.snapshot, node, owner, last[node]) for node in NODES}
-        made = made_commit(operation.increment, owner)
-        stored = tuple(self._stored(key) for key in objects)
-        if isinstance(made, FullSnapshot):
-            made = structs.replace(made, copied=stored)
+        segments = {node: self._segments_after(operation.snapshot, node, owner, last[node]) for node in NODES}
+        new = made_commit(operation.increment, owner)
+        stored = tuple(self._read_stored(key) for key in objects)
+        if isinstance(new, FullSnapshot):
+            new = structs.replace(new, copied=stored)
         return structs.replace(
-            made,
+            new,
             snapshot=operation.snapshot,
             operation=operation.id,
             segments=segments,
@@ -88,25 +88,25 @@ class MadeStore:
             previous=Previous(chain.last.operation, chain.last.digest) if chain else None,
         )
 
-    def full(self, name: str) -> Chain:
-        """A committed snapshot with two segments of each node."""
-        operation = self.begin(name)
-        objects = self.base(operation)
-        self.segments(name, operation.id, (1, 2))
-        commit_operation(self.store, Operation(operation), self.commit(operation, objects))
+    def take_full(self, name: str) -> Chain:
+        """Commit a snapshot with two segments per node."""
+        operation = self.begin_create(name)
+        objects = self.store_base(operation)
+        self.store_segments(name, operation.id, (1, 2))
+        commit_operation(self.store, Operation(operation), self.new_commit(operation, objects))
         record_outcome(self.store, operation, "done")
         return read_chain(self.store, name)
 
-    def increment(self, name: str, *, copies: bool = False) -> Chain:
-        """The next increment of a snapshot, of one new segment of each node and those that are left over.
+    def take_increment(self, name: str, *, copies: bool = False) -> Chain:
+        """Commit the next increment: one new segment per node, and those that failed increments left.
 
-        With `copies` of tables, as after schema changes.
+        With `copies`, it has copies of tables, as after schema changes.
         """
         chain = read_chain(self.store, name)
-        operation = self.begin(name, chain.last.increment + 1)
-        objects = self.base(operation) if copies else []
-        self.segments(name, chain.full.operation, [self.next_number(chain)])
-        commit_operation(self.store, Operation(operation), self.commit(operation, objects, chain=chain))
+        operation = self.begin_create(name, chain.last.increment + 1)
+        objects = self.store_base(operation) if copies else []
+        self.store_segments(name, chain.full.operation, [self.next_number(chain)])
+        commit_operation(self.store, Operation(operation), self.new_commit(operation, objects, chain=chain))
         record_outcome(self.store, operation, "done")
         return read_chain(self.store, name)
 
@@ -114,37 +114,37 @@ class MadeStore:
         """The number of the next segment in the archive."""
         return len(self.store.list(archive_prefix(chain.name, "a", chain.full.operation))) + 1
 
-    def lose(self, chain: Chain) -> None:
+    def lose_chain(self, chain: Chain) -> None:
         mark_lost(
             self.store,
             LostChain(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20T00:00:00Z"),
         )
 
-    def tombstone(self, name: str) -> None:
+    def put_tombstone(self, name: str) -> None:
         self.store.create(tombstone_key(name), seal(mark(name)))
 
-    def only_full(self, name: str) -> None:
+    def put_only_full(self, name: str) -> None:
         self.store.create(only_full_key(name), seal(mark(name, only_full=True)))
 
-    def _found(self, name: str, node: str, chain: str, after: int) -> tuple[Segment, ...]:
+    def _segments_after(self, name: str, node: str, chain: str, after: int) -> tuple[Segment, ...]:
         prefix = archive_prefix(name, node, chain)
         numbers = range(after + 1, len(self.store.list(prefix)) + 1)
-        return tuple(self._segment(segment_key(prefix, number), node, number) for number in numbers)
+        return tuple(self._read_segment(segment_key(prefix, number), node, number) for number in numbers)
 
-    def _segment(self, key: str, node: str, number: int) -> Segment:
+    def _read_segment(self, key: str, node: str, number: int) -> Segment:
         body = self.store.read(key)
         return Segment(
             key=key, number=number, size=len(body), digest=digest(body), changes=0, events=0, partials=0, truncates=0,
             node=node, operation="op", after=Lsn(number - 1), through=Lsn(number), open=None,
         )  # fmt: skip
 
-    def _stored(self, key: str) -> StoredObject:
+    def _read_stored(self, key: str) -> StoredObject:
         body = self.store.read(key)
         return StoredObject(key, "base", key.split("/")[3], len(body), digest(body), {})
 
 
-def age(store: Any, days: float, prefix: str = "") -> None:
-    """Make everything below `prefix` older."""
+def backdate(store: Any, days: float, prefix: str = "") -> None:
+    """Make everything below `prefix` older by `days`."""
     for one in store.inventory(prefix):
         then = one.created_at - timedelta(days=days)
         if isinstance(store, LocalStore):
@@ -153,20 +153,20 @@ def age(store: Any, days: float, prefix: str = "") -> None:
             store._created_at[one.key] = then
 
 
-def found(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
+def preview_gc(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
     return find_garbage(store, grace_seconds, Silent())
 
 
 def garbage_of(store: ObjectStore, grace_seconds: float = 0.0) -> dict[str, str]:
     """What gc would remove, and why."""
-    return {listed.key: str(one.why) for one in found(store, grace_seconds).garbage for listed in one.objects} | {
-        one.leftover.id: str(one.why) for one in found(store, grace_seconds).garbage if one.leftover
+    return {listed.key: str(one.why) for one in preview_gc(store, grace_seconds).garbage for listed in one.objects} | {
+        one.leftover.id: str(one.why) for one in preview_gc(store, grace_seconds).garbage if one.leftover
     }
 
 
-def collected(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
-    """What gc did."""
-    report = found(store, grace_seconds)
+def run_gc(store: ObjectStore, grace_seconds: float = 0.0) -> GcReport:
+    """Remove what is garbage; return what gc did."""
+    report = preview_gc(store, grace_seconds)
     remove_garbage(store, report, Silent())
     return report
 
@@ -176,6 +176,6 @@ def needed_by(chain: Chain) -> set[str]:
     return {key for commit in chain.commits for key in commit.object_sizes}
 
 
-def kept(report: GcReport, why: GarbageReason) -> int:
-    """How many objects are kept for the reason."""
+def count_kept(report: GcReport, why: GarbageReason) -> int:
+    """How many objects are kept for that reason."""
     return sum(total.objects for (_, reason, _), total in report.kept.items() if reason is why)

@@ -1,4 +1,4 @@
-"""What PostgreSQL's counters tell of an append-only table between two readings, and what they can't."""
+"""What PostgreSQL's counters show of an append-only table between two readings, and what they can't show."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ def counters(updated: int, deleted: int, since: str = FIRST) -> dict[str, Counte
 @pytest.mark.parametrize(("was", "now", "counted"), [
     (counters(0, 0), counters(3, 0), "3 rows updated, 0 deleted"),
     (counters(5, 1), counters(5, 3), "0 rows updated, 2 deleted"),
-    # Lost, and counted again since: what is counted now came after the last reading.
+    # The counters were lost and began again: what they count now came after the last reading.
     (counters(0, 0), counters(1, 0, LATER), "1 rows updated, 0 deleted"),
     (counters(5, 1), counters(2, 0, LATER), "2 rows updated, 0 deleted"),
-    # Another table's were reset: these go on.
+    # Only the counters of another table were reset: these continue.
     (counters(5, 1), counters(6, 1, LATER), "1 rows updated, 0 deleted"),
     (counters(0, 0), counters(1, 0, NOTHING), "1 rows updated, 0 deleted"),
 ])  # fmt: skip
-def test_what_was_counted_since_refuses(was: dict[str, Counters], now: dict[str, Counters], counted: str) -> None:
+def test_updates_and_deletes_since_the_last_reading_are_refused(
+    was: dict[str, Counters], now: dict[str, Counters], counted: str
+) -> None:
     with pytest.raises(AppendOnlyChangedError) as raised:
         check_counters("s1", "increment 3", was, now)
     expected = "since increment 3, perhaps by transactions that were rolled back; which rows is not known:"
@@ -43,7 +45,7 @@ def test_what_was_counted_since_refuses(was: dict[str, Counters], now: dict[str,
     (counters(0, 0, NOTHING), counters(0, 0), ["t.log", "t.quiet"]),
     (counters(0, 0, NOTHING), counters(0, 0, NOTHING), ["t.log", "t.quiet"]),
 ])  # fmt: skip
-def test_where_nothing_tells_it_is_a_warning(
+def test_counters_that_were_lost_are_a_warning(
     was: dict[str, Counters], now: dict[str, Counters], named: list[str]
 ) -> None:
     check_counters("s1", "increment 3", was, now)
@@ -52,7 +54,7 @@ def test_where_nothing_tells_it_is_a_warning(
     assert {(one.node, one.kind) for one in found} <= {("s1", "uncounted_table")}
 
 
-def test_a_table_of_one_reading_alone_is_nobodys_business() -> None:
+def test_a_table_that_only_one_reading_has_is_ignored() -> None:
     check_counters("s1", "the full snapshot", {}, counters(3, 3))
     check_counters("s1", "the full snapshot", counters(3, 3), {})
     assert unknown_counters_warnings("s1", {}, counters(0, 0, LATER)) == []

@@ -32,14 +32,14 @@ def test_a_transfer_that_differs_between_its_shards_is_half_present() -> None:
     assert half_present([{row("a", 0, 1, 7)}, {row("a", 0, 1, 8)}]) == ("a",)
 
 
-def test_a_transfer_on_a_shard_that_it_does_not_concern_is_reported() -> None:
+def test_a_transfer_on_an_unrelated_shard_is_reported() -> None:
     stray = row("a", 0, 1)
     assert half_present([{stray}, {stray}, {stray}]) == ("a",)
     # A transfer within shard 1, found on shard 0.
     assert half_present([{row("b", 1, 1)}, set()]) == ("b",)
 
 
-def test_any_one_fault_breaks_the_invariants() -> None:
+def test_any_single_fault_breaks_the_invariants() -> None:
     sound = BankInvariants(10, 10, (1,), (), ())
     assert sound.hold
     assert not replace(sound, total_balance=9).hold

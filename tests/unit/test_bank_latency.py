@@ -19,20 +19,20 @@ def test_an_empty_log_has_no_figures() -> None:
     assert LatencyLog().longest_between(0, 1) is None
 
 
-def test_the_99th_percentile_is_exceeded_by_one_of_a_hundred() -> None:
+def test_the_99th_percentile_is_exceeded_by_one_in_a_hundred() -> None:
     log = log_of(*((float(number), number / 1000) for number in range(1, 201)))
     assert log.p99_seconds() == pytest.approx(0.198)
     assert log_of((0.0, 0.5)).p99_seconds() == 0.5
 
 
-def test_the_percentile_leaves_out_what_ran_within_a_window() -> None:
+def test_the_percentile_excludes_transactions_that_overlap_a_window() -> None:
     log = log_of((0.0, 0.1), (1.0, 5.0), (10.0, 0.2))
     assert log.p99_seconds() == 5.0
     assert log.p99_seconds(excluding=[(3.0, 4.0)]) == pytest.approx(0.2)
     assert log.p99_seconds(excluding=[(0.0, 20.0)]) is None
 
 
-def test_the_longest_of_a_window_began_before_it_or_ended_after_it_too() -> None:
+def test_the_longest_of_a_window_may_begin_before_it_or_end_after_it() -> None:
     log = log_of((0.0, 1.0), (2.0, 3.0), (6.0, 0.5))
     assert log.longest_between(0.5, 0.6) == 1.0
     assert log.longest_between(4.5, 6.1) == 3.0

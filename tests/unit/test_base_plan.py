@@ -27,13 +27,13 @@ def test_every_page_of_every_table_is_in_exactly_one_range(sizes: list[int]) -> 
     for one in tables:
         mine = sorted((part for part in ranges if part.group == one.group), key=lambda part: part.low)
         assert [part.low for part in mine] == [0, *(part.high for part in mine[:-1])]
-        # Pages that come to be after the size was read belong to the last range.
+        # Pages that are added after the size was read belong to the last range.
         assert mine[-1].high is None
         assert all(part.high > part.low for part in mine[:-1])
 
 
 @given(SIZES)
-def test_a_task_is_of_bounded_size(sizes: list[int]) -> None:
+def test_the_size_of_a_task_is_bounded(sizes: list[int]) -> None:
     tables = [table(number, pages) for number, pages in enumerate(sizes, start=1)]
     pages = {one.group.number: one.size_bytes // PAGE_BYTES for one in tables}
     for task in plan_ranges(tables):

@@ -1,4 +1,4 @@
-"""The baseline: what must not change, told in the order of what says most, and what may."""
+"""The baseline: which changes are refused, the most telling first, and which are allowed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def identity(node: str, backup_of: str | None = None, **other: Any) -> NodeIdent
 
 
 def found_nodes(*identities: NodeIdentity) -> dict[str, FoundNode]:
-    """Each of them on a server of its own."""
+    """Each identity on a separate server."""
     return {one.node: FoundNode(one, one.node) for one in identities}
 
 
@@ -56,14 +56,14 @@ A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node(
     ({"locale_provider": "i", "locale": "de"}, "its locale provider was c at the full snapshot and is i"),
     ({"in_recovery": True}, "its in recovery was False"),
 ])  # fmt: skip
-def test_a_node_that_is_another_is_refused_by_what_tells_most(other: dict[str, Any], message: str) -> None:
+def test_a_changed_node_is_refused_with_its_most_telling_difference(other: dict[str, Any], message: str) -> None:
     with pytest.raises(BaselineChangedError, match=f"node a: {message}") as raised:
         check_baseline(WAS, WAS | {"a": replace(WAS["a"], **other)})
     assert raised.value.hint == NEW_CHAIN
     assert raised.value.details["node"] == "a"
 
 
-def test_a_minor_upgrade_and_a_restart_are_no_change() -> None:
+def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
     check_baseline(WAS, WAS | {"a": replace(WAS["a"], server_version=150014)})
     before, after = (FoundNode(WAS["a"], process) for process in ("1795000000.1:5432", "1795000099.1:5432"))
     assert before != after
@@ -79,14 +79,14 @@ def test_a_minor_upgrade_and_a_restart_are_no_change() -> None:
     (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: its backup of was a at .* and is None"),
     (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: its backup of was None at .* a-b1"),
 ])  # fmt: skip
-def test_another_fleet_file_is_refused_before_anything_is_contacted(
+def test_a_changed_fleet_file_is_refused_before_any_node_is_contacted(
     was: dict[str, NodeIdentity], nodes: tuple[Node, ...], message: str
 ) -> None:
     with pytest.raises(BaselineChangedError, match=message):
         check_presence(was, fleet(*nodes))
 
 
-def test_a_standby_that_was_left_out_for_its_age_is_no_node_too_many() -> None:
+def test_a_standby_that_was_too_old_to_include_may_be_listed_or_not() -> None:
     old, other = Node("b-b1", "v", "b"), Node("b-b1", "v", "a")
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY, old), {("b", "b-b1")}) == (A, B, STANDBY)
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY), {("b", "b-b1")}) == (A, B, STANDBY)
@@ -94,14 +94,14 @@ def test_a_standby_that_was_left_out_for_its_age_is_no_node_too_many() -> None:
         check_presence(WITH_STANDBY, fleet(A, B, STANDBY, other), {("b", "b-b1")})
 
 
-def test_a_standby_decodes_from_16_on() -> None:
+def test_a_standby_can_decode_from_postgresql_16_on() -> None:
     assert not can_decode(identity("a-b1", "a", server_version=150099))
     assert can_decode(identity("a-b1", "a", server_version=160000))
     assert can_decode(identity("a", server_version=150000))
     check_topology((A, STANDBY), found_nodes(identity("a"), identity("a-b1", "a")))
 
 
-def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
+def test_standbys_matter_only_to_a_chain_that_includes_them() -> None:
     assert check_presence(WAS, fleet(A, STANDBY, B)) == (A, B)
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY)) == (A, B, STANDBY)
 
@@ -112,7 +112,7 @@ def test_a_chain_of_primaries_is_not_concerned_by_standbys() -> None:
     ({"database_oid": 6}, "node a-b1: its database shop is not the one of a", "caught up"),
     ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),
 ])  # fmt: skip
-def test_a_node_that_does_not_play_its_part_is_named(other: dict[str, Any], message: str, hint: str) -> None:
+def test_a_node_that_does_not_fit_the_topology_is_named(other: dict[str, Any], message: str, hint: str) -> None:
     found = found_nodes(identity("a"), identity("a-b1", "a", **({"server_version": 180006} | other)))
     with pytest.raises(FleetTopologyError, match=message) as raised:
         check_topology((A, STANDBY), found)

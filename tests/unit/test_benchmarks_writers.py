@@ -1,4 +1,4 @@
-"""The figures of the writers' benchmark, from latencies made by hand."""
+"""The figures of the writers' benchmark, computed from hand-made latencies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from benchmarks.writers import WITH_CUTS, WITHOUT_CUTS, WriterFigures, distribution
 from benchmarks.writers_bank import Clients
 
-# One transaction a millisecond, the n-th of n microseconds; one of 2 s begins at 0.5 s.
+# MANY: one transaction per millisecond; the n-th takes n µs. STALLED: one more begins at 0.5 s and takes 2 s.
 MANY = Clients(np.arange(1000) / 1000, np.arange(1, 1001) / 1_000_000)
 STALLED = Clients(np.append(MANY.starts, 0.5), np.append(MANY.seconds, 2.0))
 
 
-def test_a_transaction_counts_where_it_began() -> None:
+def test_a_transaction_counts_in_the_window_in_which_it_began() -> None:
     found = distribution(MANY, [(0.0, 0.1), (0.2, 0.3)])
     # The 1st to the 100th and the 201st to the 300th: of 200, the 101st, the 199th and the last.
     assert found.transactions == 200
@@ -24,14 +24,14 @@ def test_a_transaction_counts_where_it_began() -> None:
     assert distribution(STALLED, [(0.6, 0.7)]).longest_seconds < 0.001
 
 
-def test_a_moment_has_all_that_ran_in_it() -> None:
+def test_overlapping_counts_every_transaction_that_ran_in_the_window() -> None:
     assert distribution(STALLED, [(0.9, 0.91)], overlapping=True).longest_seconds == 2.0
     assert distribution(STALLED, [(0.4, 0.45)], overlapping=True).longest_seconds < 0.001
     with pytest.raises(RuntimeError, match="no transaction"):
         distribution(STALLED, [(3.0, 4.0)], overlapping=True)
 
 
-def test_a_ratio_is_of_two_that_were_measured() -> None:
+def test_a_ratio_needs_both_measurements() -> None:
     figures = WriterFigures({WITH_CUTS: distribution(STALLED, [(0.5, 0.6)])})
     assert figures.ratio(WITH_CUTS, WITHOUT_CUTS, "longest_seconds") is None
     figures.latencies[WITHOUT_CUTS] = distribution(STALLED, [(0.999, 1.0)])

@@ -33,7 +33,7 @@ def values_of(column: BytesColumn) -> list[bytes]:
 
 
 @given(VALUES)
-def test_a_column_holds_its_values_through_arrow_and_back(values: list[bytes]) -> None:
+def test_a_column_keeps_its_values_through_arrow_and_back(values: list[bytes]) -> None:
     column = from_list(values)
     assert len(column) == len(values)
     assert values_of(column) == values
@@ -49,13 +49,13 @@ def test_a_slice_of_an_arrow_array_is_a_column_of_its_values(values: list[bytes]
 
 
 @given(VALUES, st.data(), st.sampled_from([1, 7, 64, 1 << 20]))
-def test_gather_copies_ranges_whatever_its_blocks(values: list[bytes], data: st.DataObject, block: int) -> None:
+def test_gather_copies_ranges_at_any_block_size(values: list[bytes], data: st.DataObject, block: int) -> None:
     column = from_list(values)
     rows = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=30)) if values else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "GATHER_BLOCK_BYTES", block)
-        got = gather(column.data, column.offsets[:-1][rows], column.lengths[rows])
-    assert values_of(got) == [values[row] for row in rows]
+        gathered = gather(column.data, column.offsets[:-1][rows], column.lengths[rows])
+    assert values_of(gathered) == [values[row] for row in rows]
 
 
 @given(VALUES)
@@ -78,9 +78,9 @@ def test_a_column_within_a_larger_buffer_is_hashed_by_its_own_values(values: lis
     assert xxhash64(part).tolist() == [xxhash.xxh64_intdigest(one, 42) for one in values[skip:]]
 
 
-def test_values_of_every_length_and_very_long_ones_are_hashed_right() -> None:
+def test_values_of_every_length_and_very_long_ones_are_hashed_correctly() -> None:
     values = [bytes((7 * place + size) % 256 for place in range(size)) for size in range(200)]
-    # Longer than what is hashed by column: one by one, with their own seeds.
+    # Too long to be hashed by column: each is hashed alone, with its own seed.
     values[50:50] = [b"x" * 5000, b"y" * 4096, b"z" * 4097, b"\xff" * 100_001]
     seeds = np.arange(len(values), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     expected = [xxhash.xxh64_intdigest(one, int(seed)) for one, seed in zip(values, seeds, strict=True)]
@@ -95,7 +95,7 @@ def test_a_partition_is_the_lowest_bits_of_the_hash(values: list[bytes], partiti
     assert found.tolist() == [xxhash.xxh64_intdigest(one, 42) % partitions for one in values]
 
 
-def test_a_column_too_large_for_arrow_is_refused_and_not_wrapped_around() -> None:
+def test_a_column_too_large_for_arrow_is_refused_instead_of_wrapped_around() -> None:
     huge = BytesColumn(np.empty(0, np.uint8), offsets_of(np.array([1 << 30, 1 << 30])))
     with pytest.raises(OverflowError):
         huge.to_arrow()

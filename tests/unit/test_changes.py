@@ -1,4 +1,4 @@
-"""Decoding of hand-made messages: which changes and events they are."""
+"""Decoding hand-made messages into changes and events."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from columns.bytes_column import from_list
-from tests import pgoutput_messages as made
 from tests.unit.made_changes import (
+    ALL_MESSAGES,
     FULL_OID,
     KEYED_COLUMNS,
     KEYED_OID,
     OTHER_OID,
     RELATIONS,
-    WHOLE,
-    changes,
     decode,
-    decoder,
-    in_transaction,
+    decode_in_transaction,
+    list_changes,
+    new_decoder,
 )
+from tests.wal import pgoutput_messages as pgoutput
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.decoding.pgoutput import DecodingError
 from wal.segments.segment_schema import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
 
 
 def test_rows_are_stored_with_their_key_first() -> None:
-    found = in_transaction(
-        made.insert(KEYED_OID, [b"c\tc", b"1", None, b"b\\b"]),
-        made.update(KEYED_OID, [b"c2", b"1", b"d", b"bb"]),
-        made.delete(KEYED_OID, key=[None, b"1", None, b"bb"]),
+    found = decode_in_transaction(
+        pgoutput.insert(KEYED_OID, [b"c\tc", b"1", None, b"b\\b"]),
+        pgoutput.update(KEYED_OID, [b"c2", b"1", b"d", b"bb"]),
+        pgoutput.delete(KEYED_OID, key=[None, b"1", None, b"bb"]),
     )
     assert found == [
         (0, "U", 3, b"1\tb\\\\b", b"1\tb\\\\b\tc\\tc\t\\N\n"),
@@ -41,15 +41,15 @@ def test_rows_are_stored_with_their_key_first() -> None:
 
 
 def test_an_unchanged_value_is_marked() -> None:
-    found = in_transaction(made.update(KEYED_OID, [(), b"1", b"d", b"b"]))
+    found = decode_in_transaction(pgoutput.update(KEYED_OID, [(), b"1", b"d", b"b"]))
     assert found == [(0, "u", 3, b"1\tb", b"1\tb\t\\u\td\n")]
 
 
 def test_a_moved_key_is_a_removal_and_a_new_row() -> None:
-    found = in_transaction(
-        made.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
-        # What the update left unchanged is found under the old key: the removal names the new one.
-        made.update(KEYED_OID, [b"c", b"3", (), b"b"], key=[None, b"2", None, b"b"]),
+    found = decode_in_transaction(
+        pgoutput.update(KEYED_OID, [b"c", b"2", b"d", b"b"], key=[None, b"1", None, b"b"]),
+        # A value that the update left unchanged is found under the old key, so the removal names the new key.
+        pgoutput.update(KEYED_OID, [b"c", b"3", (), b"b"], key=[None, b"2", None, b"b"]),
     )
     assert found == [
         (0, "D", 3, b"1\tb", b""),
@@ -61,15 +61,15 @@ def test_a_moved_key_is_a_removal_and_a_new_row() -> None:
 
 def test_a_key_sent_only_because_it_is_toasted_did_not_move() -> None:
     wide = b"w" * 5000
-    found = in_transaction(made.update(KEYED_OID, [b"c", b"1", b"d", ()], key=[None, b"1", None, wide]))
+    found = decode_in_transaction(pgoutput.update(KEYED_OID, [b"c", b"1", b"d", ()], key=[None, b"1", None, wide]))
     assert found == [(1, "U", 3, b"1\t" + wide, b"1\t" + wide + b"\tc\td\n")]
 
 
 def test_a_group_without_a_key_is_a_multiset_of_lines() -> None:
-    found = in_transaction(
-        made.insert(FULL_OID, [b"x", None]),
-        made.update(FULL_OID, [(), b"y"], old=[b"x", None]),
-        made.delete(FULL_OID, old=[b"x", b"y"]),
+    found = decode_in_transaction(
+        pgoutput.insert(FULL_OID, [b"x", None]),
+        pgoutput.update(FULL_OID, [(), b"y"], old=[b"x", None]),
+        pgoutput.delete(FULL_OID, old=[b"x", b"y"]),
     )
     assert found == [
         (0, "I", 5, b"", b"x\t\\N\n"),
@@ -79,13 +79,13 @@ def test_a_group_without_a_key_is_a_multiset_of_lines() -> None:
     ]
 
 
-def test_partitions_are_of_the_key_or_of_the_line() -> None:
+def test_the_partition_is_that_of_the_key_or_of_the_line() -> None:
     decoded = decode(
-        made.begin(100, 7),
-        made.insert(KEYED_OID, [b"c", b"1", b"d", b"b"]),
-        made.insert(FULL_OID, [b"x", b"y"]),
-        made.truncate(KEYED_OID, OTHER_OID, FULL_OID),
-        made.commit(100, 150),
+        pgoutput.begin(100, 7),
+        pgoutput.insert(KEYED_OID, [b"c", b"1", b"d", b"b"]),
+        pgoutput.insert(FULL_OID, [b"x", b"y"]),
+        pgoutput.truncate(KEYED_OID, OTHER_OID, FULL_OID),
+        pgoutput.commit(100, 150),
     )
     rows = decoded.changes.sort_by([("seq", "ascending"), ("group", "ascending")]).to_pylist()
     expected = [xxhash.xxh64_intdigest(b"1\tb", 42) % 4, xxhash.xxh64_intdigest(b"x\ty\n", 42) % 2]
@@ -94,26 +94,27 @@ def test_partitions_are_of_the_key_or_of_the_line() -> None:
     assert decoded.ignored == 1
 
 
-def test_rows_of_other_tables_are_counted_and_keep_their_number() -> None:
+def test_rows_of_other_tables_are_counted_and_numbered() -> None:
     decoded = decode(
-        made.begin(100, 7),
-        made.insert(OTHER_OID, [b"1"]),
-        made.insert(FULL_OID, [b"x", b"y"]),
-        made.commit(100, 150),
+        pgoutput.begin(100, 7),
+        pgoutput.insert(OTHER_OID, [b"1"]),
+        pgoutput.insert(FULL_OID, [b"x", b"y"]),
+        pgoutput.commit(100, 150),
     )
     assert decoded.ignored == 1
-    assert [row[0] for row in changes(decoded)] == [2]
+    assert [row[0] for row in list_changes(decoded)] == [2]
 
 
-def test_every_event_says_where_its_record_begins_and_ends() -> None:
+def test_every_event_has_the_begin_and_end_of_its_record() -> None:
     decoded = decode(
-        made.begin(100, 7), made.origin(5, "elsewhere"), made.type_(99, "s", "mood"), made.commit(100, 150),
-        made.begin_prepare(200, 260, 8, "g1"), made.insert(FULL_OID, [b"x", b"y"]),
-        made.prepare(200, 260, 8, "g1"),
-        made.message(300, "cutline", b"content"), made.message(310, "cutlines", b"content"),
-        made.message(320, "cut", b""), made.message(330, "cutline", b""),
-        made.commit_prepared(340, 380, 8, "g1"), made.rollback_prepared(280, 420, 9, "g0"),
-        made.message(430, "others", b"cutline"),
+        pgoutput.begin(100, 7), pgoutput.origin(5, "elsewhere"), pgoutput.type_(99, "s", "mood"),
+        pgoutput.commit(100, 150),
+        pgoutput.begin_prepare(200, 260, 8, "g1"), pgoutput.insert(FULL_OID, [b"x", b"y"]),
+        pgoutput.prepare(200, 260, 8, "g1"),
+        pgoutput.message(300, "cutline", b"content"), pgoutput.message(310, "cutlines", b"content"),
+        pgoutput.message(320, "cut", b""), pgoutput.message(330, "cutline", b""),
+        pgoutput.commit_prepared(340, 380, 8, "g1"), pgoutput.rollback_prepared(280, 420, 9, "g0"),
+        pgoutput.message(430, "others", b"cutline"),
     )  # fmt: skip
     rows = decoded.events.to_pylist()
     found = [(chr(r["op"]), r["lsn"], r["end_lsn"], r["xid"], r["global_id"], r["row"], r["group"]) for r in rows]
@@ -131,16 +132,16 @@ def test_every_event_says_where_its_record_begins_and_ends() -> None:
     assert (row["lsn"], row["xid"], row["global_id"]) == (200, 8, "g1")
 
 
-@given(st.sets(st.integers(1, len(WHOLE) - 1)))
-def test_it_does_not_matter_where_batches_begin(cuts: set[int]) -> None:
-    expected = decoder().feed(from_list(WHOLE))
-    one = decoder()
+@given(st.sets(st.integers(1, len(ALL_MESSAGES) - 1)))
+def test_batch_boundaries_do_not_change_the_result(cuts: set[int]) -> None:
+    expected = new_decoder().feed(from_list(ALL_MESSAGES))
+    decoder = new_decoder()
     parts = []
-    for low, high in zip([0, *sorted(cuts)], [*sorted(cuts), len(WHOLE)], strict=True):
-        parts.append(one.feed(from_list(WHOLE[low:high])))
+    for low, high in zip([0, *sorted(cuts)], [*sorted(cuts), len(ALL_MESSAGES)], strict=True):
+        parts.append(decoder.feed(from_list(ALL_MESSAGES[low:high])))
     order = [("lsn", "ascending"), ("seq", "ascending")]
-    together = pa.concat_tables([part.changes for part in parts])
-    assert together.sort_by(order).to_pylist() == expected.changes.sort_by(order).to_pylist()
+    changes = pa.concat_tables([part.changes for part in parts])
+    assert changes.sort_by(order).to_pylist() == expected.changes.sort_by(order).to_pylist()
     events = pa.concat_tables([part.events for part in parts])
     assert events.to_pylist() == expected.events.to_pylist()
     assert max(part.through for part in parts) == expected.through == 450
@@ -149,51 +150,51 @@ def test_it_does_not_matter_where_batches_begin(cuts: set[int]) -> None:
 
 
 def test_a_transaction_left_open_is_named_with_the_rows_it_sent() -> None:
-    one = decoder()
-    rows = [made.insert(FULL_OID, [b"1", None])] * 3
-    first = one.feed(from_list([*RELATIONS, made.begin_prepare(200, 260, 8, "g1"), *rows]))
+    decoder = new_decoder()
+    rows = [pgoutput.insert(FULL_OID, [b"1", None])] * 3
+    first = decoder.feed(from_list([*RELATIONS, pgoutput.begin_prepare(200, 260, 8, "g1"), *rows]))
     assert first.open is not None
     assert (first.open.lsn, first.open.xid, first.open.global_id, first.open.sent) == (200, 8, "g1", 3)
     assert first.through == 0
-    second = one.feed(from_list(rows))
+    second = decoder.feed(from_list(rows))
     assert second.open is not None
     assert second.open.sent == 6
-    assert [row[0] for row in changes(second)] == [6, 8, 10]
-    assert one.feed(from_list([])).open == second.open
-    assert one.feed(from_list([made.prepare(200, 260, 8, "g1")])).open is None
+    assert [row[0] for row in list_changes(second)] == [6, 8, 10]
+    assert decoder.feed(from_list([])).open == second.open
+    assert decoder.feed(from_list([pgoutput.prepare(200, 260, 8, "g1")])).open is None
 
 
 @pytest.mark.parametrize(
     "relation",
     [
-        made.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS[:3]),
-        made.relation(KEYED_OID, "public", "keyed", "i", [*KEYED_COLUMNS, (False, "e", 25, -1)]),
-        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 1043, -1), *KEYED_COLUMNS[1:]]),
-        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 25, 14), *KEYED_COLUMNS[1:]]),
-        made.relation(KEYED_OID, "public", "keyed", "i", [(False, "z", 25, -1), *KEYED_COLUMNS[1:]]),
-        made.relation(KEYED_OID, "public", "keyed", "i", [(True, "c", 25, -1), *KEYED_COLUMNS[1:]]),
-        made.relation(KEYED_OID, "public", "keyed", "f", KEYED_COLUMNS),
-        made.relation(FULL_OID, "s", "full", "d", [(True, "x", 25, -1), (True, "y", 25, -1)]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", KEYED_COLUMNS[:3]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", [*KEYED_COLUMNS, (False, "e", 25, -1)]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 1043, -1), *KEYED_COLUMNS[1:]]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", [(False, "c", 25, 14), *KEYED_COLUMNS[1:]]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", [(False, "z", 25, -1), *KEYED_COLUMNS[1:]]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "i", [(True, "c", 25, -1), *KEYED_COLUMNS[1:]]),
+        pgoutput.relation(KEYED_OID, "public", "keyed", "f", KEYED_COLUMNS),
+        pgoutput.relation(FULL_OID, "s", "full", "d", [(True, "x", 25, -1), (True, "y", 25, -1)]),
     ],
 )
-def test_a_table_that_is_not_as_it_was_is_named(relation: bytes) -> None:
+def test_a_redefined_table_is_named(relation: bytes) -> None:
     oid = int.from_bytes(relation[1:5], "big")
     with pytest.raises(SchemaMovedError, match=r"node n1: table (public\.keyed|s\.full)") as raised:
-        decoder().feed(from_list([made.begin(1, 2), relation, made.truncate(oid)]))
+        new_decoder().feed(from_list([pgoutput.begin(1, 2), relation, pgoutput.truncate(oid)]))
     assert raised.value.details["oid"] == oid
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        made.insert(999, [b"1"]),
-        made.truncate(999),
-        made.insert(KEYED_OID, [b"1"]),
-        made.update(FULL_OID, [b"1", b"2"]),
-        made.update(FULL_OID, [b"1", ()], old=[b"1", ()]),
-        made.insert(FULL_OID, [b"1", ()]),
+        pgoutput.insert(999, [b"1"]),
+        pgoutput.truncate(999),
+        pgoutput.insert(KEYED_OID, [b"1"]),
+        pgoutput.update(FULL_OID, [b"1", b"2"]),
+        pgoutput.update(FULL_OID, [b"1", ()], old=[b"1", ()]),
+        pgoutput.insert(FULL_OID, [b"1", ()]),
     ],
 )
-def test_what_the_protocol_does_not_say_is_refused(message: bytes) -> None:
+def test_a_message_that_violates_the_protocol_is_refused(message: bytes) -> None:
     with pytest.raises(DecodingError):
-        in_transaction(message)
+        decode_in_transaction(message)

@@ -12,12 +12,12 @@ CONFLICT = Conflict("digest", "its bytes are not those that were committed", obj
 SKIPPED = Skipped("rows of shard s1", "it has no backup copy to compare with")
 
 
-def valid() -> SnapshotReport:
+def valid_report() -> SnapshotReport:
     return SnapshotReport("a", 1, Compared(objects=1))
 
 
 @pytest.mark.parametrize(("report", "result"), [
-    (valid(), "valid"),
+    (valid_report(), "valid"),
     (SnapshotReport("a", 0), "inconclusive"),
     (SnapshotReport("a", 0, Compared(rows=5)), "inconclusive"),
     (SnapshotReport("a", 0, SOMETHING, skipped=[SKIPPED]), "inconclusive"),
@@ -30,15 +30,15 @@ def test_a_snapshot_is_valid_only_if_everything_was_compared(report: SnapshotRep
 
 @pytest.mark.parametrize(("reports", "code"), [
     ((), INCONCLUSIVE),
-    ((valid(), valid()), DONE),
-    ((valid(), SnapshotReport("b", 0)), INCONCLUSIVE),
-    ((valid(), SnapshotReport("b", 0, conflicts=[CONFLICT]), SnapshotReport("c", 0)), CONFLICTS),
+    ((valid_report(), valid_report()), DONE),
+    ((valid_report(), SnapshotReport("b", 0)), INCONCLUSIVE),
+    ((valid_report(), SnapshotReport("b", 0, conflicts=[CONFLICT]), SnapshotReport("c", 0)), CONFLICTS),
 ])  # fmt: skip
 def test_a_check_is_as_good_as_its_worst_snapshot(reports: tuple[SnapshotReport, ...], code: int) -> None:
     assert CheckReport(reports, 1.0).exit_code == code
 
 
-def test_the_document_is_what_scripts_rely_on() -> None:
+def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
     compared = Compared(objects=1, bytes=2, rows=3, changes=4, partitions=5, transactions=6)
     report = CheckReport((SnapshotReport("a", 2, compared, [SKIPPED], [CONFLICT], ["public.log"]),), 0.12345)
     assert json.loads(json.dumps(report.to_json())) == {

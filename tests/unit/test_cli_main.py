@@ -1,6 +1,6 @@
 """The command line from outside: exit codes, the error document, and options before or after the command.
 
-In real subprocesses, because exit codes are made where the process ends.
+They run as real subprocesses, because the exit code is set where the process ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.errors import UsageError
 
 PROGRAM = [sys.executable, "-c", "from cli.main import main; main()"]
 
-# A command in the table's place, so that these tests depend on no command's own behaviour.
+# A stand-in for a command, so that these tests don't depend on the behaviour of a real one.
 STAND_IN = """
 import sys, types
 import typer
@@ -58,11 +58,11 @@ main.main()
 """
 
 
-def snapshot(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_snapshot(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return _run(PROGRAM, arguments, environment)
 
 
-def stand_in(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_stand_in(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return _run([sys.executable, "-c", STAND_IN, "stand-in"], arguments, environment)
 
 
@@ -79,7 +79,7 @@ def _run(
     )
 
 
-def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def read_document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The one JSON document on stdout."""
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
@@ -87,7 +87,7 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_help_lists_every_command_and_every_exit_code() -> None:
-    done = snapshot("--help", COLUMNS="120")
+    done = run_snapshot("--help", COLUMNS="120")
     assert done.returncode == 0
     for name, entry in COMMANDS.items():
         assert name in done.stdout
@@ -97,7 +97,7 @@ def test_help_lists_every_command_and_every_exit_code() -> None:
 
 
 def test_no_help_text_loses_words_to_markup() -> None:
-    """A help text is shown as it is written: rich takes words in brackets for styles, and drops them."""
+    """Rich takes words in brackets for styles and drops them."""
     for name in COMMANDS:
         with typer.main.get_command(app).make_context("snapshot", [name], resilient_parsing=True) as context:
             command = cast("SnapshotGroup", context.command).commands[name]
@@ -109,13 +109,13 @@ def test_no_help_text_loses_words_to_markup() -> None:
             assert Text.from_markup(text).plain == text.replace("\\[", "["), f"{name}: {text}"
 
 
-def test_the_version_is_told_as_text_or_json() -> None:
-    assert snapshot("--version").stdout.startswith("snapshot 0.")
-    assert document(snapshot("--version", "--json"))["schema"] == "cutline/version/1"
+def test_the_version_is_printed_as_text_or_json() -> None:
+    assert run_snapshot("--version").stdout.startswith("snapshot 0.")
+    assert read_document(run_snapshot("--version", "--json"))["schema"] == "cutline/version/1"
 
 
-def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
-    done = snapshot()
+def test_running_without_a_command_shows_the_help_and_is_a_usage_error() -> None:
+    done = run_snapshot()
     assert done.returncode == 2
     assert "Usage: snapshot" in done.stdout
 
@@ -124,25 +124,25 @@ def test_no_command_shows_the_help_and_is_a_usage_error() -> None:
     "arguments", [["no-such-command"], ["--no-such-option"], ["--fleet"], ["demo", "--json", "--bogus"]]
 )
 def test_a_mistake_on_the_command_line_exits_2(arguments: list[str]) -> None:
-    done = snapshot(*arguments)
+    done = run_snapshot(*arguments)
     assert done.returncode == 2
     if "--json" in arguments:
-        assert document(done)["error"] == "usage"
+        assert read_document(done)["error"] == "usage"
     else:
         assert done.stdout == ""
         assert done.stderr.startswith("error: ")
         assert "hint: see: snapshot" in done.stderr
 
 
-def test_a_mistyped_command_is_answered_with_the_one_that_was_meant() -> None:
-    assert "'restore'" in snapshot("restor", "x").stderr
+def test_a_mistyped_command_gets_a_suggestion() -> None:
+    assert "'restore'" in run_snapshot("restor", "x").stderr
 
 
-def test_a_mistake_is_one_json_document_of_the_promised_form() -> None:
-    done = snapshot("no-such-command", "--json")
+def test_a_usage_error_is_one_json_document_of_the_documented_form() -> None:
+    done = run_snapshot("no-such-command", "--json")
     assert done.returncode == 2
     assert done.stderr == ""
-    found = document(done)
+    found = read_document(done)
     assert list(found) == ["schema", "code", "error", "message", "hint", "details"]
     assert found["schema"] == "cutline/error/1"
     assert (found["code"], found["error"]) == (2, "usage")
@@ -150,18 +150,18 @@ def test_a_mistake_is_one_json_document_of_the_promised_form() -> None:
 
 def test_a_missing_fleet_file_exits_2_and_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "absent.toml"
-    for done in (stand_in("load", "--fleet", str(missing)), stand_in("load", SNAPSHOT_FLEET=str(missing))):
+    for done in (run_stand_in("load", "--fleet", str(missing)), run_stand_in("load", SNAPSHOT_FLEET=str(missing))):
         assert done.returncode == 2
         assert f"error: no fleet file at {missing}" in done.stderr
-    assert document(stand_in("load", f"--fleet={missing}", "--json"))["error"] == "fleet-file"
+    assert read_document(run_stand_in("load", f"--fleet={missing}", "--json"))["error"] == "fleet-file"
 
 
-def test_an_error_exits_with_its_own_code_and_tells_its_hint() -> None:
-    done = stand_in("busy")
+def test_an_error_exits_with_its_own_code_and_shows_its_hint() -> None:
+    done = run_stand_in("busy")
     assert done.returncode == 7
     assert done.stdout == ""
     assert done.stderr == "error: a is busy\nhint: wait\n"
-    assert document(stand_in("busy", "--json")) == {
+    assert read_document(run_stand_in("busy", "--json")) == {
         "schema": "cutline/error/1",
         "code": 7,
         "error": "busy",
@@ -172,9 +172,9 @@ def test_an_error_exits_with_its_own_code_and_tells_its_hint() -> None:
 
 
 def test_a_bug_exits_70_and_keeps_its_traceback_in_a_private_file(tmp_path: Path) -> None:
-    done = stand_in("bug", "--json", TMPDIR=str(tmp_path))
+    done = run_stand_in("bug", "--json", TMPDIR=str(tmp_path))
     assert done.returncode == 70
-    found = document(done)
+    found = read_document(done)
     kept = Path(found["details"]["traceback"])
     assert kept.parent == tmp_path
     assert kept.stat().st_mode & 0o077 == 0
@@ -183,8 +183,8 @@ def test_a_bug_exits_70_and_keeps_its_traceback_in_a_private_file(tmp_path: Path
 
 
 def test_an_interrupt_exits_130() -> None:
-    assert stand_in("interrupt").returncode == 130
-    assert document(stand_in("interrupt", "--json"))["error"] == "interrupted"
+    assert run_stand_in("interrupt").returncode == 130
+    assert read_document(run_stand_in("interrupt", "--json"))["error"] == "interrupted"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 8)])
@@ -201,22 +201,22 @@ def test_a_signal_ends_the_command_with_its_code(number: signal.Signals, code: i
 
 
 def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:
-    done = stand_in("fine")
+    done = run_stand_in("fine")
     assert done.returncode == 4
     assert done.stdout == "it was fine [here]\n"
     assert done.stderr.startswith("nearly there\ncount: 2 rows, 0.")
-    done = stand_in("fine", "--json")
-    assert document(done) == {"schema": "cutline/stand-in/1", "how": "fine"}
+    done = run_stand_in("fine", "--json")
+    assert read_document(done) == {"schema": "cutline/stand-in/1", "how": "fine"}
     assert "nearly there" in done.stderr
 
 
-def test_quiet_shows_the_result_alone() -> None:
-    done = stand_in("fine", "--quiet")
+def test_quiet_shows_only_the_result() -> None:
+    done = run_stand_in("fine", "--quiet")
     assert done.stdout == "it was fine [here]\n"
     assert done.stderr == ""
 
 
-def test_a_reader_who_leaves_changes_nothing_about_the_exit_code() -> None:
+def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
     line = f"{sys.executable} -c '{STAND_IN}' stand-in fine --quiet | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4

@@ -1,4 +1,4 @@
-"""What is written where: results, and progress as bars and as lines."""
+"""Where output goes: results, and progress as bars or lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fleet.progress import Progress, Silent
 
 
 def context_of(options: CommandContext | None) -> typer.Context:
-    """A context whose root carries `options`, as the entry point leaves them."""
+    """A context whose root has `options`, as the entry point sets them."""
     root = SimpleNamespace(obj=options)
     return cast("typer.Context", SimpleNamespace(find_root=lambda: root))
 
 
-def narrate(steps: Progress) -> None:
-    """Tell one operation of two steps and a note."""
+def report_steps(steps: Progress) -> None:
+    """Report one operation of two steps and a note."""
     steps.step("copy base", total=3000, unit="bytes")
     steps.advance(1000)
     steps.advance(2000)
@@ -47,19 +47,19 @@ def test_times_and_paths_have_their_json_form(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
-def test_what_json_cannot_say_is_refused(value: Any) -> None:
+def test_a_value_that_json_cannot_represent_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         emit(context_of(CommandContext(json=True)), {"value": value})
 
 
-def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_pipe_is_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("name", "object")
     table.add_row("a", "x" * 300)
     emit(context_of(CommandContext()), {}, [table])
     assert "x" * 300 in capsys.readouterr().out
 
 
-def test_names_and_comments_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_comments_are_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("comment")
     table.add_row("[bold]a row :smile:")
     emit(context_of(CommandContext()), {}, ["[bold]a line[/bold]", table])
@@ -68,22 +68,22 @@ def test_names_and_comments_are_no_markup(capsys: pytest.CaptureFixture[str]) ->
     assert "[bold]a row :smile:" in written
 
 
-def test_a_command_run_on_its_own_has_the_default_options() -> None:
+def test_a_command_invoked_directly_has_the_default_options() -> None:
     assert command_context(context_of(None)) == CommandContext()
 
 
-def test_lines_tell_each_step_once_it_is_over() -> None:
+def test_lines_report_each_step_once_it_is_over() -> None:
     stream = io.StringIO()
     with LineProgress(stream) as steps:
-        narrate(steps)
+        report_steps(steps)
     lines = stream.getvalue().splitlines()
     assert lines == ["node a waits for a lock", "copy base: 2.9 KiB, 0.0 s", "write commit: 0.0 s"]
 
 
-def test_verbose_lines_tell_each_point_as_it_is_reached() -> None:
+def test_verbose_lines_report_each_point_as_it_is_reached() -> None:
     stream = io.StringIO()
     with LineProgress(stream, verbose=True) as steps:
-        narrate(steps)
+        report_steps(steps)
     assert [line for line in stream.getvalue().splitlines() if ", after " in line] == [
         "slot made on a, after 0.0 s",
         "commit stored, after 0.0 s",
@@ -91,14 +91,14 @@ def test_verbose_lines_tell_each_point_as_it_is_reached() -> None:
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_bars_tell_points_only_if_they_are_wanted(*, verbose: bool) -> None:
+def test_bars_show_points_only_if_verbose(*, verbose: bool) -> None:
     stream = io.StringIO()
     with BarProgress(Console(file=stream, force_terminal=True, width=100), verbose=verbose) as steps:
-        narrate(steps)
+        report_steps(steps)
     assert ("slot made on a" in stream.getvalue()) is verbose
 
 
-def test_a_step_that_did_not_end_is_said_to_have_stopped() -> None:
+def test_an_interrupted_step_is_reported_as_stopped() -> None:
     stream = io.StringIO()
     steps = LineProgress(stream).__enter__()
     steps.step("drain")
@@ -109,7 +109,7 @@ def test_a_step_that_did_not_end_is_said_to_have_stopped() -> None:
 def test_bars_leave_a_line_for_every_step() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with BarProgress(console) as steps:
-        narrate(steps)
+        report_steps(steps)
     written = cast("io.StringIO", console.file).getvalue()
     assert "copy base: 2.9 KiB" in written
     assert "write commit" in written
@@ -117,7 +117,7 @@ def test_bars_leave_a_line_for_every_step() -> None:
 
 
 @pytest.mark.parametrize("shown", ["lines", "bars"])
-def test_progress_may_be_told_from_any_thread(shown: str) -> None:
+def test_progress_may_be_reported_from_any_thread(shown: str) -> None:
     stream = io.StringIO()
     bars = BarProgress(Console(file=stream, force_terminal=True, width=100))
     with LineProgress(stream) if shown == "lines" else bars as steps:
@@ -141,7 +141,7 @@ def test_quiet_is_silent_and_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str
     with progress(context_of(CommandContext(quiet=True))) as steps:
         assert isinstance(steps, Silent)
     with progress(context_of(CommandContext())) as steps:
-        narrate(steps)
+        report_steps(steps)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "copy base: 2.9 KiB" in captured.err

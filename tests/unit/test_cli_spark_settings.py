@@ -1,4 +1,4 @@
-"""What Spark is told, without starting it."""
+"""The settings that Spark is started with; no test here starts it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cli.spark.settings import cores_of, driver_memory_bytes, runs_on_this_machi
         ("k8s://https://x", False, None),
     ],
 )
-def test_a_master_says_where_tasks_run_and_how_many(master: str, here: bool, cores: int | None) -> None:  # noqa: FBT001  # a parameter of the case
+def test_a_master_determines_where_tasks_run_and_how_many(master: str, here: bool, cores: int | None) -> None:  # noqa: FBT001  # a parameter of the case
     assert runs_on_this_machine(master) is here
     assert cores_of(master) == cores
 
 
 @pytest.mark.parametrize(
-    ("master", "repeated"),
+    ("master", "retrying"),
     [
         ("local", "local[1,4]"),
         ("local[*]", "local[*,4]"),
@@ -38,20 +38,20 @@ def test_a_master_says_where_tasks_run_and_how_many(master: str, here: bool, cor
         ("spark://localhost:7077", "spark://localhost:7077"),
     ],
 )
-def test_a_master_here_repeats_tasks_as_a_cluster_does(master: str, repeated: str) -> None:
-    assert with_retries(master) == repeated
+def test_a_local_master_retries_tasks_as_a_cluster_does(master: str, retrying: str) -> None:
+    assert with_retries(master) == retrying
 
 
-def test_what_the_fleet_file_says_goes_over_the_choices_but_adds_to_the_options(tmp_path: Path) -> None:
-    given = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "-Dx=1", "spark.y": "z"}
-    settings = session_settings("local[2]", given, "check", tmp_path, ["-Xlog:disable"])
+def test_the_fleet_file_overrides_settings_but_adds_to_java_options(tmp_path: Path) -> None:
+    configured = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "-Dx=1", "spark.y": "z"}
+    settings = session_settings("local[2]", configured, "check", tmp_path, ["-Xlog:disable"])
     assert settings["spark.driver.memory"] == "3g"
     assert settings["spark.y"] == "z"
     assert settings["spark.driver.extraJavaOptions"] == "-Xlog:disable -Dx=1"
     assert settings["spark.sql.session.timeZone"] == "UTC"
 
 
-def test_only_a_master_here_is_bound_to_this_machine(tmp_path: Path) -> None:
+def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
     assert session_settings("local[2]", {}, "x", tmp_path, [])["spark.driver.host"] == "127.0.0.1"
     remote = session_settings("spark://m:7077", {}, "x", tmp_path, [])
     assert not {"spark.driver.host", "spark.local.dir", "spark.executorEnv.PYTHONPATH"} & set(remote)
@@ -61,7 +61,9 @@ def test_the_drivers_memory_is_within_bounds() -> None:
     assert 1024**3 <= driver_memory_bytes() <= 8 * 1024**3
 
 
-def test_an_archive_is_made_once_then_used_and_never_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_class_archive_is_recorded_once_then_used_but_never_required(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     home, spark_home, cache = tmp_path / "java", tmp_path / "spark", tmp_path / "cache"
     (home / "lib" / "server").mkdir(parents=True)
     (home / "lib" / "server" / "classes.jsa").touch()

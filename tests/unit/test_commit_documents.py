@@ -1,4 +1,4 @@
-"""Commit files: what is written is read back the same, and nothing that was changed since is believed."""
+"""Commit files: a commit is read back as it was written, and any later change is detected."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ from wal.segments.archive import OpenTransaction, Segment
 T = TypeVar("T")
 TEXTS = st.text(max_size=8)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
-PLACES = st.integers(0, 2**63 - 1).map(Lsn)
+POSITIONS = st.integers(0, 2**63 - 1).map(Lsn)
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 
 
-def several(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[T, ...]]:
+def tuples_of(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[T, ...]]:
     return st.lists(values, max_size=2).map(tuple)
 
 
 KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 TIMES = st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
 COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS, COUNTS, st.none() | TEXTS)
-GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, several(COLUMNS), COUNTS)
+GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, tuples_of(COLUMNS), COUNTS)
 SEQUENCES = st.builds(
     Sequence, TEXTS, TEXTS, st.integers(-(2**63) + 1, 2**63 - 1), st.booleans(), st.integers(1, 9), st.booleans()
 )
-RULES = st.builds(GroupRules, several(TEXTS), several(TEXTS), several(TEXTS))
+RULES = st.builds(GroupRules, tuples_of(TEXTS), tuples_of(TEXTS), tuples_of(TEXTS))
 TABLE_STATES = st.builds(
-    TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, several(TEXTS),
+    TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, tuples_of(TEXTS),
     st.none() | st.builds(Counters, COUNTS, COUNTS, TEXTS),
 )  # fmt: skip
 STATES = st.lists(TABLE_STATES, max_size=2, unique_by=lambda one: one.table).map(tuple)
 
 
 def node_cuts(node: str) -> st.SearchStrategy[NodeCut]:
-    undecided = several(st.builds(Undecided, TEXTS, PLACES, PLACES))
-    return st.builds(NodeCut, st.just(node), PLACES, PLACES, PLACES, COUNTS, undecided, several(PLACES))
+    undecided = tuples_of(st.builds(Undecided, TEXTS, POSITIONS, POSITIONS))
+    return st.builds(NodeCut, st.just(node), POSITIONS, POSITIONS, POSITIONS, COUNTS, undecided, tuples_of(POSITIONS))
 
 
 def segments_of(node: str) -> st.SearchStrategy[tuple[Segment, ...]]:
-    return several(
+    return tuples_of(
         st.builds(
             Segment, key=KEYS, number=COUNTS, size=COUNTS, digest=TEXTS, events_at=st.none() | COUNTS,
             events_digest=TEXTS, changes=COUNTS, events=COUNTS, partials=COUNTS, truncates=COUNTS,
-            node=st.just(node), operation=TEXTS, after=PLACES, through=PLACES,
-            open=st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40)),
+            node=st.just(node), operation=TEXTS, after=POSITIONS, through=POSITIONS,
+            open=st.none() | st.builds(OpenTransaction, POSITIONS, st.integers(-1, 2**40)),
         )
     )  # fmt: skip
 
@@ -95,12 +95,12 @@ def identities(node: str, backup_of: str | None) -> st.SearchStrategy[NodeIdenti
 def objects_of(groups: tuple[Group, ...], node: str) -> st.SearchStrategy[tuple[StoredObject, ...]]:
     numbers = [group.number for group in groups]
     rows = st.dictionaries(st.sampled_from(numbers), COUNTS) if numbers else st.just({})
-    return several(st.builds(StoredObject, KEYS, TEXTS, st.just(node), COUNTS, TEXTS, rows))
+    return tuples_of(st.builds(StoredObject, KEYS, TEXTS, st.just(node), COUNTS, TEXTS, rows))
 
 
 @st.composite
 def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
-    """Commits whose parts fit together, as a create makes them."""
+    """Commits whose parts are consistent, as in those that a create makes."""
     shards = draw(st.lists(NAMES, min_size=1, max_size=2, unique=True))
     backups = {f"{shard}-standby": shard for shard in shards if draw(st.booleans())}
     nodes = {**dict.fromkeys(shards), **backups}
@@ -117,14 +117,14 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
         "comment": draw(TEXTS),
         "counts": {name: draw(COUNTS) for name in ("bytes", "changes", "transactions", "rows")},
         "cut": CutRecord(
-            id=draw(TEXTS), attempts=draw(COUNTS), causes=draw(several(TEXTS)), seconds=draw(SECONDS),
+            id=draw(TEXTS), attempts=draw(COUNTS), causes=draw(tuples_of(TEXTS)), seconds=draw(SECONDS),
             nodes=tuple(draw(node_cuts(shard)) for shard in shards), global_transactions=draw(COUNTS),
             included_early=draw(COUNTS), in_flight=draw(COUNTS),
         ),
-        "sequences": of_shards(several(SEQUENCES)),
+        "sequences": of_shards(tuples_of(SEQUENCES)),
         "segments": {node: draw(segments_of(node)) for node in nodes},
         "left_out": draw(
-            st.none() | several(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
+            st.none() | tuples_of(st.builds(LeftOut, TEXTS, st.sampled_from(LeftOutKind), TEXTS, TEXTS, COUNTS))
         ),
         "terminal": draw(st.booleans()),
     }  # fmt: skip
@@ -137,9 +137,9 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
             global_id_form=draw(TEXTS),
             baseline=tuple(draw(identities(node, of)) for node, of in nodes.items()),
             groups=groups,
-            base={node: draw(PLACES) for node in nodes},
+            base={node: draw(POSITIONS) for node in nodes},
             copied=tuple(one for node, of in nodes.items() for one in draw(objects_of(groups[of or node], node))),
-            roles=of_shards(several(TEXTS)),
+            roles=of_shards(tuples_of(TEXTS)),
             rules=draw(RULES),
             tables=of_shards(STATES),
             fingerprints=of_shards(TEXTS),
@@ -147,13 +147,13 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
         )
     changes = None
     if draw(st.booleans()):
-        begun = of_shards(st.lists(GROUPS, max_size=2, unique_by=lambda group: group.number).map(tuple))
+        added = of_shards(st.lists(GROUPS, max_size=2, unique_by=lambda group: group.number).map(tuple))
         numbers = st.integers(1, 9)
         changes = DefinitionChanges(
-            begun, of_shards(several(numbers)), of_shards(st.dictionaries(numbers, numbers, max_size=2)),
-            {node: draw(st.dictionaries(numbers, PLACES, max_size=2)) for node in nodes}, of_shards(STATES),
-            tuple(one for node, of in nodes.items() for one in draw(objects_of(begun[of or node], node))),
-            of_shards(several(TEXTS)), of_shards(TEXTS),
+            added, of_shards(tuples_of(numbers)), of_shards(st.dictionaries(numbers, numbers, max_size=2)),
+            {node: draw(st.dictionaries(numbers, POSITIONS, max_size=2)) for node in nodes}, of_shards(STATES),
+            tuple(one for node, of in nodes.items() for one in draw(objects_of(added[of or node], node))),
+            of_shards(tuples_of(TEXTS)), of_shards(TEXTS),
         )  # fmt: skip
     return Increment(
         increment=draw(st.integers(1, 2**40)),
@@ -173,7 +173,7 @@ def read_back(body: bytes) -> Commit | Void:
 
 
 @given(COMMITS)
-def test_a_commit_is_what_its_file_says_and_is_sealed_the_same_by_whoever_seals_it(found: Commit) -> None:
+def test_a_commit_is_read_back_equal_and_sealed_to_the_same_bytes(found: Commit) -> None:
     body = seal(found)
     read = read_back(body)
     assert read == as_read(found)
@@ -192,14 +192,14 @@ def test_no_byte_of_a_commit_can_change_unnoticed() -> None:
 
 
 @pytest.mark.parametrize("name", ["snapshot", "cut", "segments", "counts", "operation", "schema"])
-def test_a_commit_that_lacks_something_is_refused_by_name(name: str) -> None:
+def test_a_missing_field_is_refused_by_name(name: str) -> None:
     document = fields_of(commit(0))
     del document[name]
     with pytest.raises(ManifestError, match=f"object the/key is not a valid document .*missing .* field `{name}`"):
         read_back(seal(document))
 
 
-def test_a_commit_that_names_nothing_left_out_is_read_and_its_append_only_tables_are_still_named() -> None:
+def test_a_commit_without_left_out_is_read_and_still_names_its_append_only_tables() -> None:
     found = full_commit()
     assert "left_out" not in fields_of(found)
     assert read_back(seal(found)) == as_read(found)

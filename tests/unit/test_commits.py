@@ -1,4 +1,4 @@
-"""Committing and reading back: who wins, what a lost answer means, which chains are whole."""
+"""Committing and reading back: which create wins, what a lost answer means, which chains are complete."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from snapshots.records.documents import ManifestError, seal
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError, ObjectExistsError, StoreUnreachableError
-from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, own_url
+from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
 from wal.segments.archive import ArchiveError
 
 
-def test_a_commit_in_anothers_place_is_refused() -> None:
+def test_a_commit_under_the_key_of_another_is_refused() -> None:
     store = memory()
     store.create(commit_key("daily", 2), seal(commit(1)))
     with pytest.raises(ManifestError, match="is the commit of increment 1 of daily"):
@@ -50,7 +50,7 @@ def test_a_chain_is_read_up_to_an_increment() -> None:
         read_chain(store, "weekly")
 
 
-def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
+def test_a_chain_with_a_hole_or_a_commit_of_another_chain_is_refused() -> None:
     store = memory()
     put_commit(store, commit(0))
     put_commit(store, commit(2))
@@ -61,11 +61,11 @@ def test_a_chain_with_a_hole_and_one_of_two_chains_are_refused() -> None:
         read_chain(store, "daily")
 
 
-def test_a_chain_tells_what_its_state_is_made_of() -> None:
+def test_a_chain_knows_its_segments_positions_and_excluded_transactions() -> None:
     chain = Chain(full_commit(), (increment_commit(1, position=150), increment_commit(2, position=250)))
     assert [one.number for one in chain.segments("b")] == [1, 2, 3]
     assert [chain.position(node) for node in ("a", "b")] == [250, 250]
-    # Undecided as of the last cut alone; what was rolled back stays out for ever. A standby is like its primary.
+    # Undecided at the last cut only, and all that were ever rolled back. A standby is like its primary.
     assert chain.excluded("a") == chain.excluded("b") == {12, 20, 21, 22}
     assert chain.up_to(1).excluded("a") == {11, 20, 21}
     assert (chain.shard_of("b"), chain.name) == ("a", "daily")
@@ -82,13 +82,13 @@ def test_of_two_creators_of_one_increment_one_wins() -> None:
         put_commit(store, structs.replace(commit(0), operation="another"))
     assert error.value.exit_code == 3
     assert read_commit(store, "daily", 0) == as_read(commit(0))
-    # The same operation again: its first answer was lost somewhere below.
+    # The same operation again: a lower layer lost the first answer.
     put_commit(store, commit(0))
 
 
 @dataclass(frozen=True, slots=True)
-class Losing(InMemoryStore):
-    """A store whose answer to a create is lost; `arrives` says whether the object is stored."""
+class LosingStore(InMemoryStore):
+    """A store that loses the answer to every create; `arrives` says whether the object is stored."""
 
     arrives: bool = True
     reads: bool = True
@@ -106,27 +106,27 @@ class Losing(InMemoryStore):
 
 def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
-    put_commit(Losing(own_url()), commit(0))
+    put_commit(LosingStore(unused_url()), commit(0))
     for arrives, reads in ((False, True), (True, False)):
-        store = Losing(own_url(), arrives=arrives, reads=reads)
+        store = LosingStore(unused_url(), arrives=arrives, reads=reads)
         with pytest.raises(CommitIndeterminateError) as error:
             put_commit(store, commit(0))
         assert error.value.exit_code == 5
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "a" * 64, "ä", "a\n"])
-def test_a_name_that_no_snapshot_can_have(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_name(name)
 
 
 @pytest.mark.parametrize("name", ["a", "Daily-2026.11.20_x", "0" * 63])
-def test_a_name_that_a_snapshot_can_have(name: str) -> None:
+def test_a_valid_name_is_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
-class Growing(InMemoryStore):
-    """A store in which another command commits increment 1 just before its increments are listed."""
+class GrowingStore(InMemoryStore):
+    """A store in which another command commits increment 1 just before the increments are listed."""
 
     def list_children(self, prefix: str) -> list[str]:
         key = commit_key("daily", 1)
@@ -135,16 +135,16 @@ class Growing(InMemoryStore):
         return InMemoryStore.list_children(self, prefix)
 
 
-def test_a_chain_that_grows_while_it_is_read_has_lost_nothing() -> None:
-    store = Growing(own_url())
+def test_a_chain_may_grow_while_it_is_read() -> None:
+    store = GrowingStore(unused_url())
     put_commit(store, commit(0))
     assert read_chain(store, "daily").last.increment == 1
 
 
-class Cut(InMemoryStore):
-    """A store that answers a put which it stored by 412, as after a retry, and then cuts the first body short."""
+class TruncatingStore(InMemoryStore):
+    """A store that answers 412 to a put that it stored, as after a retry, and truncates the first body read."""
 
-    cut: bool = True
+    truncates: bool = True
 
     def create(self, key: str, body: bytes) -> None:
         InMemoryStore.create(self, key, body)
@@ -152,14 +152,14 @@ class Cut(InMemoryStore):
 
     def read(self, key: str) -> bytes:
         body = InMemoryStore.read(self, key)
-        if not self.cut or key != commit_key("daily", 0):
+        if not self.truncates or key != commit_key("daily", 0):
             return body
-        object.__setattr__(self, "cut", False)
+        object.__setattr__(self, "truncates", False)
         return body[:20]
 
 
-def test_a_412_is_read_back_until_it_is_told_whose_commit_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_412_is_read_back_until_the_owner_of_the_commit_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
-    store = Cut(own_url())
+    store = TruncatingStore(unused_url())
     put_commit(store, commit(0))
-    assert not store.cut
+    assert not store.truncates

@@ -11,7 +11,7 @@ from fleet.config import FleetFileError, GroupRules, Node, Retention, load_fleet
 NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
 BACKUP = '[[node]]\nid = "a-b"\nbackup_of = "a"\ndsn = "dbname=a host=b"\n'
 HEAD = 'name = "shop"\nstore = "file:///store"\n'
-WHOLE = """
+EVERY_KEY = """
 name = "shop"
 store = "s3://${BUCKET}/shop"
 [store_options]
@@ -51,10 +51,10 @@ def fleet_file(tmp_path: Path) -> Path:
     return tmp_path / "fleet.toml"
 
 
-def test_a_whole_file_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"BUCKET": "b", "S3_KEY": "k", "HOST": "h", "PASSWORD": "p$"}.items():
         monkeypatch.setenv(name, value)
-    fleet_file.write_text(WHOLE)
+    fleet_file.write_text(EVERY_KEY)
     fleet = load_fleet(fleet_file)
     assert (fleet.name, fleet.store.url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
     assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
@@ -88,7 +88,7 @@ def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(fleet_file: Path, tex
     assert load_fleet(fleet_file).nodes[0].retained_wal_bytes_max == size_bytes
 
 
-def test_the_least_file_has_every_default(fleet_file: Path) -> None:
+def test_a_minimal_file_has_every_default(fleet_file: Path) -> None:
     fleet_file.write_text(HEAD + NODE)
     fleet = load_fleet(fleet_file)
     assert (fleet.global_id, fleet.spark_master, fleet.groups) == ("exact", "local[*]", GroupRules())
@@ -102,7 +102,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     assert [(node.id, node.backup_of) for node in fleet.nodes] == [("s1", None), ("s1-b1", "s1")]
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "message"), [
     (HEAD, "there is no `node`"),
     ('store = "x"\n' + NODE, "there is no `name`"),
     ('name = "x"\n' + NODE, "there is no `store`"),
@@ -152,24 +152,24 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
     ("name = \n", "fleet.toml: "),
 ])  # fmt: skip
-def test_every_mistake_is_named(fleet_file: Path, text: str, said: str) -> None:
+def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> None:
     fleet_file.write_text(text)
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
-    assert said in error.value.message
+    assert message in error.value.message
     assert str(fleet_file) in error.value.message
     assert error.value.exit_code == 2
     assert error.value.hint
 
 
-def test_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:
+def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
     assert "no fleet file at" in error.value.message
     assert "--fleet" in error.value.hint
 
 
-def test_what_is_no_text_is_no_fleet_file(fleet_file: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(fleet_file: Path) -> None:
     fleet_file.write_bytes(b"\xff\xfe")
     with pytest.raises(FleetFileError):
         load_fleet(fleet_file)

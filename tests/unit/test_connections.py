@@ -21,6 +21,6 @@ REFUSED = """connection failed: connection to server at "127.0.0.1", port 1 fail
         ("FATAL:  the database system is starting up", "FATAL:  the database system is starting up"),
     ],
 )
-def test_a_node_is_unreachable_for_the_reason_that_was_given_and_not_for_a_guess(text: str, reason: str) -> None:
+def test_an_unreachable_node_is_reported_with_the_reason_but_not_with_libpqs_guess(text: str, reason: str) -> None:
     error = unreachable_error(Node("a", "dbname=x"), psycopg.OperationalError(text))
     assert error.message == f"node a: {reason}"

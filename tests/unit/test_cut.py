@@ -10,8 +10,8 @@ from wal.cut.cut_values import Cut, NodeCut, Undecided
 from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
-# op, where its record begins, its global id; every record is 10 long. Of an R the second is the beginning of
-# the PREPARE that it undid, and a fourth its own.
+# The op, the LSN of its record and its global id; every record is 10 bytes long. The LSN of an R is that of the
+# PREPARE that it rolled back; its own comes fourth.
 Event = tuple[str, int, str | None] | tuple[str, int, str | None, int]
 
 
@@ -36,7 +36,7 @@ def positions(cut: Cut) -> dict[str, int]:
     return {part.node: part.position for part in cut.nodes}
 
 
-def of(cut: Cut, node: str) -> NodeCut:
+def part_of(cut: Cut, node: str) -> NodeCut:
     (found,) = [part for part in cut.nodes if part.node == node]
     return found
 
@@ -47,7 +47,7 @@ def test_a_quiet_fleet_is_cut_at_its_start_markers() -> None:
     assert cut.global_transactions == cut.included_early == cut.in_flight == 0
 
 
-def test_a_commit_before_one_start_brings_in_the_prepare_after_another() -> None:
+def test_a_commit_before_one_start_marker_includes_the_prepare_after_another() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("P", 50, "g"), ("K", 80, "g")),
@@ -55,12 +55,12 @@ def test_a_commit_before_one_start_brings_in_the_prepare_after_another() -> None
         }
     )
     assert positions(cut) == {"a": 100, "b": 130}
-    assert of(cut, "b").undecided == ()
-    assert of(cut, "b").local_transactions == 1
+    assert part_of(cut, "b").undecided == ()
+    assert part_of(cut, "b").local_transactions == 1
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 1, 1)
 
 
-def test_a_raised_position_raises_others_in_turn() -> None:
+def test_raising_one_position_can_raise_others() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("P", 50, "g"), ("K", 80, "g"), ("P", 150, "i")),
@@ -71,90 +71,90 @@ def test_a_raised_position_raises_others_in_turn() -> None:
     # g raises b past h's commit there, and h raises c; i is committed nowhere.
     assert positions(cut) == {"a": 100, "b": 130, "c": 140}
     assert cut.global_transactions == 2
-    assert [entry.global_id for entry in of(cut, "c").undecided] == []
+    assert [entry.global_id for entry in part_of(cut, "c").undecided] == []
 
 
-def test_what_nobody_committed_is_left_out_and_named() -> None:
+def test_a_transaction_committed_nowhere_is_undecided() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("P", 50, "g"), ("K", 120, "g")),
             "b": window(100, 200, ("P", 60, "g"), ("P", 100, "h")),
         }
     )
-    # h is prepared by a record that begins where the cut is, so it is not before it.
+    # The PREPARE of h begins at the cut, so it is not before the cut.
     assert positions(cut) == {"a": 100, "b": 100}
-    assert of(cut, "a").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
-    assert of(cut, "b").undecided == (Undecided("g", Lsn(60), Lsn(70)),)
+    assert part_of(cut, "a").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
+    assert part_of(cut, "b").undecided == (Undecided("g", Lsn(60), Lsn(70)),)
     assert cut.global_transactions == 0
     assert cut.in_flight == 1
 
 
-def test_what_was_left_out_comes_in_when_it_is_committed_anywhere() -> None:
-    left = (Undecided("g", Lsn(50), Lsn(60)),)
+def test_an_undecided_transaction_is_included_once_it_is_committed_anywhere() -> None:
+    undecided = (Undecided("g", Lsn(50), Lsn(60)),)
     cut = resolve(
         {
-            "a": window(300, 400, ("K", 250, "g"), previous=200, undecided=left),
-            "b": window(300, 400, previous=200, undecided=left),
+            "a": window(300, 400, ("K", 250, "g"), previous=200, undecided=undecided),
+            "b": window(300, 400, previous=200, undecided=undecided),
         }
     )
     assert positions(cut) == {"a": 300, "b": 300}
-    assert of(cut, "a").undecided == of(cut, "b").undecided == ()
+    assert part_of(cut, "a").undecided == part_of(cut, "b").undecided == ()
     assert (cut.global_transactions, cut.included_early) == (1, 1)
 
 
-def test_what_was_left_out_and_rolled_back_never_comes_in() -> None:
+def test_an_undecided_transaction_that_is_rolled_back_is_never_included() -> None:
     cut = resolve(
         {"a": window(300, 400, ("R", 50, "g", 250), previous=200, undecided=(Undecided("g", Lsn(50), Lsn(60)),))}
     )
-    assert of(cut, "a").undecided == ()
-    assert of(cut, "a").rolled_back == (50,)
+    assert part_of(cut, "a").undecided == ()
+    assert part_of(cut, "a").rolled_back == (50,)
     assert cut.global_transactions == 0
 
 
-def test_events_before_the_window_belong_to_the_cut_before() -> None:
+def test_events_before_the_window_belong_to_the_previous_cut() -> None:
     cut = resolve(
         {
             "a": window(300, 400, ("C", 190, None), ("P", 180, "g"), ("K", 190, "g"), ("C", 200, None), previous=200),
             "b": window(300, 400, ("P", 310, "g"), previous=200),
         }
     )
-    assert of(cut, "a").local_transactions == 1
+    assert part_of(cut, "a").local_transactions == 1
     assert positions(cut) == {"a": 300, "b": 300}
 
 
-def test_an_attempt_that_was_rolled_back_stays_out_when_its_gid_is_used_again() -> None:
+def test_a_rolled_back_transaction_stays_excluded_when_its_gid_is_reused() -> None:
     cut = resolve(
         {
             "a": window(200, 300, ("P", 50, "g"), ("R", 50, "g", 70), ("P", 110, "g"), ("K", 130, "g")),
             "b": window(200, 300, ("P", 40, "g"), ("R", 40, "g", 80), ("P", 210, "g")),
-            # The second attempt does not come here, and the first must not raise the position.
+            # The second transaction has no part here, and the first must not raise the position.
             "c": window(200, 300, ("P", 250, "g"), ("R", 250, "g", 270)),
         }
     )
     assert positions(cut) == {"a": 200, "b": 220, "c": 200}
-    assert of(cut, "a").rolled_back == (50,)
-    assert of(cut, "b").rolled_back == (40,)
+    assert part_of(cut, "a").rolled_back == (50,)
+    assert part_of(cut, "b").rolled_back == (40,)
     assert cut.global_transactions == 1
 
 
-def test_a_gid_that_names_two_transactions_is_refused_where_it_is_not_clear_which() -> None:
+def test_a_reused_gid_is_refused_if_it_is_ambiguous() -> None:
     used = [("P", 50, "g"), ("K", 70, "g"), ("P", 90, "g")]
     with pytest.raises(GlobalIdReusedError, match="'g'"):
         resolve({"a": window(100, 200, *used)})
     with pytest.raises(GlobalIdReusedError):
         resolve({"a": window(150, 200, *used, ("K", 160, "g")), "b": window(100, 200)})
-    # Included early at the cut before, committed here after it, and used again.
+    # Included early in the previous cut, committed here after it, and reused.
     with pytest.raises(GlobalIdReusedError):
         resolve({"a": window(100, 200, ("K", 70, "g"), ("P", 90, "g"), previous=60)})
 
 
-def test_a_gid_may_be_used_again_where_all_its_uses_are_over() -> None:
+def test_a_gid_may_be_reused_if_all_its_uses_are_over() -> None:
     uses = [("P", 20, "g"), ("K", 40, "g"), ("P", 50, "g"), ("K", 70, "g")]
     cut = resolve({"a": window(100, 200, *uses), "b": window(100, 200, *uses)})
     assert positions(cut) == {"a": 100, "b": 100}
 
 
-def test_the_branches_of_one_transaction_on_one_node_are_no_reuse() -> None:
+def test_the_branches_of_one_transaction_on_one_node_are_not_a_reuse() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("P", 20, "g"), ("P", 40, "g"), ("K", 90, "g"), ("K", 110, "g")),
@@ -165,7 +165,7 @@ def test_the_branches_of_one_transaction_on_one_node_are_no_reuse() -> None:
     assert cut.global_transactions == 1
 
 
-def test_a_one_phase_commit_with_a_global_id_brings_in_what_others_prepared() -> None:
+def test_a_one_phase_commit_with_a_global_id_includes_what_other_nodes_prepared() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("C", 80, "g")),
@@ -173,8 +173,8 @@ def test_a_one_phase_commit_with_a_global_id_brings_in_what_others_prepared() ->
         }
     )
     assert positions(cut) == {"a": 100, "b": 130}
-    assert of(cut, "b").undecided == ()
-    # It is a global transaction, and no local one.
+    assert part_of(cut, "b").undecided == ()
+    # It counts as a global transaction, not as a local one.
     assert [part.local_transactions for part in cut.nodes] == [0, 1]
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 1, 1)
 
@@ -187,9 +187,9 @@ def test_a_commit_elsewhere_raises_a_position_to_the_end_of_the_one_phase_commit
             "c": window(100, 200, ("P", 150, "i")),
         }
     )
-    # And on from there: i is committed before the position that the one-phase commit raised.
+    # That raises c in turn: i is committed on a before the raised position.
     assert positions(cut) == {"a": 130, "b": 100, "c": 160}
-    assert of(cut, "a").undecided == (Undecided("h", Lsn(110), Lsn(120)),)
+    assert part_of(cut, "a").undecided == (Undecided("h", Lsn(110), Lsn(120)),)
     assert cut.global_transactions == 2
 
 
@@ -198,39 +198,39 @@ def test_a_one_phase_commit_after_the_cut_is_neither_in_it_nor_undecided() -> No
         {"a": window(100, 200, ("C", 100, "g")), "b": window(100, 200, ("P", 50, "g")), "c": window(100, 200)}
     )
     assert positions(cut) == {"a": 100, "b": 100, "c": 100}
-    assert of(cut, "a").undecided == ()
-    assert of(cut, "b").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
+    assert part_of(cut, "a").undecided == ()
+    assert part_of(cut, "b").undecided == (Undecided("g", Lsn(50), Lsn(60)),)
     assert (cut.global_transactions, cut.in_flight) == (0, 1)
     assert [part.local_transactions for part in cut.nodes] == [0, 0, 0]
     later = resolve(
         {
             "a": window(300, 400, ("C", 100, "g"), previous=100),
-            "b": window(300, 400, ("P", 50, "g"), previous=100, undecided=of(cut, "b").undecided),
+            "b": window(300, 400, ("P", 50, "g"), previous=100, undecided=part_of(cut, "b").undecided),
             "c": window(300, 400, previous=100),
         }
     )
-    assert of(later, "b").undecided == ()
+    assert part_of(later, "b").undecided == ()
     assert (later.global_transactions, later.included_early) == (1, 1)
 
 
-def test_a_one_phase_commit_alone_is_a_global_transaction_that_is_counted_once() -> None:
+def test_a_one_phase_commit_alone_counts_as_one_global_transaction() -> None:
     cut = resolve({"a": window(100, 200, ("C", 50, "g"), ("C", 60, None)), "b": window(100, 200)})
-    assert of(cut, "a").local_transactions == 1
+    assert part_of(cut, "a").local_transactions == 1
     assert (cut.global_transactions, cut.included_early, cut.in_flight) == (1, 0, 0)
 
 
-def test_a_branch_prepared_beside_a_one_phase_commit_is_no_reuse() -> None:
+def test_a_branch_prepared_beside_a_one_phase_commit_is_not_a_reuse() -> None:
     cut = resolve(
         {
             "a": window(100, 200, ("P", 20, "g"), ("C", 60, "g"), ("K", 110, "g")),
             "b": window(100, 200, ("P", 30, "g")),
         }
     )
-    assert of(cut, "a").undecided == of(cut, "b").undecided == ()
+    assert part_of(cut, "a").undecided == part_of(cut, "b").undecided == ()
     assert cut.global_transactions == 1
 
 
-def test_a_gid_of_a_one_phase_commit_may_not_be_used_again_around_a_cut() -> None:
+def test_a_gid_of_a_one_phase_commit_must_not_be_reused_across_a_cut() -> None:
     for again in ("C", "P"):
         with pytest.raises(GlobalIdReusedError, match="'g'"):
             resolve({"a": window(100, 200, ("C", 50, "g"), (again, 120, "g"))})

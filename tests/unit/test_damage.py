@@ -1,4 +1,4 @@
-"""Reading a listed object: proven before it is used, and never more of it than is listed."""
+"""Reading a listed object: it is verified before use, and no oversized object is read whole."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LISTED = (len(BODY), digest(BODY))
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting(InMemoryStore):
-    """A store of which the first `times` answers are cut short; it knows how many bytes it was asked for."""
+class TruncatingStore(InMemoryStore):
+    """A store that truncates the first `times` answers, and records how many bytes each read asked for."""
 
     times: list[int] = field(default_factory=lambda: [0])
     asked: list[int] = field(default_factory=list)
@@ -31,13 +31,13 @@ class Cutting(InMemoryStore):
         return body
 
 
-def store_of(body: bytes, times: int = 0) -> Cutting:
-    store = Cutting("memory://listed", times=[times])
+def store_of(body: bytes, times: int = 0) -> TruncatingStore:
+    store = TruncatingStore("memory://listed", times=[times])
     store.create("a/b", body)
     return store
 
 
-def test_what_was_listed_is_returned_whole_or_from_an_offset() -> None:
+def test_a_listed_object_is_returned_whole_or_from_an_offset() -> None:
     store = store_of(BODY)
     assert read_listed(store, "n", "a/b", LISTED) == BODY
     assert read_listed(store, "n", "a/b", (len(BODY), digest(BODY[1000:])), 1000) == BODY[1000:]
@@ -50,22 +50,22 @@ def test_what_was_listed_is_returned_whole_or_from_an_offset() -> None:
     ("there", "kind"),
     [(b"", "size"), (BODY[:-1], "size"), (BODY + b"x", "size"), (BODY * 99, "size"), (BODY[::-1], "digest")],
 )
-def test_what_is_in_its_place_is_not_taken_for_it(there: bytes, kind: str) -> None:
+def test_another_object_in_its_place_is_damage(there: bytes, kind: str) -> None:
     store = store_of(there)
     for listed, start in ((LISTED, 0), ((len(BODY), digest(BODY[1000:])), 1000)):
         with pytest.raises(ObjectDamagedError, match="object a/b of node n") as error:
             read_listed(store, "n", "a/b", listed, start)
         assert error.value.details == {"object": "a/b", "kind": kind, "node": "n"}
-    # However large it is, it is never held whole.
+    # However large the object is, it is never held whole.
     assert max(store.asked) == len(BODY) + 1
 
 
-def test_an_object_that_is_gone_is_missing() -> None:
+def test_a_missing_object_is_damage() -> None:
     with pytest.raises(ObjectDamagedError, match="it is not in the store"):
         read_listed(InMemoryStore("memory://gone"), "n", "a/b", LISTED)
 
 
-def test_an_answer_that_was_cut_short_is_no_damage() -> None:
+def test_a_truncated_answer_is_not_damage() -> None:
     assert read_listed(store_of(BODY, times=1), "n", "a/b", LISTED) == BODY
     with pytest.raises(StoreUnreachableError, match="reading a/b ended after 1023 bytes"):
         read_listed(store_of(BODY, times=2), "n", "a/b", LISTED)

@@ -23,7 +23,7 @@ ALTER TABLE "public"."measured"
 '''
 
 
-def test_foreign_keys_are_left_out_and_named() -> None:
+def test_foreign_keys_are_removed_and_named() -> None:
     script, names = remove_foreign_keys(POST_DATA)
     assert names == [
         '"child_parent_fkey" of "public"."child"',
@@ -35,6 +35,6 @@ def test_foreign_keys_are_left_out_and_named() -> None:
         assert kept in script
 
 
-def test_a_script_without_foreign_keys_is_left_alone() -> None:
+def test_a_script_without_foreign_keys_is_unchanged() -> None:
     script = 'ALTER TABLE ONLY "a"."b"\n    ADD CONSTRAINT "c" PRIMARY KEY ("d");\n'
     assert remove_foreign_keys(script) == (script, [])

@@ -1,4 +1,4 @@
-"""Deciding whether an operation has committed: either its commit is in the store or a void is, and that for good."""
+"""Deciding for good whether an operation has committed: the store has either its commit or a void."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError
-from tests.unit.made_commits import as_read, commit, mark, memory, own_url
+from tests.unit.made_commits import as_read, commit, mark, memory, unused_url
 
 
-def operation(increment: int = 0, turn: int = 1, name: str = "") -> Intent:
-    made = commit(increment)
+def new_intent(increment: int = 0, turn: int = 1, name: str = "") -> Intent:
+    new = commit(increment)
     return Intent(
-        operation=name or made.operation, kind="create", snapshot=made.snapshot, increment=increment, turn=turn,
+        operation=name or new.operation, kind="create", snapshot=new.snapshot, increment=increment, turn=turn,
         began_at="2026-11-20T11:00:00Z", nodes=(), slot=None,
     )  # fmt: skip
 
 
-def test_what_was_voided_can_not_commit_any_more_however_late() -> None:
+def test_a_voided_operation_can_never_commit() -> None:
     store = memory()
-    assert not decide(store, operation())
+    assert not decide(store, new_intent())
     with pytest.raises(OperationSettledError):
         put_commit(store, commit(0))
     assert snapshot_names(store) == []
-    assert not decide(store, operation())
+    assert not decide(store, new_intent())
 
 
-def test_what_was_committed_can_not_be_voided() -> None:
+def test_a_committed_operation_can_not_be_voided() -> None:
     store = memory()
     put_commit(store, commit(0))
-    assert decide(store, operation())
-    assert not decide(store, operation(name="another"))
+    assert decide(store, new_intent())
+    assert not decide(store, new_intent(name="another"))
     assert read_chain(store, "daily").full == as_read(commit(0))
 
 
-def test_looking_changes_nothing() -> None:
+def test_asking_whether_it_has_committed_changes_nothing() -> None:
     store = memory()
-    assert not has_committed(store, operation())
+    assert not has_committed(store, new_intent())
     put_commit(store, commit(0))
-    assert has_committed(store, operation())
+    assert has_committed(store, new_intent())
 
 
 @pytest.mark.parametrize("voids", [1, 2, 11])
-def test_the_next_try_takes_the_next_turn(voids: int) -> None:
+def test_after_a_void_the_next_operation_takes_the_next_turn(voids: int) -> None:
     store = memory()
     put_commit(store, commit(0))
     for turn in range(1, voids + 1):
         assert free_turn(store, "daily", 1) == turn
-        assert not decide(store, operation(1, turn))
+        assert not decide(store, new_intent(1, turn))
         assert increment_numbers(store, "daily") == []
         assert read_chain(store, "daily").increments == ()
     put_commit(store, commit(1), voids + 1)
@@ -81,14 +81,14 @@ def test_the_next_try_takes_the_next_turn(voids: int) -> None:
 
 def test_a_full_snapshot_of_a_later_turn_is_listed() -> None:
     store = memory()
-    decide(store, operation())
+    decide(store, new_intent())
     put_commit(store, commit(0), free_turn(store, "daily", 0))
     assert snapshot_names(store) == ["daily"]
     assert find_place(store, "daily", 0).key == commit_key("daily", 0, 2) == "snapshots/daily/snapshot.2.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Losing(InMemoryStore):
+class LosingStore(InMemoryStore):
     """A store that loses the answer to every create of a void."""
 
     arrives: bool = True
@@ -104,17 +104,17 @@ class Losing(InMemoryStore):
 
 def test_a_lost_answer_to_a_void_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "READ_BACK_PAUSES_SECONDS", (0.0, 0.0))
-    assert not decide(Losing(own_url()), operation())
-    store = Losing(own_url(), arrives=False)
+    assert not decide(LosingStore(unused_url()), new_intent())
+    store = LosingStore(unused_url(), arrives=False)
     with pytest.raises(UndecidedError) as error:
-        decide(store, operation())
+        decide(store, new_intent())
     assert error.value.exit_code == 5
     # Nothing was decided: the operation may still commit.
     put_commit(store, commit(0))
-    assert decide(store, operation())
+    assert decide(store, new_intent())
 
 
-def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> None:
+def test_an_increment_of_another_predecessor_is_neither_committed_nor_read() -> None:
     store = memory()
     put_commit(store, commit(0))
     full = read_chain(store, "daily").full
@@ -130,7 +130,7 @@ def test_an_increment_of_another_predecessor_is_neither_published_nor_read() -> 
         read_chain(forged, "daily")
 
 
-def test_nothing_comes_back_under_a_deleted_name() -> None:
+def test_nothing_is_read_or_committed_under_a_deleted_name() -> None:
     store = memory()
     put_commit(store, commit(0))
     store.create(tombstone_key("daily"), seal(mark()))
@@ -138,13 +138,13 @@ def test_nothing_comes_back_under_a_deleted_name() -> None:
     for ask in (lambda: read_chain(store, "daily"), lambda: put_commit(store, commit(1))):
         with pytest.raises(SnapshotDeletedError, match="deleted at 2026-11-20T11:00:00Z"):
             ask()
-    # An operation of before the deletion is over, and leaves no void behind.
+    # An operation from before the deletion has not committed, and deciding so stores no void.
     before = store.list("")
-    assert not decide(store, operation(1))
+    assert not decide(store, new_intent(1))
     assert store.list("") == before
 
 
-def test_pruned_increments_are_not_read_nor_continued() -> None:
+def test_pruned_increments_are_neither_read_nor_continued() -> None:
     store = memory()
     put_commit(store, commit(0))
     full = read_chain(store, "daily").full

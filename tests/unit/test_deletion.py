@@ -1,4 +1,4 @@
-"""Deleting and pruning: wherever it ends, nothing half is listed, and a repeat comes to the same end."""
+"""Deleting and pruning: wherever the process dies, no partial snapshot is listed, and a repeat finishes the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import structs
 
 from check.structure import names_to_check
 from fleet.config import Retention
-from snapshots.operations.operation import begin, new_operation, pending_operations
+from snapshots.operations.operation import begin, new_operation, read_open_intents
 from snapshots.records.commits import (
     commit_key,
     read_chain,
@@ -32,31 +32,31 @@ from snapshots.removal.deletion import (
 from snapshots.removal.pruning import plan_prune
 from storage.memory import InMemoryStore
 from storage.store import DeletionRefusedError, ObjectStore
-from tests.unit.made_chains import FLEET, HeldNodes, nodes_of, take
-from tests.unit.made_commits import memory, own_url
+from tests.unit.made_chains import FLEET, InMemoryNodes, nodes_of, store_chain
+from tests.unit.made_commits import memory, unused_url
 from tests.unit.made_deletions import (
     OLD,
-    contents,
     crash_everywhere,
     delete,
     prune,
-    two_chains,
+    read_objects,
+    store_two_chains,
 )
 from wal.slots.slots import slot_name
 
 
 def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
-    def run(store: ObjectStore, nodes: HeldNodes) -> None:
+    def run(store: ObjectStore, nodes: InMemoryNodes) -> None:
         if not is_finished(store, "old"):
             delete(store, nodes)
 
-    def check_end(store: InMemoryStore, nodes: HeldNodes, _before: object, others: dict[str, bytes]) -> None:
+    def check_end(store: InMemoryStore, nodes: InMemoryNodes, _before: object, others: dict[str, bytes]) -> None:
         assert store.list("snapshots/old") == []
         assert is_finished(store, "old")
         assert list_unfinished_deletions(store) == []
-        assert pending_operations(store) == []
+        assert read_open_intents(store) == []
         assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
-        assert contents(store, "new") == others
+        assert read_objects(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert nodes.publications
         assert snapshot_names(store) == ["new"]
@@ -64,53 +64,56 @@ def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
     assert crash_everywhere(run, check_end) > 20
 
 
-def test_a_pruning_that_dies_anywhere_is_finished_by_a_repeat() -> None:
-    def check_end(store: InMemoryStore, nodes: HeldNodes, before: dict[str, bytes], others: dict[str, bytes]) -> None:
+def test_a_prune_that_dies_anywhere_is_finished_by_a_repeat() -> None:
+    def check_end(
+        store: InMemoryStore, nodes: InMemoryNodes, before: dict[str, bytes], others: dict[str, bytes]
+    ) -> None:
         full = read_chain(store, "old").full
         kept = {commit_key("old", 0), *full.object_sizes}
         expected = {key: body for key, body in before.items() if key in kept}
-        assert {key: body for key, body in contents(store, "old").items() if key != only_full_key("old")} == expected
+        left = {key: body for key, body in read_objects(store, "old").items() if key != only_full_key("old")}
+        assert left == expected
         assert read_chain(store, "old").increments == ()
         assert read_mark(store, only_full_key("old")).points == (RestorePoint(1, OLD[1]), RestorePoint(2, OLD[2]))
-        assert contents(store, "new") == others
+        assert read_objects(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
-        assert pending_operations(store) == []
+        assert read_open_intents(store) == []
         assert plan_prune(store, FLEET, Retention(keep_increments=1), force=False).steps == ()
 
     assert crash_everywhere(lambda store, nodes: prune(store, nodes, keep_increments=1), check_end) > 20
 
 
-def test_pruning_takes_whole_snapshots_the_oldest_first() -> None:
+def test_pruning_removes_whole_snapshots_oldest_first() -> None:
     store = memory()
-    nodes = two_chains(store)
-    take(store, "newest", "2020-03-01T00:00:00Z")
+    nodes = store_two_chains(store)
+    store_chain(store, "newest", "2020-03-01T00:00:00Z")
     pruned = prune(store, nodes, keep_full=1)
     assert [one.mark.snapshot for one in pruned.removed] == ["old", "new"]
     assert snapshot_names(store) == ["newest"]
     assert nodes.slots == set()
-    # Of what the plan says is freed, all was.
+    # All that the plan announces was freed.
     assert [(one.objects, one.bytes) for one in pruned.removed] == [
         (step.mark.objects, step.mark.bytes) for step in pruned.plan.steps
     ]
     assert prune(store, nodes, keep_full=1).removed == ()
 
 
-def test_a_prune_finishes_what_a_deletion_has_left() -> None:
+def test_a_prune_finishes_an_unfinished_deletion() -> None:
     store = memory()
-    nodes = two_chains(store)
-    nodes.away = {"b"}
+    nodes = store_two_chains(store)
+    nodes.unreachable = {"b"}
     delete(store, nodes)
     assert list_unfinished_deletions(store) == ["old"]
-    nodes.away = set()
+    nodes.unreachable = set()
     (removed,) = prune(store, nodes, keep_full=9).removed
     assert (removed.mark.snapshot, removed.is_done) == ("old", True)
     assert is_finished(store, "old")
 
 
-def test_a_node_that_is_away_keeps_its_slot_and_the_rest_goes() -> None:
+def test_an_unreachable_node_keeps_its_slot_and_the_rest_is_deleted() -> None:
     store = memory()
-    nodes = two_chains(store)
-    nodes.away = {"b"}
+    nodes = store_two_chains(store)
+    nodes.unreachable = {"b"}
     removed = delete(store, nodes).removed
     assert removed is not None
     slot = slot_name("op-old-0")
@@ -118,17 +121,17 @@ def test_a_node_that_is_away_keeps_its_slot_and_the_rest_goes() -> None:
     assert not removed.is_done
     assert store.list("snapshots/old") == []
     assert not is_finished(store, "old")
-    nodes.away = set()
+    nodes.unreachable = set()
     again = delete(store, nodes).removed
     assert again is not None
     assert again.is_done
     assert (slot, "b") not in nodes.slots
-    assert pending_operations(store) == []
+    assert read_open_intents(store) == []
 
 
 @dataclass(frozen=True, slots=True)
-class Locked(InMemoryStore):
-    """A store that keeps some objects for as long as `locked` names them."""
+class LockingStore(InMemoryStore):
+    """A store that refuses to delete the keys that contain a string of `locked`."""
 
     locked: tuple[str, ...] = ()
 
@@ -139,9 +142,9 @@ class Locked(InMemoryStore):
 
 
 @pytest.mark.parametrize("part", ["/base/", "snapshot.json", "/increments/"])
-def test_what_the_store_keeps_is_named_object_by_object_and_the_rest_goes(part: str) -> None:
-    store = Locked(own_url(), locked=(part,))
-    nodes = two_chains(store)
+def test_every_object_that_the_store_keeps_is_named_and_the_rest_is_deleted(part: str) -> None:
+    store = LockingStore(unused_url(), locked=(part,))
+    nodes = store_two_chains(store)
     kept = [key for key in store.list("snapshots/old") if part in key]
     removed = delete(store, nodes).removed
     assert removed is not None
@@ -157,42 +160,42 @@ def test_what_the_store_keeps_is_named_object_by_object_and_the_rest_goes(part: 
     assert read_mark(store, tombstone_key("old")).operation == removed.operation
 
 
-def test_the_newest_commit_file_goes_first_and_all_before_any_other_object() -> None:
-    gone: list[str] = []
+def test_commit_files_are_deleted_first_the_newest_before_the_others() -> None:
+    deleted: list[str] = []
 
     @dataclass(frozen=True, slots=True)
-    class Watched(InMemoryStore):
+    class WatchedStore(InMemoryStore):
         def delete(self, key: str) -> None:
-            gone.append(key)
+            deleted.append(key)
             InMemoryStore.delete(self, key)
 
-    store = Watched(own_url())
-    delete(store, two_chains(store))
-    assert gone[:3] == [commit_key("old", number) for number in (2, 1, 0)]
-    assert len(gone) > 3
+    store = WatchedStore(unused_url())
+    delete(store, store_two_chains(store))
+    assert deleted[:3] == [commit_key("old", number) for number in (2, 1, 0)]
+    assert len(deleted) > 3
 
 
-def test_the_last_snapshot_that_can_be_restored_stays_unless_it_is_asked_for() -> None:
+def test_the_last_restorable_snapshot_is_deleted_only_by_force() -> None:
     store = memory()
-    nodes = two_chains(store)
-    # A snapshot of which an object is gone is none that could be restored instead.
+    nodes = store_two_chains(store)
+    # A snapshot that lacks an object can't be restored instead.
     store.delete("snapshots/new/base/a/op-new-0/part-0.parquet")
     with pytest.raises(LastSnapshotError) as error:
         delete(store, nodes)
     assert error.value.exit_code == 3
     assert not is_deleted(store, "old")
-    assert pending_operations(store) == []
+    assert read_open_intents(store) == []
     assert delete(store, nodes, force=True).removed is not None
-    # What is damaged goes without a word: nothing is lost that could be restored.
+    # A damaged snapshot needs no force: nothing that could be restored is lost.
     removed = delete(store, nodes, "new").removed
     assert removed is not None
     assert removed.publications == ["a"]
     assert nodes.slots == set()
 
 
-def test_a_chain_of_which_an_increment_is_damaged_can_be_restored_up_to_there() -> None:
+def test_a_chain_with_a_damaged_increment_can_be_restored_up_to_there() -> None:
     store = memory()
-    nodes = two_chains(store)
+    nodes = store_two_chains(store)
     store.delete("snapshots/new/wal/a/op-new-0/00000000000000000002.parquet")
     assert delete(store, nodes).removed is not None
     with pytest.raises(LastSnapshotError):
@@ -200,9 +203,9 @@ def test_a_chain_of_which_an_increment_is_damaged_can_be_restored_up_to_there() 
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_what_can_not_be_read_goes_only_by_force_and_its_slots_with_it(number: int) -> None:
+def test_an_unreadable_snapshot_and_its_slots_are_deleted_only_by_force(number: int) -> None:
     store = memory()
-    nodes = two_chains(store)
+    nodes = store_two_chains(store)
     operation = structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0")
     begin(store, operation)
     key = commit_key("old", number)

@@ -29,6 +29,6 @@ def test_marks_never_cover_one_another() -> None:
     assert sorted(marks({"0": 5.0, "1": 5.0, "2": 5.0}, 0.0, 10.0, 10).replace(" ", "")) == ["0", "1", "2"]
 
 
-def test_the_longest_gap_begins_with_the_bank() -> None:
+def test_the_longest_gap_counts_from_the_start_of_the_bank() -> None:
     assert longest_gap([3.0, 4.0, 6.0], 0.0) == 3.0
     assert longest_gap([], 0.0) == 0.0

@@ -25,28 +25,28 @@ WRONG = [
 ]
 
 
-def story(checked: SnapshotReport, books: BankInvariants | None) -> StoryReport:
+def new_story(checked: SnapshotReport, books: BankInvariants | None) -> StoryReport:
     return StoryReport(0.0, seconds=1.0, check=CheckReport((checked,), 0.5), invariants=books)
 
 
-def run_with(report: StoryReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def run_demo(report: StoryReport, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(cli.demo.command, "tell_story", lambda _: report)
     return run(["demo", *words])
 
 
-def test_exit_0_where_the_invariants_hold(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_with(story(VALID, RIGHT), monkeypatch, "--json") == 0
+def test_exit_0_if_the_invariants_hold(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(new_story(VALID, RIGHT), monkeypatch, "--json") == 0
     assert json.loads(capfd.readouterr().out)["holds"] is True
 
 
 @pytest.mark.parametrize(("checked", "books"), [*WRONG, (VALID, None)])
-def test_exit_1_where_anything_is_wrong(
+def test_exit_1_if_anything_is_wrong(
     checked: SnapshotReport,
     books: BankInvariants | None,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert run_with(story(checked, books), monkeypatch) == 1
+    assert run_demo(new_story(checked, books), monkeypatch) == 1
     assert "NOT PROVEN" in capfd.readouterr().out
 
 
@@ -58,7 +58,7 @@ def test_every_attempt_at_a_cut_is_a_window() -> None:
     assert all(begin <= end for begin, end in watch.windows())
 
 
-def test_a_cut_that_is_still_being_made_is_no_window_yet() -> None:
+def test_an_unfinished_cut_is_not_a_window_yet() -> None:
     watch = CutWatch(Silent())
     watch.step("cut")
     assert watch.windows() == ()

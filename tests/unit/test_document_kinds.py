@@ -1,4 +1,4 @@
-"""The kinds of documents: each has a key of its own, and docs/format/ has its JSON Schema as the code has it now."""
+"""The kinds of documents: each has its own keys, and docs/format/ has its current JSON Schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_key_tells_the_kind_of_its_document(name: str) -> None:
+def test_a_key_determines_the_kind_of_its_document(name: str) -> None:
     for key in KEYS[name]:
         kind = kind_of(key)
         assert kind is not None

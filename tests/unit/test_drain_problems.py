@@ -1,4 +1,4 @@
-"""What a cut makes of the problems that its drains report."""
+"""How a cut handles the problems that its drains report."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ AWAY = UnreachableError("node a: away", details={"node": "a"})
 LOST = SlotLostError(f"node b: slot s is at {5}", details={"node": "b"})
 
 
-def moved(node: str, *names: str) -> SchemaMovedError:
+def moved_error(node: str, *names: str) -> SchemaMovedError:
     return SchemaMovedError(
         node=node, moved=[TableDescription(number, name, None, 0) for number, name in enumerate(names, start=7)]
     )
 
 
-def reports(*problems: SnapshotError | None) -> list[DrainReport]:
+def reports_of(*problems: SnapshotError | None) -> list[DrainReport]:
     return [DrainReport(f"n{number}", problem=one and report_of(one)) for number, one in enumerate(problems)]
 
 
-def test_tables_that_moved_are_named_together_and_end_the_attempts() -> None:
-    problems = reports(None, moved("a", "public.x"), AWAY, moved("c", "public.x", "public.y"))
+def test_redefined_tables_of_all_nodes_are_named_in_one_final_error() -> None:
+    problems = reports_of(None, moved_error("a", "public.x"), AWAY, moved_error("c", "public.x", "public.y"))
     with pytest.raises(SchemaMovedError, match=r"node a: table public\.x") as raised:
         _raise_problems(problems)
     assert raised.value.details["moved"] == [
@@ -36,13 +36,13 @@ def test_tables_that_moved_are_named_together_and_end_the_attempts() -> None:
     ]
 
 
-def test_what_planning_anew_would_not_mend_comes_first() -> None:
+def test_a_problem_that_a_new_plan_would_not_resolve_is_raised_first() -> None:
     with pytest.raises(SlotLostError) as raised:
-        _raise_problems(reports(moved("a", KEYED.name), LOST, moved("c", FULL.name)))
-    assert raised.value.details["others"] == [moved("a", KEYED.name).message, moved("c", FULL.name).message]
+        _raise_problems(reports_of(moved_error("a", KEYED.name), LOST, moved_error("c", FULL.name)))
+    assert raised.value.details["others"] == [moved_error("a", KEYED.name).message, moved_error("c", FULL.name).message]
 
 
-def test_nodes_that_went_away_alone_make_an_attempt_void() -> None:
-    _raise_problems(reports(None, None))
+def test_an_attempt_is_retried_if_unreachable_nodes_are_its_only_problem() -> None:
+    _raise_problems(reports_of(None, None))
     with pytest.raises(_AttemptFailedError, match="node a: away"):
-        _raise_problems(reports(None, AWAY))
+        _raise_problems(reports_of(None, AWAY))

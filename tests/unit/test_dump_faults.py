@@ -27,7 +27,7 @@ def test_the_name_of_an_inherited_not_null_constraint_is_quoted(bare: str, quote
     'CREATE FUNCTION "f"() RETURNS "text"\n    AS $$SELECT \'\n    CONSTRAINT x NOT NULL "B c",\n\'$$;\n',
     'COMMENT ON TABLE "public"."q" IS \'\n    CONSTRAINT x NOT NULL "y"\n\';\n',
 ])  # fmt: skip
-def test_all_else_stays_as_it_is(script: str) -> None:
+def test_everything_else_stays_unchanged(script: str) -> None:
     assert correct_script(script) == script
 
 
@@ -47,6 +47,6 @@ def test_the_sequence_of_an_identity_column_gets_its_type_before_bounds_that_nee
     rest = 'ALTER TABLE "u" OWNER TO "x";\n'
     altered = 'ALTER SEQUENCE "o""p"."t_id_seq" AS bigint MINVALUE 1 MAXVALUE 9000000000 START WITH 3 RESTART;\n'
     assert restore_types(rest + WRITTEN + rest, [OTHER]) == rest + IDENTITY.format("", "") + altered + rest
-    # What pg_dump does not write so is left alone, and where it can't be told from a text.
+    # A script stays unchanged without exactly this statement, or if a string might contain it.
     for script in (rest, WRITTEN.replace('"id"', '"other"'), WRITTEN * 2):
         assert restore_types(script, [OTHER]) == script

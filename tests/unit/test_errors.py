@@ -1,4 +1,4 @@
-"""Errors that another process met come back as what they were."""
+"""An error that another process reported is raised again as the same class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST = SlotLostError("node a: its slot is gone", hint="take a new snapshot", det
 
 
 @pytest.mark.parametrize("error", [LOST, RelationLockedError("node b: t is locked"), SnapshotError("a bug")])
-def test_an_error_comes_back_as_its_own_class(error: SnapshotError) -> None:
+def test_an_error_keeps_its_class_through_a_report(error: SnapshotError) -> None:
     found = error_of(json.loads(json.dumps(report_of(error))))
     assert (type(found), found.slug, found.exit_code) == (type(error), error.slug, error.exit_code)
     assert (str(found), found.message, found.hint, found.details) == (

@@ -1,4 +1,4 @@
-"""What cli/output/format.py promises: numbers and times as a person reads them."""
+"""Numbers and times in the forms that people read."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ def test_a_time_is_rfc_3339_in_utc() -> None:
     moment = datetime(2026, 1, 2, 4, 4, 5, 678900, tzinfo=timezone(timedelta(hours=1)))
     assert time_text(moment) == "2026-01-02T03:04:05.678Z"
     with pytest.raises(ValueError, match="has no zone"):
-        time_text(datetime(2026, 1, 2))  # that is what is refused
+        time_text(datetime(2026, 1, 2))  # a time without a zone is what is refused

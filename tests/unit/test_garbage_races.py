@@ -1,7 +1,7 @@
-"""gc beside everything else, at every moment: between any two of its calls others go on, die, sleep and come back.
+"""gc beside all other commands: between any two of its store calls the others run, die, sleep and wake up.
 
-All that is in the store is put there by the code that commits, settles, marks and leases; only nodes and Spark are left
-out. With CUTLINE_SOAK=SECONDS it goes on with fresh seeds for so long.
+The code that commits, settles, marks and leases puts everything into the store; only nodes and Spark are missing. With
+CUTLINE_SOAK=SECONDS the test continues with new seeds for that long.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from snapshots.operations.operation import (
     begin,
     commit_operation,
     new_operation,
-    pending_operations,
+    read_open_intents,
     record_outcome,
 )
 from snapshots.records.commits import find_place, free_turn, read_chain, snapshot_names
-from snapshots.records.keys import Place
+from snapshots.records.keys import ParsedKey
 from snapshots.records.lost_chains import is_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted, is_only_full
@@ -36,10 +36,10 @@ from snapshots.removal import garbage
 from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from storage.errors import SnapshotError
 from storage.store import ObjectExistsError, ObjectMissingError
+from tests.run.soak import SOAK_SECONDS
 from tests.simulation.calls_in_order import calls_in_order
-from tests.soak import SOAK_SECONDS
 from tests.unit.made_commits import memory
-from tests.unit.made_garbage import NODES, MadeStore, collected, needed_by
+from tests.unit.made_garbage import NODES, StoreBuilder, needed_by, run_gc
 from wal.segments.archive import archive_prefix, segment_key
 
 SEEDS = 25
@@ -48,8 +48,8 @@ NAMES = ("a", "b", "c", "d", "e")
 Steps = Iterator[None]
 
 
-class Between:
-    """The store as gc sees it: before each of its calls the others may do something."""
+class InterleavedStore:
+    """The store as gc sees it: before each of its calls the other commands may act."""
 
     def __init__(self, store: Any, others: Callable[[], None]) -> None:
         self._store, self._others = store, others
@@ -66,13 +66,13 @@ class Between:
         return call
 
 
-class Crowd:
-    """Commands on one fleet, one step at a time. One of them holds the lock; who sleeps may lose it unnoticed."""
+class Commands:
+    """Commands on one fleet, one step at a time. One of them holds the lock; one that sleeps may lose it unnoticed."""
 
     def __init__(self, seed: int) -> None:
         self.choice = random.Random(seed)
-        self.made = MadeStore(memory())
-        self.store = self.made.store
+        self.builder = StoreBuilder(memory())
+        self.store = self.builder.store
         self.holder: Steps | None = None
         self.turn = 0
         self.asleep: list[Steps] = []
@@ -81,30 +81,30 @@ class Crowd:
         self.committed: set[tuple[str, int]] = set()
 
     def act(self) -> None:
-        """Nothing happens, or one thing, or some."""
+        """Let any number of things happen, often none."""
         while self.choice.random() < 0.5:
-            self._act()
+            self._act_once()
 
-    def _act(self) -> None:
+    def _act_once(self) -> None:
         drawn = self.choice.random()
         if drawn < 0.08 and self.holder:
             (self.dead if self.choice.random() < 0.5 else self.asleep).append(self.holder)
             self.holder, self.turn = None, self.turn + 1
         elif drawn < 0.2 and self.asleep:
-            self._go_on(self.choice.choice(self.asleep))
+            self._resume(self.choice.choice(self.asleep))
         elif drawn < 0.4 and self.readers:
-            self._go_on(self.choice.choice(self.readers))
+            self._resume(self.choice.choice(self.readers))
         elif drawn < 0.45:
             self.readers.append(self._restore(self.choice.choice(NAMES)))
         elif self.holder:
-            self._go_on(self.holder)
+            self._resume(self.holder)
         else:
             name = self.choice.choice(NAMES)
-            commands = (self._full, self._increment, self._increment, self._mark)
+            commands = (self._take_full, self._take_increment, self._take_increment, self._mark)
             self.turn += 1
             self.holder = self.choice.choice(commands)(name, self.turn)
 
-    def _go_on(self, one: Steps) -> None:
+    def _resume(self, one: Steps) -> None:
         try:
             next(one, "over")
             if one.gi_frame is not None:  # type: ignore[attr-defined]
@@ -117,28 +117,28 @@ class Crowd:
                 some.remove(one)
 
     def settle(self) -> Steps:
-        for one in pending_operations(self.store):
+        for one in read_open_intents(self.store):
             if one.kind == "create":
                 yield
                 record_outcome(self.store, one, "done" if decide(self.store, one) else "failed")
 
-    def _full(self, name: str, turn: int) -> Steps:
+    def _take_full(self, name: str, turn: int) -> Steps:
         yield from self.settle()
         if find_place(self.store, name, 0).commit is not None or is_deleted(self.store, name):
             return
-        operation = self.made.begin(name)
+        operation = self.builder.begin_create(name)
         objects: list[str] = []
         for part in range(2):
             yield
-            objects += self._stored(operation, part)
+            objects += self._store_base(operation, part)
         if self.choice.random() < 0.3:
-            self._stored(operation, 7)
+            self._store_base(operation, 7)
         for number in (1, 2):
             yield
-            self._segment(name, operation.id, number)
-        yield from self._end(operation, lambda: self.made.commit(operation, objects), turn)
+            self._store_segment(name, operation.id, number)
+        yield from self._finish(operation, lambda: self.builder.new_commit(operation, objects), turn)
 
-    def _increment(self, name: str, turn: int) -> Steps:
+    def _take_increment(self, name: str, turn: int) -> Steps:
         yield from self.settle()
         chain = read_chain(self.store, name)
         if is_lost(self.store, name, chain.full.operation) or is_only_full(self.store, name):
@@ -150,21 +150,21 @@ class Crowd:
         begin(self.store, operation)
         for _ in range(self.choice.randint(1, 2)):
             yield
-            self._segment(name, chain.full.operation, self.made.next_number(chain))
+            self._store_segment(name, chain.full.operation, self.builder.next_number(chain))
         yield
-        yield from self._end(operation, lambda: self.made.commit(operation, chain=chain), turn)
+        yield from self._finish(operation, lambda: self.builder.new_commit(operation, chain=chain), turn)
 
-    def _end(self, operation: Intent, commit: Callable[[], Any], turn: int) -> Steps:
+    def _finish(self, operation: Intent, commit: Callable[[], Any], turn: int) -> Steps:
         if self.choice.random() < 0.15:
             record_outcome(self.store, operation, "failed")
             return
-        made = commit()
+        new = commit()
         yield
         if self.turn != turn:
             return
         # The lock may be lost from here on.
         yield
-        commit_operation(self.store, Operation(operation), made)
+        commit_operation(self.store, Operation(operation), new)
         self.committed.add((operation.snapshot, operation.increment))
         yield
         record_outcome(self.store, operation, "done")
@@ -177,11 +177,11 @@ class Crowd:
             return
         drawn = self.choice.random()
         if drawn < 0.2:
-            self.made.tombstone(name)
+            self.builder.put_tombstone(name)
         elif drawn < 0.4 and not is_only_full(self.store, name):
-            self.made.only_full(name)
+            self.builder.put_only_full(name)
         elif drawn < 0.6:
-            self.made.lose(chain)
+            self.builder.lose_chain(chain)
 
     def _restore(self, name: str) -> Steps:
         chain = read_chain(self.store, name)
@@ -189,16 +189,16 @@ class Crowd:
         with hold_lease(self.store, new_operation("restore", name, chain.last.increment, NODES), Silent()):
             for key in sorted(needed_by(chain)):
                 yield
-                assert self.store.exists(key), f"{key} went while it was restored"
+                assert self.store.exists(key), f"{key} was removed during its restore"
 
-    def _stored(self, operation: Intent, part: int) -> list[str]:
+    def _store_base(self, operation: Intent, part: int) -> list[str]:
         prefix = f"snapshots/{operation.snapshot}/base"
         keys = [f"{prefix}/{node}/{operation.id}/part-{part:06d}-000-ab.parquet" for node in NODES]
         for key in keys:
             self.store.create(key, key.encode())
         return keys
 
-    def _segment(self, name: str, chain: str, number: int) -> None:
+    def _store_segment(self, name: str, chain: str, number: int) -> None:
         for node in NODES:
             key = segment_key(archive_prefix(name, node, chain), number)
             try:
@@ -206,10 +206,8 @@ class Crowd:
             except ObjectExistsError:
                 continue
 
-    # What must hold.
-
     def check(self) -> None:
-        """Nothing that anything needs is gone."""
+        """Check that nothing that anything needs was removed."""
         for name in snapshot_names(self.store):
             chain = read_chain(self.store, name)
             for key in needed_by(chain):
@@ -223,7 +221,7 @@ class Crowd:
             if not is_deleted(self.store, name) and not (increment and is_only_full(self.store, name)):
                 assert read_chain(self.store, name).last.increment >= increment
 
-    def left(self) -> set[str]:
+    def leftovers(self) -> set[str]:
         """Data that nothing needs."""
         data = {key for key in self.store.list("snapshots") if key.endswith(".parquet")}
         for name in snapshot_names(self.store):
@@ -235,42 +233,42 @@ class Crowd:
 
 
 def run(seed: int) -> int:
-    """One crowd; how many objects gc removed beside it."""
-    crowd, removed = Crowd(seed), 0
+    """Run gc beside commands of that seed; return how many objects it removed meanwhile."""
+    commands, removed = Commands(seed), 0
     for _ in range(ROUNDS):
-        for _ in range(crowd.choice.randint(0, 60)):
-            crowd.act()
-        report = collected(Between(crowd.store, crowd.act))  # type: ignore[arg-type]
+        for _ in range(commands.choice.randint(0, 60)):
+            commands.act()
+        report = run_gc(InterleavedStore(commands.store, commands.act))  # type: ignore[arg-type]
         assert report.unknown == []
         removed += report.removed.objects
-        crowd.check()
-    # All of them die; who comes next settles, and then only what is needed is left.
-    crowd.holder, crowd.asleep = None, []
-    for reader in crowd.readers:
+        commands.check()
+    # All commands die and the next one settles. After a last gc only what is needed is left.
+    commands.holder, commands.asleep = None, []
+    for reader in commands.readers:
         reader.close()  # type: ignore[attr-defined]
-    for _ in crowd.settle():
+    for _ in commands.settle():
         pass
-    collected(crowd.store)
-    crowd.check()
-    assert crowd.left() == set()
+    run_gc(commands.store)
+    commands.check()
+    assert commands.leftovers() == set()
     return removed
 
 
 @pytest.fixture(autouse=True)
-def _a_seed_is_a_history() -> Iterator[None]:
+def _order_calls() -> Iterator[None]:
     with calls_in_order():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _marks_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No put comes late here, so that the hour after a mark need not pass."""
+def _skip_the_hour_after_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No put is late here, so that the hour after a mark need not pass."""
     monkeypatch.setattr(garbage, "LOST_SECONDS", 0.0)
 
 
-def test_nothing_that_is_needed_goes_and_nothing_else_stays() -> None:
+def test_gc_removes_everything_that_is_not_needed_and_nothing_else() -> None:
     removed = sum(run(seed) for seed in range(SEEDS))
-    # The crowd makes garbage that goes while it is at work.
+    # Some of the garbage is removed while the commands run.
     assert removed > SEEDS
     deadline = time.monotonic() + SOAK_SECONDS
     for seed in itertools.count(SEEDS):
@@ -279,25 +277,25 @@ def test_nothing_that_is_needed_goes_and_nothing_else_stays() -> None:
         run(seed)
 
 
-def takes_the_next_increment(monkeypatch: pytest.MonkeyPatch) -> None:
+def remove_the_next_increment(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = GarbageRules.judge
 
-    def wrong(self: GarbageRules, key: str, place: Place) -> GarbageVerdict:
-        verdict = judge(self, key, place)
+    def wrong(self: GarbageRules, key: str, parsed: ParsedKey) -> GarbageVerdict:
+        verdict = judge(self, key, parsed)
         return GarbageVerdict(GarbageReason.LOST) if verdict.why is GarbageReason.NEXT else verdict
 
     monkeypatch.setattr(GarbageRules, "judge", wrong)
 
 
-def asks_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "open_leases", lambda *_: [])
 
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("break_rule", [takes_the_next_increment, asks_no_leases])
-def test_a_rule_less_is_noticed(break_rule: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("break_rule", [remove_the_next_increment, ignore_leases])
+def test_a_missing_rule_is_noticed(break_rule: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     break_rule(monkeypatch)
     with pytest.raises((AssertionError, ObjectMissingError)):
         deque(map(run, range(SEEDS)), maxlen=0)

@@ -1,4 +1,4 @@
-"""`snapshot gc` as a process, on a store in a folder; no node answers."""
+"""`snapshot gc` as a process, on a store in a folder; no node is reachable."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from snapshots.records.store_identity import ensure_identity
 from snapshots.removal.garbage import GarbageReason, GarbageVerdict
 from snapshots.removal.gc import Garbage, GcReport, RefusedRemoval, SizeTotal
 from storage.local import LocalStore
-from tests.snapshot_runs import command_line, run_command
-from tests.unit.made_garbage import MadeStore, needed_by
+from tests.commands.snapshot_runs import command_line, run_command
+from tests.unit.made_garbage import StoreBuilder, needed_by
 
 SECONDS_MAX = 60
 MANY = 6000
@@ -36,69 +36,71 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 @pytest.fixture
-def made(fleet: Fleet, tmp_path: Path) -> MadeStore:
+def builder(fleet: Fleet, tmp_path: Path) -> StoreBuilder:
     store = LocalStore(tmp_path / "store")
     ensure_identity(store, fleet)
-    return MadeStore(store)
+    return StoreBuilder(store)
 
 
-def count(folder: Path) -> int:
+def count_files(folder: Path) -> int:
     return sum(1 for _ in folder.iterdir())
 
 
-def gc(fleet: Fleet, *words: str) -> dict[str, Any]:
+def run_gc(fleet: Fleet, *words: str) -> dict[str, Any]:
     code, document = run_command(fleet, "gc", *words)
     assert code == 0, document
     assert document["schema"] == "cutline/gc/1"
     return document
 
 
-def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, made: MadeStore) -> None:
-    chain = made.full("daily")
-    failed = made.begin("other")
-    left = made.base(failed)
-    record_outcome(made.store, failed, "failed")
-    before = made.store.list("")
-    foreseen = gc(fleet, "--grace", "0", "--dry-run")
-    assert made.store.list("") == before
-    assert {one["object"]: one["bytes"] for one in foreseen["garbage"]} == {key: len(key) for key in left}
-    assert {(one["snapshot"], one["kind"]): one["objects"] for one in foreseen["by_kind"]} == {
+def test_a_dry_run_shows_what_the_command_then_removes(fleet: Fleet, builder: StoreBuilder) -> None:
+    chain = builder.take_full("daily")
+    failed = builder.begin_create("other")
+    left = builder.store_base(failed)
+    record_outcome(builder.store, failed, "failed")
+    before = builder.store.list("")
+    preview = run_gc(fleet, "--grace", "0", "--dry-run")
+    assert builder.store.list("") == before
+    assert {one["object"]: one["bytes"] for one in preview["garbage"]} == {key: len(key) for key in left}
+    assert {(one["snapshot"], one["kind"]): one["objects"] for one in preview["by_kind"]} == {
         ("other", "base"): 4,
         ("other", "schema"): 2,
     }
-    assert {one["operation"] for one in foreseen["garbage"]} == {failed.id}
-    done = gc(fleet, "--grace", "0")
+    assert {one["operation"] for one in preview["garbage"]} == {failed.id}
+    done = run_gc(fleet, "--grace", "0")
     totals = {"objects": len(left), "bytes": sum(map(len, left))}
-    for document in (foreseen, done):
+    for document in (preview, done):
         assert {name: document[name] for name in totals} == totals
         assert (document["refused"], document["unknown"], document["open_operations"]) == ([], [], [])
-    assert made.store.list("") == sorted(set(before) - set(left))
-    assert gc(fleet, "--grace", "0")["objects"] == 0
+    assert builder.store.list("") == sorted(set(before) - set(left))
+    assert run_gc(fleet, "--grace", "0")["objects"] == 0
     assert needed_by(chain) < set(before)
 
 
-def test_the_grace_period_is_that_of_the_fleet_unless_one_is_given(fleet: Fleet, made: MadeStore) -> None:
-    failed = made.begin("other")
-    left = made.base(failed)
-    record_outcome(made.store, failed, "failed")
-    document = gc(fleet)
+def test_the_grace_period_is_that_of_the_fleet_file_unless_one_is_given(fleet: Fleet, builder: StoreBuilder) -> None:
+    failed = builder.begin_create("other")
+    left = builder.store_base(failed)
+    record_outcome(builder.store, failed, "failed")
+    document = run_gc(fleet)
     assert (document["grace_seconds"], document["objects"]) == (7 * 86400, 0)
     assert sum(one["objects"] for one in document["kept"] if one["why"] == "young") == len(left)
     code, wrong = run_command(fleet, "gc", "--grace", "a while")
     assert (code, wrong["error"]) == (2, "usage")
 
 
-def test_what_is_open_stays_where_no_node_can_be_reached_and_that_is_said(fleet: Fleet, made: MadeStore) -> None:
-    running = made.begin("other")
-    made.base(running)
-    before = made.store.list("")
-    # A dry run doesn't even ask.
-    assert gc(fleet, "--grace", "0", "--dry-run")["unsettled"] is None
-    document = gc(fleet, "--grace", "0")
+def test_open_operations_stay_unsettled_and_are_named_if_no_node_is_reachable(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    running = builder.begin_create("other")
+    builder.store_base(running)
+    before = builder.store.list("")
+    # A dry run contacts no node.
+    assert run_gc(fleet, "--grace", "0", "--dry-run")["unsettled"] is None
+    document = run_gc(fleet, "--grace", "0")
     assert (document["objects"], document["settled"]) == (0, False)
     assert "node a" in document["unsettled"]
     assert [one["operation"] for one in document["open_operations"]] == [running.id]
-    assert made.store.list("") == before
+    assert builder.store.list("") == before
     done = subprocess.run(
         command_line(fleet, "gc", "--grace", "0"), capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
@@ -109,11 +111,11 @@ def test_what_is_open_stays_where_no_node_can_be_reached_and_that_is_said(fleet:
     assert "earlier operations were not settled: node a" in done.stdout
 
 
-def test_interrupted_it_ends_soon_and_a_repeat_finishes(fleet: Fleet, made: MadeStore) -> None:
-    chain = made.full("daily")
-    failed = made.begin("other")
-    record_outcome(made.store, failed, "failed")
-    folder = made.store.root / f"snapshots/other/base/a/{failed.id}"
+def test_an_interrupted_gc_ends_soon_and_a_repeat_finishes(fleet: Fleet, builder: StoreBuilder) -> None:
+    chain = builder.take_full("daily")
+    failed = builder.begin_create("other")
+    record_outcome(builder.store, failed, "failed")
+    folder = builder.store.root / f"snapshots/other/base/a/{failed.id}"
     folder.mkdir(parents=True)
     for number in range(MANY):
         (folder / f"part-{number:06d}-000-ab.parquet").write_bytes(b"x")
@@ -121,27 +123,27 @@ def test_interrupted_it_ends_soon_and_a_repeat_finishes(fleet: Fleet, made: Made
         command_line(fleet, "gc", "--grace", "0", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         deadline = time.monotonic() + SECONDS_MAX
-        while count(folder) == MANY:
+        while count_files(folder) == MANY:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 130
     assert json.loads(out)["error"] == "interrupted"
-    left = count(folder)
+    left = count_files(folder)
     assert 0 < left < MANY
-    assert gc(fleet, "--grace", "0")["objects"] == left
+    assert run_gc(fleet, "--grace", "0")["objects"] == left
     assert not folder.exists()
-    assert all(made.store.exists(key) for key in needed_by(chain))
+    assert all(builder.store.exists(key) for key in needed_by(chain))
 
 
-def test_what_the_store_refuses_is_listed_and_the_exit_code_says_so(
-    fleet: Fleet, made: MadeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("builder")
+def test_refused_removals_are_listed_and_set_the_exit_code(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import cli.commands.gc
     import cli.main
 
-    assert made.store
     report = GcReport(0.0, garbage=[Garbage(Kind.BASE, GarbageReason.FAILED, (), "other")], removed=SizeTotal(2, 20))
     report.refused = [RefusedRemoval("snapshots/other/x", "locked until tomorrow")]
     report.keep("daily", GarbageVerdict(GarbageReason.UNCLEAR, "its commit is gone"), 7)

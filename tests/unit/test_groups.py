@@ -41,7 +41,7 @@ def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identi
 
 
 @given(GROUPS)
-def test_a_group_is_what_its_json_says(group: Group) -> None:
+def test_a_group_round_trips_through_json(group: Group) -> None:
     assert from_builtins(json.loads(json.dumps(fields_of(group))), Group) == group
 
 
@@ -51,7 +51,7 @@ def test_the_same_table_has_one_number_on_all_shards() -> None:
     assert numbers == {("s1", "b"): 2, ("s1", "c"): 3, ("s2", "a"): 1, ("s2", "b"): 2}
 
 
-def test_a_table_with_a_key_here_and_none_there_has_two_numbers() -> None:
+def test_a_table_with_a_key_on_some_shards_only_has_two_numbers() -> None:
     keyless = table("t", key_width=0, identity="full")
     found = number_groups({"s1": [table("t"), table("u")], "s2": [keyless], "s3": [keyless]}, 1000)
     numbers = {shard: tables[0].group.number for shard, tables in found.items()}
@@ -61,10 +61,10 @@ def test_a_table_with_a_key_here_and_none_there_has_two_numbers() -> None:
 
 @pytest.mark.parametrize(("rows", "size", "partitions"), [
     (0, 0, 1), (1000, 0, 1), (1001, 0, 2), (2001, 0, 4), (4001, 0, 8), (10**9, 0, 1024),
-    # A table that was never analysed says 0 rows: its size tells.
+    # A table that was never analysed reports 0 rows: its size counts.
     (0, 256 * 3000, 4),
 ])  # fmt: skip
-def test_partitions_are_a_power_of_two_by_the_largest_copy(rows: int, size: int, partitions: int) -> None:
+def test_partitions_are_a_power_of_two_and_follow_the_largest_copy(rows: int, size: int, partitions: int) -> None:
     found = number_groups({"s1": [table("t", rows=rows, size=size)], "s2": [table("t")]}, 1000)
     assert [tables[0].group.partitions for tables in found.values()] == [partitions, partitions]
 
@@ -77,14 +77,14 @@ def test_rules_include_and_then_exclude(name: str, *, expected: bool) -> None:
     assert is_included(name, rules) is expected
 
 
-def test_names_are_quoted_whatever_they_hold() -> None:
+def test_names_with_any_characters_are_quoted() -> None:
     assert quote_identifier('a"b') == '"a""b"'
     group = Group(1, "Odd", "a.b", "default", 1, (Column("x y", "int", 23, -1, 0), Column('"', "int", 23, -1, 1)))
     assert qualify(group) == '"Odd"."a.b"'
     assert column_list(group) == '"x y", """"'
 
 
-def test_what_may_be_published_and_what_would_mend_it() -> None:
+def test_a_table_without_replica_identity_is_inadmissible_and_has_a_remedy() -> None:
     assert table("t").is_admissible
     assert table("t", key_width=0, identity="full").is_admissible
     assert table("t", key_width=0, identity="append_only").is_admissible
@@ -93,7 +93,7 @@ def test_what_may_be_published_and_what_would_mend_it() -> None:
     assert nothing.remedy == 'ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT'
 
 
-def test_a_definition_leaves_out_what_a_chain_chose() -> None:
+def test_a_definition_leaves_out_what_the_chain_assigned() -> None:
     found = number_groups({"s1": [table("t", rows=10**6)]}, 1000)["s1"][0].group
     assert found != table("t").group
     assert found.definition() == table("t").group.definition()
@@ -107,7 +107,7 @@ def test_no_two_tables_have_one_name() -> None:
     assert (table_name("a.b", "c"), table_name("a", 'b"')) == ('"a.b".c', 'a."b"""')
 
 
-def test_patterns_fit_names_with_and_without_quotes() -> None:
+def test_patterns_match_names_with_and_without_quotes() -> None:
     assert is_included(table_name("a.b", "c"), GroupRules(include=("a.b.c",)))
     assert is_included(table_name("a.b", "c"), GroupRules(include=('"a.b".*',)))
     assert not is_included(table_name("a", "b.c"), GroupRules(include=('"a.b".*',)))

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from check.hashing import combine, combine_all, combine_hashes
 
-# Keys of three numbers from few values, so that many entries share one.
+# Keys of three small numbers, so that many entries share a key.
 ENTRIES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2**64 - 1)), max_size=60
 )
 
 
-def combined(entries: list[tuple[int, ...]]) -> Any:
+def combine_entries(entries: list[tuple[int, ...]]) -> Any:
     keys = np.array([entry[:3] for entry in entries], np.int64).reshape(-1, 3)
     return combine_hashes(keys, np.array([entry[3] for entry in entries], np.uint64))
 
@@ -24,34 +24,34 @@ def combined(entries: list[tuple[int, ...]]) -> Any:
 def test_neither_order_nor_parts_matter(entries: list[tuple[int, ...]], chance: random.Random, parts: int) -> None:
     shuffled = list(entries)
     chance.shuffle(shuffled)
-    pieces = [combined(shuffled[number::parts]) for number in range(parts)]
-    assert combine_all(pieces, 3).as_dict() == combined(entries).as_dict()
+    pieces = [combine_entries(shuffled[number::parts]) for number in range(parts)]
+    assert combine_all(pieces, 3).as_dict() == combine_entries(entries).as_dict()
 
 
 @given(ENTRIES)
-def test_the_combination_is_what_its_columns_say(entries: list[tuple[int, ...]]) -> None:
+def test_each_key_has_a_count_an_exclusive_or_and_two_sums(entries: list[tuple[int, ...]]) -> None:
     expected: dict[tuple[int, ...], tuple[int, ...]] = {}
     for *key, value in entries:
         count, xor, low, high = expected.get(tuple(key), (0, 0, 0, 0))
         signed = value - (1 << 64) if value >> 63 else value
         expected[tuple(key)] = (count + 1, xor ^ signed, low + (value & 0xFFFFFFFF), high + (value >> 32))
-    assert combined(entries).as_dict() == expected
+    assert combine_entries(entries).as_dict() == expected
 
 
 @given(ENTRIES.filter(bool), st.data())
-def test_any_single_change_shows(entries: list[tuple[int, ...]], data: st.DataObject) -> None:
+def test_any_single_change_changes_the_hashes(entries: list[tuple[int, ...]], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(entries) - 1))
     without = entries[:place] + entries[place + 1 :]
     twice = [*entries, entries[place]]
     *key, value = entries[place]
     other = [*without, (*key, value ^ (1 << data.draw(st.integers(0, 63))))]
-    assert len({str(sorted(combined(one).as_dict().items())) for one in (entries, without, twice, other)}) == 4
+    assert len({str(sorted(combine_entries(one).as_dict().items())) for one in (entries, without, twice, other)}) == 4
 
 
 def test_two_changes_that_cancel_in_the_exclusive_or_show_in_the_sums() -> None:
     same = [(0, 1, 0, 5), (0, 1, 0, 5)]
     gone = [(0, 1, 0, 9), (0, 1, 0, 9)]
-    assert combined(same).as_dict() != combined(gone).as_dict()
+    assert combine_entries(same).as_dict() != combine_entries(gone).as_dict()
 
 
 def test_nothing_combines_to_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Every command that a message tells to run exists, with these options and arguments."""
+"""Every command that a message recommends exists, with the options and arguments in the message."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fleet.hints import NEW_CHAIN
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("cli", "restore", "check", "snapshots", "wal", "fleet", "storage")
-# A command comes after what leads to one, and may begin a hint; "the snapshot was deleted" is none.
+# A command follows one of these, or begins a hint; in "the snapshot was deleted" there is none.
 LEAD = r"(?:: |; |\(| {3}|then |or )"
 WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x)(?=[\s;,.)]|$))+)"
 HINTS = {"hint", "remedy", "NEW_CHAIN"}
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Every string of a module but its docstrings, and whether it is a hint; what is put in at run time is `x`."""
+    """Every string of a module except docstrings, its line, and whether it is a hint; inserted values read `x`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     hints = {id(part) for node in ast.walk(tree) if is_hint(node) for part in ast.walk(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | told:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | docstrings:
             yield node.lineno, node.value, id(node) in hints
         elif isinstance(node, ast.JoinedStr):
             text = "".join(str(p.value) if isinstance(p, ast.Constant) else "x" for p in node.values)
@@ -45,7 +45,7 @@ def is_hint(node: ast.AST) -> bool:
 
 def commands_in(text: str, *, is_hint: bool) -> list[list[str]]:
     lead = f"(?:^|{LEAD})" if is_hint else LEAD
-    # Where the text goes on after a command, three spaces end it.
+    # If the text continues after a command, three spaces end the command.
     return [found.split() for found in re.findall(lead + WORDS, text)]
 
 
@@ -59,7 +59,7 @@ FOUND = [
 
 
 def parse(words: list[str]) -> None:
-    """Let the program parse a command line without running it; raises what it says of a mistake."""
+    """Parse a command line as the program does, without running it; a mistake raises the program's own error."""
     command: Any = typer.main.get_command(app)
     context, name = None, "snapshot"
     while True:
@@ -85,6 +85,6 @@ def test_the_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("words", ["prune NAME", "create NAME --increment", "create", "demo sideways DIR", "init NAME"])
-def test_a_command_that_does_not_exist_would_be_found(words: str) -> None:
+def test_a_command_that_does_not_exist_is_refused(words: str) -> None:
     with pytest.raises(_USAGE_MISTAKE):
         parse(words.split())

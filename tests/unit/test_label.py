@@ -1,4 +1,4 @@
-"""What sessions are called: read back as it was written, and never longer than PostgreSQL keeps."""
+"""The application_name of sessions: it is read back as it was written, and never longer than PostgreSQL keeps."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_a_name_of_ordinary_length_is_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cutline", "psql", "cutline create daily", "cutline create daily ops@db7:x"])
-def test_another_application_is_no_label(text: str) -> None:
+def test_the_name_of_another_application_is_not_a_label(text: str) -> None:
     assert read_label(text) is None
 
 
-def test_this_process_is_named_by_its_id() -> None:
+def test_our_own_label_has_the_id_of_this_process() -> None:
     found = read_label(own_label("create", "daily"))
     assert found is not None
     assert found.process == os.getpid()

@@ -1,4 +1,4 @@
-"""Prepared transactions that make a copy void."""
+"""Prepared transactions that invalidate a base copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPIED, OTHER = 5, 6
 COPY = 200
 HELD = SegmentRange("n1", "op", Lsn(0), Lsn(1000))
 
-# A row of a segment: op, lsn, end of its record, number of the transaction, group.
+# A row of a segment: op, LSN, end LSN, xid, group.
 Row = tuple[str, int, int, int, int]
 
 
@@ -32,8 +32,8 @@ def row(row: Row) -> dict[str, object]:
     }  # fmt: skip
 
 
-def found(changes: Sequence[Row], events: Sequence[Row], split: int = 0) -> list[str]:
-    """The late writers of an archive; the events from `split` on are in a second segment."""
+def find_in_archive(changes: Sequence[Row], events: Sequence[Row], split: int = 0) -> list[str]:
+    """Find the late writers in an archive; the events from `split` on are in a second segment."""
     store = InMemoryStore(f"memory://late-{next(NAMES)}")
     parts = [(changes, events[:split]), ((), events[split:])] if split else [(changes, events)]
     segments = [
@@ -55,7 +55,7 @@ PREPARE: Row = ("P", 100, 110, 7, 0)
     [
         ([PREPARE], ["g7"]),
         ([PREPARE, ("K", 250, 260, 7, 0)], ["g7"]),
-        # A rollback is known by its own end, and by the end of the PREPARE.
+        # A rollback has two positions: the end of the PREPARE, and its own end.
         ([PREPARE, ("R", 110, 260, 7, 0)], ["g7"]),
         ([PREPARE, ("K", 150, COPY, 7, 0)], []),
         ([PREPARE, ("R", 110, 160, 7, 0)], []),
@@ -65,18 +65,20 @@ PREPARE: Row = ("P", 100, 110, 7, 0)
         ([], []),
     ],
 )
-def test_who_prepared_before_the_copy_and_is_decided_after_it_is_late(events: list[Row], expected: list[str]) -> None:
-    assert found([CHANGE], events) == expected
+def test_a_transaction_prepared_before_the_copy_and_decided_after_it_is_late(
+    events: list[Row], expected: list[str]
+) -> None:
+    assert find_in_archive([CHANGE], events) == expected
 
 
-def test_only_who_changed_what_is_copied_counts() -> None:
+def test_only_transactions_that_changed_a_copied_group_count() -> None:
     events: list[Row] = [PREPARE, ("P", 120, 130, 8, 0)]
-    assert found([("U", 100, 100, 7, OTHER)], events) == []
-    assert found([("U", 100, 100, 7, OTHER), ("I", 120, 120, 8, COPIED)], events) == ["g8"]
-    # The change of another transaction at another position.
-    assert found([("U", 90, 90, 9, COPIED)], events) == []
+    assert find_in_archive([("U", 100, 100, 7, OTHER)], events) == []
+    assert find_in_archive([("U", 100, 100, 7, OTHER), ("I", 120, 120, 8, COPIED)], events) == ["g8"]
+    # A change of another transaction, at another position.
+    assert find_in_archive([("U", 90, 90, 9, COPIED)], events) == []
 
 
 def test_a_decision_in_a_later_segment_counts() -> None:
-    assert found([CHANGE], [PREPARE, ("K", 150, 160, 7, 0)], split=1) == []
-    assert found([CHANGE], [PREPARE, ("K", 250, 260, 7, 0)], split=1) == ["g7"]
+    assert find_in_archive([CHANGE], [PREPARE, ("K", 150, 160, 7, 0)], split=1) == []
+    assert find_in_archive([CHANGE], [PREPARE, ("K", 250, 260, 7, 0)], split=1) == ["g7"]

@@ -1,4 +1,4 @@
-"""What is not in a snapshot as a person reads it, and what every output warns of."""
+"""What is left out of a snapshot, as the text output shows it, and the warnings that every output has."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def test_every_kind_has_a_line() -> None:
         assert line.startswith("warning: " if kind in WARNED else "not in the snapshot: 1 ")
 
 
-def test_an_entry_is_what_its_json_says() -> None:
+def test_an_entry_round_trips_through_json() -> None:
     one = LeftOut("a", LARGE, "pg_largeobject", "why", 3)
     document = {"node": "a", "kind": "large_objects", "name": "pg_largeobject", "why": "why", "count": 3}
     assert fields_of(one) == document
     assert from_builtins(document, LeftOut) == one
 
 
-def test_a_warning_of_several_snapshots_is_said_once() -> None:
+def test_a_warning_of_several_snapshots_appears_once() -> None:
     log, bag = (LeftOut("a", LeftOutKind.APPEND_ONLY_TABLE, f"t.{name}", "") for name in ("log", "bag"))
     first, second = warnings_of_several({"one": [log], "two": [log], "three": [bag], "four": []})
     assert first.endswith("not followed: t.log (in one; two)")
     assert second.endswith("not followed: t.bag (in three)")
 
 
-def test_stored_large_objects_are_of_the_full_snapshot_and_no_longer_left_out() -> None:
+def test_stored_large_objects_are_marked_as_of_the_full_snapshot_and_not_as_left_out() -> None:
     found = [LeftOut("a", LARGE, "pg_largeobject", "why", 3), LeftOut("a", UNLOGGED, "t.x", "why")]
     kept, then = mark_large_objects(found, {"a": (2, "0/1F")})
     assert (kept.name, then.kind, then.count) == ("t.x", LeftOutKind.LARGE_OBJECTS_OF_FULL, 2)

@@ -1,4 +1,4 @@
-"""Where a row's unchanged values are looked for: against a table that is changed at random and remembers all."""
+"""Key history: where a row's unchanged values are found, compared with a randomly changed table that keeps all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from columns.bytes_column import from_list, offsets_of
-from snapshots.fold.lineage import AFTER_ALL, BASE_LSN, BEFORE_ALL, lineage_of
+from snapshots.fold.key_history import AFTER_ALL, BASE_LSN, BEFORE_ALL, build_key_history
 from snapshots.fold.merging import Images, merge
 from wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
 
@@ -33,7 +33,7 @@ OPERATIONS = st.lists(
 
 @dataclass
 class RememberedTable:
-    """Rows of a key and two values, and the changes that WAL would carry: (lsn, seq, op, key, row)."""
+    """Rows of a key and two values, and the changes that WAL would contain: (lsn, seq, op, key, row)."""
 
     rows: dict[bytes, tuple[bytes, bytes]]
     changes: list[tuple[int, int, int, bytes, bytes]] = field(default_factory=list)
@@ -68,8 +68,8 @@ class RememberedTable:
         self.seq += 1
 
 
-def folded(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> dict[bytes, bytes]:
-    """The state as the fold finds it: the last image of every key, completed along its lineage."""
+def fold(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> dict[bytes, bytes]:
+    """Compute the rows as a fold does: the last image of every key, completed along its key history."""
     lines = {key: b"\t".join([key, *values]) + b"\n" for key, values in base.items()}
     images = [(BASE_LSN, 0, UPSERT, key, line) for key, line in lines.items()] + table.changes
     latest = {change[3]: change for change in sorted(images)}
@@ -80,7 +80,7 @@ def folded(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> di
         for lsn, seq, op, key, row in table.changes
         if op == DELETE and row
     ]
-    lineage = lineage_of(
+    lineage = build_key_history(
         pa.Table.from_pylist([{"node": 0, "group": 1, "key": key} for key in wanted], WANTED),
         pa.Table.from_pylist(moves, MOVES),
     ).to_pylist()
@@ -100,14 +100,14 @@ def folded(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> di
 
 
 @given(st.sets(st.sampled_from(KEYS)), OPERATIONS)
-def test_every_row_is_completed_from_its_own_past(
+def test_every_row_is_completed_from_its_own_earlier_images(
     present: set[bytes], operations: list[tuple[str, bytes, bytes, tuple[bool, bool], bool]]
 ) -> None:
     base = {key: (b"base", b"of " + key) for key in sorted(present)}
     table = RememberedTable(dict(base))
     for what, key, to, written, commits in operations:
         table.apply(what, key, to, written, commits=commits)
-    assert folded(base, table) == {key: b"\t".join([key, *values]) + b"\n" for key, values in table.rows.items()}
+    assert fold(base, table) == {key: b"\t".join([key, *values]) + b"\n" for key, values in table.rows.items()}
 
 
 def test_a_row_that_moved_twice_lived_under_three_keys() -> None:
@@ -117,20 +117,20 @@ def test_a_row_that_moved_twice_lived_under_three_keys() -> None:
         {"node": 1, "group": 1, "key": b"x", "row": b"c", "lsn": 40, "seq": 0},
     ]
     wanted = pa.Table.from_pylist([{"node": 0, "group": 1, "key": b"c"}], WANTED)
-    found = lineage_of(wanted, pa.Table.from_pylist(moves, MOVES)).to_pylist()
+    found = build_key_history(wanted, pa.Table.from_pylist(moves, MOVES)).to_pylist()
     spans = [(row["key"], (row["low_lsn"], row["low_seq"]), (row["high_lsn"], row["high_seq"])) for row in found]
     assert spans == [(b"c", (30, 2), AFTER_ALL), (b"b", (20, 0), (30, 2)), (b"a", BEFORE_ALL, (20, 0))]
     assert {row["target"] for row in found} == {b"c"}
 
 
-def test_no_row_is_wanted_of_no_moves() -> None:
-    assert len(lineage_of(WANTED.empty_table(), MOVES.empty_table())) == 0
+def test_the_key_history_of_no_rows_is_empty() -> None:
+    assert len(build_key_history(WANTED.empty_table(), MOVES.empty_table())) == 0
 
 
-def test_a_key_that_another_row_took_later_is_followed_to_the_row_that_left_it() -> None:
-    # a becomes k at 1, k becomes b at 2, c becomes k at 3: what is b now was a before it was k, never c.
+def test_a_key_that_another_row_takes_later_is_traced_to_the_row_that_left_it() -> None:
+    # a becomes k at 1, k becomes b at 2, c becomes k at 3: the row b was k before, and a before that, but never c.
     columns = {"key": [b"a", b"k", b"c"], "row": [b"k", b"b", b"k"], "lsn": [1, 2, 3], "seq": [0, 0, 0]}
     moves = pa.table({"node": [0] * 3, "group": [1] * 3, **columns}, schema=MOVES)
     wanted = pa.table({"node": [0], "group": [1], "key": [b"b"]}, schema=WANTED)
-    lived = [(one["key"], one["low_lsn"], one["high_lsn"]) for one in lineage_of(wanted, moves).to_pylist()]
+    lived = [(one["key"], one["low_lsn"], one["high_lsn"]) for one in build_key_history(wanted, moves).to_pylist()]
     assert lived == [(b"b", 2, AFTER_ALL[0]), (b"k", 1, 2), (b"a", BEFORE_ALL[0], 1)]

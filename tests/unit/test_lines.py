@@ -27,22 +27,22 @@ ESCAPED = {
 }
 
 
-def escaped(value: bytes) -> bytes:
+def escape_by_bytes(value: bytes) -> bytes:
     return b"".join(ESCAPED.get(byte, bytes([byte])) for byte in value)
 
 
-def printed(value: Value) -> bytes:
+def print_value(value: Value) -> bytes:
     if value is None:
         return b"\\N"
-    return escaped(value) if isinstance(value, bytes) else b"\\u"
+    return escape_by_bytes(value) if isinstance(value, bytes) else b"\\u"
 
 
 def line(row: list[Value]) -> bytes:
-    return b"\t".join(printed(value) for value in row) + b"\n"
+    return b"\t".join(print_value(value) for value in row) + b"\n"
 
 
 def columns_of(rows: list[list[Value]], width: int) -> tuple[bytes, list[Values]]:
-    """The rows' values one after the other with rubbish between them, and where they lie, by column."""
+    """The rows' values in one buffer with other bytes between them, and their places in it, by column."""
     data = b""
     columns = []
     for place in range(width):
@@ -51,7 +51,7 @@ def columns_of(rows: list[list[Value]], width: int) -> tuple[bytes, list[Values]
             value = row[place]
             data += b"\\\t\n"
             kinds.append(ord("n") if value is None else ord("t") if isinstance(value, bytes) else ord("u"))
-            # Where there is no text, place and length mean nothing.
+            # Without a text, start and length have no meaning.
             starts.append(len(data) if isinstance(value, bytes) else 2)
             lengths.append(len(value) if isinstance(value, bytes) else 0)
             data += value if isinstance(value, bytes) else b""
@@ -87,13 +87,13 @@ def test_lines_are_copys_and_keys_are_their_beginnings(
 @given(st.lists(st.binary(max_size=20), max_size=10))
 def test_every_byte_is_escaped_as_the_manual_says(values: list[bytes]) -> None:
     values.append(bytes(range(256)))
-    assert values_of(escape(from_list(values))) == [escaped(value) for value in values]
+    assert values_of(escape(from_list(values))) == [escape_by_bytes(value) for value in values]
 
 
 @given(st.lists(VALUE, max_size=10), st.integers(1, 9))
-def test_what_is_escaped_in_blocks_is_the_same_as_at_once(values: list[Value], block_bytes: int) -> None:
+def test_escaping_in_blocks_gives_the_same_as_escaping_at_once(values: list[Value], block_bytes: int) -> None:
     texts = [value for value in values if isinstance(value, bytes)]
-    assert values_of(escape(from_list(texts), block_bytes)) == [escaped(text) for text in texts]
+    assert values_of(escape(from_list(texts), block_bytes)) == [escape_by_bytes(text) for text in texts]
 
 
 def test_a_text_that_looks_like_a_mark_is_not_one() -> None:
@@ -120,7 +120,7 @@ def test_columns_are_equal_where_their_values_are(pairs: list[tuple[bytes, bytes
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=4), st.integers(0, 3))
-def test_columns_are_concatenated_without_what_lies_before_their_values(parts: list[list[bytes]], skip: int) -> None:
+def test_columns_are_concatenated_without_the_bytes_before_their_values(parts: list[list[bytes]], skip: int) -> None:
     columns = []
     for values in parts:
         whole = from_list([b"rubbish", *values])

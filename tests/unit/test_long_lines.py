@@ -1,4 +1,4 @@
-"""Long lines: what stands for them, where they are found again, and values that are taken from older ones."""
+"""Long lines: their stand-ins, the places where they are read again, and values that come from earlier lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG = b"k\t" + b"x" * LONG_LINE_BYTES
 LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]
 
 
-def stored(store: InMemoryStore, key: str, lines: list[bytes], per_row_group: int) -> BaseSource:
+def store_base(store: InMemoryStore, key: str, lines: list[bytes], per_row_group: int) -> BaseSource:
     keys = [b"%d" % number for number in range(len(lines))]
     table = pa.table([[1] * len(lines), [0] * len(lines), keys, lines], schema=BASE_SCHEMA)
     sink = pa.BufferOutputStream()
@@ -53,15 +53,15 @@ def read(store: InMemoryStore, objects: tuple[BaseSource, ...]) -> list[tuple[by
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 30])
-def test_a_long_line_is_found_again_where_it_was(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_is_read_again_at_its_place(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots.fold.long_lines, "KEPT_BYTES_MAX", kept)
     store = InMemoryStore("memory://test")
-    objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES[::-1], 3))
+    objects = (store_base(store, "base/0", LINES, 2), store_base(store, "base/1", LINES[::-1], 3))
     found = read(store, objects)
     assert [place == NO_PLACE for _, place in found] == [len(line) <= LONG_LINE_BYTES for line in LINES + LINES[::-1]]
     assert [row for row, place in found if place == NO_PLACE] == [LINES[0], LINES[2], LINES[2], LINES[0]]
     reader = LongLines(store, objects)
-    # In turns between the objects, and back.
+    # Every second row, then the others, then all in reverse order.
     for row, place in [*found[::2], *found[1::2], *found[::-1]]:
         if place != NO_PLACE:
             assert reader.read(place, row).tobytes() in {LONG + b"1\n", LONG + b"2\n"}
@@ -70,7 +70,7 @@ def test_a_long_line_is_found_again_where_it_was(kept: int, monkeypatch: pytest.
 
 def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     store = InMemoryStore("memory://test")
-    objects = (stored(store, "base/0", LINES, 2), stored(store, "base/1", LINES, 2))
+    objects = (store_base(store, "base/0", LINES, 2), store_base(store, "base/1", LINES, 2))
     stand_in, place = next(one for one in read(store, objects) if one[1] != NO_PLACE)
     never = stand_in_of(np.frombuffer(b"what never was\n", np.uint8))
     with pytest.raises(ObjectDamagedError, match=r"base/0 .* a row differs"):
@@ -83,17 +83,17 @@ def test_a_place_that_holds_another_line_or_is_damaged_is_an_error() -> None:
     assert reader.current_source == objects[0].source
 
 
-def test_equal_lines_have_one_name_and_others_have_others() -> None:
+def test_equal_lines_have_equal_names_and_different_lines_different_ones() -> None:
     names = line_names(pa.array(LINES, pa.binary()))
     values = [names.data[low:high].tobytes() for low, high in zip(names.offsets, names.offsets[1:], strict=False)]
     assert (values[0], values[2]) == (LINES[0], LINES[2])
     assert (values[1] == values[4], values[1] == values[3]) == (True, False)
-    # None is a report, nor ends as a line does.
+    # No name is a problem report, and a stand-in does not end as a line does.
     assert [problem_of(value) for value in values] == [None] * len(LINES)
     assert not values[1].endswith(b"\n")
 
 
-def test_rows_that_are_no_lines_stay() -> None:
+def test_rows_that_are_not_lines_stay() -> None:
     table = pa.table([[LINES[1], LINES[1]], [5, 6]], names=["row", "place"])
     kept = with_stand_ins(table, np.array([False, True])).to_pylist()
     assert kept[0] == {"row": LINES[1], "place": NO_PLACE}
@@ -105,7 +105,7 @@ HISTORIES = st.lists(st.one_of(st.just(b""), st.tuples(VALUES, VALUES, VALUES)),
 
 
 @given(HISTORIES)
-def test_one_row_is_completed_as_whole_columns_of_them_are(history: list[bytes | tuple[bytes, ...]]) -> None:
+def test_completing_one_row_gives_the_same_as_merging_whole_columns(history: list[bytes | tuple[bytes, ...]]) -> None:
     lines = [b"\t".join(image) + b"\n" if isinstance(image, tuple) else b"" for image in history]
     if not lines[-1]:
         return
@@ -116,7 +116,7 @@ def test_one_row_is_completed_as_whole_columns_of_them_are(history: list[bytes |
         assert found.tobytes() == merged.data.tobytes()
 
 
-def test_no_older_line_is_read_than_is_needed() -> None:
+def test_no_more_earlier_lines_are_read_than_needed() -> None:
     read: list[int] = []
 
     def newest_first() -> Iterator[Bytes]:

@@ -1,4 +1,4 @@
-"""Lost answers at every create of an operation in turn: what is told is true, and what comes later changes nothing."""
+"""An operation loses the answer to each of its creates in turn: its result is true, and no late arrival changes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from snapshots.operations.operation import (
     Operation,
     commit_operation,
     new_operation,
-    pending_operations,
+    read_open_intents,
     record_operation,
 )
 from snapshots.operations.settling import settle_operations
@@ -35,8 +35,8 @@ from storage.location import StoreLocation
 from storage.memory import InMemoryStore
 from storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
 from storage.storing import StoreAnswersLostError, create_or_find
-from tests.unit.made_commits import commit, identity, own_url
-from tests.watching import Watching
+from tests.commands.watching import Watching
+from tests.unit.made_commits import commit, identity, unused_url
 from wal.segments.archive import SegmentRange, archive_prefix, segment_key
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment
@@ -46,7 +46,7 @@ FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://"), (), "exact
 OTHER = LostChain("weekly", "op-9", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
 EMPTY = pa.Table.from_batches([], SEGMENT_SCHEMA)
 
-# What became of a put whose answer was lost: stored at once, never, or when all others have gone on.
+# The fate of a put whose answer was lost: stored at once, never, or late, after others have continued.
 Fate = Literal["stored", "never", "late"]
 FATES: tuple[Fate, ...] = ("stored", "never", "late")
 
@@ -58,7 +58,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Losing(InMemoryStore):
-    """A store that loses the answer to create number `lost`; `held` are the puts that have not arrived."""
+    """A store that loses the answer to create number `lost`; `held` has the puts that have not arrived."""
 
     lost: int = -1
     fate: Fate = "stored"
@@ -77,7 +77,7 @@ class Losing(InMemoryStore):
         raise AnswerLostError(url=self.url, key=key, reason="the connection was lost")
 
     def deliver(self) -> list[str]:
-        """Let what was held arrive; the keys that were taken by then."""
+        """Let the held puts arrive; return the keys that were taken by then."""
         refused = []
         for key, body in self.held.items():
             try:
@@ -97,7 +97,7 @@ class Life:
     undone: bool = False
 
     def run(self) -> None:
-        """Do all that a full snapshot creates, and give up another chain on the way."""
+        """Create all that a full snapshot creates, and mark another chain as lost on the way."""
         ensure_identity(self.store, FLEET)
         claim_majority(self.store, {"a": identity("a")})
         operation = Operation(new_operation("create", "daily", 0, ("a",)))
@@ -114,7 +114,7 @@ class Life:
         return True
 
     def keys(self) -> list[str]:
-        """What it creates, in order."""
+        """The keys that it creates, in order."""
         return [
             FLEET_KEY, "baselines/0000000000000001.json", operation_key(self.operation, "intent"),
             segment_key(archive_prefix("daily", "a", self.operation), 1), lost_key("weekly", "op-9"),
@@ -125,8 +125,8 @@ class Life:
 IDENTITY, BASELINE, INTENT, SEGMENT, MARK, COMMIT, OUTCOME = range(7)
 
 
-def test_an_operation_creates_what_these_tests_know_of() -> None:
-    store = Losing(own_url())
+def test_an_operation_creates_the_keys_that_these_tests_know() -> None:
+    store = Losing(unused_url())
     life = Life(store)
     life.run()
     assert store.created == life.keys()
@@ -135,8 +135,8 @@ def test_an_operation_creates_what_these_tests_know_of() -> None:
 
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("lost", range(7))
-def test_whatever_answer_is_lost_what_is_told_is_true_and_stays_so(lost: int, fate: Fate) -> None:
-    store = Losing(own_url(), lost=lost, fate=fate)
+def test_the_reported_result_is_true_and_stays_true_after_any_lost_answer(lost: int, fate: Fate) -> None:
+    store = Losing(unused_url(), lost=lost, fate=fate)
     life = Life(store)
     code, error = 0, None
     try:
@@ -146,7 +146,7 @@ def test_whatever_answer_is_lost_what_is_told_is_true_and_stays_so(lost: int, fa
     expected = 0 if fate == "stored" or lost == OUTCOME else 5 if lost == COMMIT else 6
     assert code == expected, error
     assert (snapshot_names(store) == ["daily"]) == (code == 0)
-    # What is not known is not undone; what has failed is, where there was something to undo.
+    # An indeterminate result is not undone; a failure is, if there was something to undo.
     assert life.undone == (code == 6 and lost in (SEGMENT, MARK))
     if error:
         assert error.hint
@@ -160,18 +160,18 @@ def test_whatever_answer_is_lost_what_is_told_is_true_and_stays_so(lost: int, fa
         assert settled.notes == [f"operation {life.operation} ended without committing snapshot daily"]
     refused = store.deliver()
     assert refused == ([life.keys()[lost]] if fate == "late" and lost in (COMMIT, OUTCOME) else [])
-    # Whatever arrived after that: the list is what it was, and the next operation goes on.
+    # A late arrival does not change the list, and the next operation commits.
     assert (snapshot_names(store) == ["daily"]) == (code == 0)
     if code:
         settle_operations(store, FLEET, Watching())
-        name_is_free(store)
-    assert pending_operations(store) == []
+        check_name_is_free(store)
+    assert read_open_intents(store) == []
     if fate == "late" and lost == MARK:
         assert is_lost(store, "weekly", "op-9")
 
 
-def name_is_free(store: ObjectStore) -> None:
-    """The next operation of the name commits."""
+def check_name_is_free(store: ObjectStore) -> None:
+    """Check that the next operation for this name commits."""
     intent = new_operation("create", "daily", 0, ("a",))
     operation = Operation(structs.replace(intent, turn=commits.free_turn(store, "daily", 0)))
     with record_operation(store, operation):
@@ -181,12 +181,12 @@ def name_is_free(store: ObjectStore) -> None:
 
 
 def test_a_commit_whose_answer_was_lost_leaves_its_operation_open() -> None:
-    store = Losing(own_url(), lost=COMMIT, fate="late")
+    store = Losing(unused_url(), lost=COMMIT, fate="late")
     life = Life(store)
     with pytest.raises(CommitIndeterminateError):
         life.run()
-    assert [one.id for one in pending_operations(store)] == [life.operation]
-    # Its put arrives before anybody looks: then it counts.
+    assert [one.id for one in read_open_intents(store)] == [life.operation]
+    # The put arrives before anybody decides the operation, so it counts.
     assert store.deliver() == []
     settled = Watching()
     settle_operations(store, FLEET, settled)
@@ -194,8 +194,8 @@ def test_a_commit_whose_answer_was_lost_leaves_its_operation_open() -> None:
     assert snapshot_names(store) == ["daily"]
 
 
-def test_an_object_that_is_there_already_is_found_only_if_it_is_the_same() -> None:
-    store = InMemoryStore(own_url())
+def test_an_existing_object_counts_as_created_only_if_it_is_identical() -> None:
+    store = InMemoryStore(unused_url())
     create_or_find(store, "a", b"body")
     create_or_find(store, "a", b"body")
     for other in (b"bodies", b"ydob"):
@@ -203,8 +203,8 @@ def test_an_object_that_is_there_already_is_found_only_if_it_is_the_same() -> No
             create_or_find(store, "a", other)
 
 
-def test_anothers_object_is_not_taken_for_the_one_whose_answer_was_lost() -> None:
-    store = Losing(own_url(), lost=1, fate="never")
+def test_another_writers_object_is_not_taken_for_the_one_whose_answer_was_lost() -> None:
+    store = Losing(unused_url(), lost=1, fate="never")
     store.create("a", b"another")
     with pytest.raises(ObjectExistsError):
         create_or_find(store, "a", b"body")
@@ -212,7 +212,7 @@ def test_anothers_object_is_not_taken_for_the_one_whose_answer_was_lost() -> Non
 
 @dataclass(frozen=True, slots=True)
 class Silent(InMemoryStore):
-    """A store whose answer is lost, and that can't be reached after that."""
+    """A store that loses an answer and can't be reached afterwards."""
 
     def create(self, key: str, body: bytes) -> None:
         InMemoryStore.create(self, key, body)
@@ -222,14 +222,14 @@ class Silent(InMemoryStore):
         raise StoreUnreachableError(url=self.url, reason=f"no answer for {key}")
 
 
-def test_a_store_that_is_silent_after_that_ends_in_unreachable_and_not_in_indeterminate() -> None:
+def test_a_store_that_stays_silent_after_a_lost_answer_is_unreachable_and_not_indeterminate() -> None:
     with pytest.raises(StoreAnswersLostError) as raised:
-        create_or_find(Silent(own_url()), "a", b"body")
+        create_or_find(Silent(unused_url()), "a", b"body")
     assert (raised.value.exit_code, raised.value.slug) == (6, "store-answers-lost")
 
 
-def test_an_intent_that_can_not_be_read_is_named_and_blocks_nobody() -> None:
-    store = InMemoryStore(own_url())
+def test_an_unreadable_intent_is_named_and_blocks_nobody() -> None:
+    store = InMemoryStore(unused_url())
     foreign = {"schema": "cutline/operation/9", "operation": "op-9"}
     for operation, body in (("op-8", b"{"), ("op-9", seal(foreign))):
         store.create(operation_key(operation, "intent"), body)
@@ -239,14 +239,14 @@ def test_an_intent_that_can_not_be_read_is_named_and_blocks_nobody() -> None:
     for note, operation, hint in zip(watching.notes, ("op-8", "op-9"), ("a copy", "newer version"), strict=True):
         assert operation_key(operation, "intent") in note
         assert hint in note
-    name_is_free(store)
+    check_name_is_free(store)
 
 
-# Who puts by another way than create_or_find has to say what a lost answer means there (docs/storage.md).
+# These modules create without create_or_find, so they decide what a lost answer means (docs/storage.md).
 DECIDING = {"snapshots/operations/committing.py", "snapshots/operations/deciding.py"}
 
 
-def test_everybody_else_creates_by_what_looks_into_lost_answers() -> None:
+def test_all_other_modules_create_with_create_or_find() -> None:
     found = set()
     for package in ("fleet", "wal", "snapshots", "check", "restore", "cli"):
         for path in (ROOT / package).rglob("*.py"):

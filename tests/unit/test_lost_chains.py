@@ -1,4 +1,4 @@
-"""The mark of a lost chain: made once, of one chain, and not believed if a byte of it changed."""
+"""The mark of a lost chain: it is stored once, is of one chain, and is refused if a byte of it changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def memory() -> InMemoryStore:
     return InMemoryStore(f"memory://lost-{next(STORES)}")
 
 
-def test_a_mark_says_from_where_on_and_why() -> None:
+def test_a_mark_says_after_which_increment_and_why() -> None:
     assert LOST.text == "can't be continued after increment 3: node s1 kept 17.0 GiB of WAL (limit 16.0 GiB)"
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
     error = chain_lost_error(LOST)
@@ -43,7 +43,7 @@ def test_the_first_mark_stays_and_another_chain_of_that_name_has_none() -> None:
     assert read_lost(store, "daily", "op-2") is None
 
 
-def test_a_mark_that_was_changed_is_not_believed() -> None:
+def test_a_damaged_mark_is_refused_but_the_chain_stays_lost() -> None:
     store = memory()
     mark_lost(store, LOST)
     body = store.read(lost_key("daily", "op-1"))

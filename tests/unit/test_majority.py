@@ -1,4 +1,4 @@
-"""The majority of the largest baseline: who may create, and who may not, whatever order they come in."""
+"""The majority of the recorded primaries: who may create and who may not, in any order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.operations.majority import (
-    Baseline,
     MajorityMissingError,
+    RecordedPrimaries,
     check_majority,
     claim_majority,
     forget_nodes,
-    read_baseline,
+    read_recorded_primaries,
 )
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -29,7 +29,7 @@ def identities(*nodes: str) -> dict[str, NodeIdentity]:
     }
 
 
-def stored(store: ObjectStore) -> list[set[str]]:
+def read_records(store: ObjectStore) -> list[set[str]]:
     return [{entry["node"] for entry in json.loads(store.read(key))["primaries"]} for key in store.list("baselines")]
 
 
@@ -39,7 +39,7 @@ def test_no_two_disjoint_parts_of_a_fleet_both_have_the_majority(size: int) -> N
 
     def has_majority(part: set[str]) -> bool:
         try:
-            check_majority(Baseline(1, tuple(nodes)), identities(*part))
+            check_majority(RecordedPrimaries(1, tuple(nodes)), identities(*part))
         except MajorityMissingError:
             return False
         return True
@@ -52,7 +52,7 @@ def test_no_two_disjoint_parts_of_a_fleet_both_have_the_majority(size: int) -> N
 
 def test_the_refusal_has_the_numbers_and_the_missing_nodes() -> None:
     with pytest.raises(MajorityMissingError) as raised:
-        check_majority(Baseline(1, FOUR), identities("s1", "s2"))
+        check_majority(RecordedPrimaries(1, FOUR), identities("s1", "s2"))
     error = raised.value
     assert "2 of the 4 primaries" in error.message
     assert "3 are needed" in error.message
@@ -62,14 +62,14 @@ def test_the_refusal_has_the_numbers_and_the_missing_nodes() -> None:
     assert error.details == {"granted": ["s1", "s2"], "baseline": list(FOUR), "needed": 3, "missing": ["s3", "s4"]}
 
 
-def test_only_a_larger_baseline_is_recorded() -> None:
+def test_only_a_larger_fleet_is_recorded() -> None:
     store = InMemoryStore("memory://baselines")
     claim_majority(store, identities("s1", "s2"))
     claim_majority(store, identities("s1", "s2"))
     claim_majority(store, identities(*FOUR))
     claim_majority(store, identities("s1", "s2", "s3"))
-    assert stored(store) == [{"s1", "s2"}, set(FOUR)]
-    assert read_baseline(store).primaries == FOUR
+    assert read_records(store) == [{"s1", "s2"}, set(FOUR)]
+    assert read_recorded_primaries(store).primaries == FOUR
 
 
 def test_of_two_halves_that_begin_with_an_empty_store_the_second_is_refused() -> None:
@@ -77,14 +77,14 @@ def test_of_two_halves_that_begin_with_an_empty_store_the_second_is_refused() ->
     claim_majority(store, identities("s1", "s2"))
     with pytest.raises(MajorityMissingError):
         claim_majority(store, identities("s3", "s4"))
-    assert stored(store) == [{"s1", "s2"}]
+    assert read_records(store) == [{"s1", "s2"}]
 
 
 def test_of_two_halves_that_both_found_the_store_empty_the_second_to_record_is_refused() -> None:
     others = [identities("s3", "s4")]
 
     class Racing(InMemoryStore):
-        """Another coordinator records its half between our reading and our put."""
+        """Another command records its half between our read and our put."""
 
         def create(self, key: str, body: bytes) -> None:
             while others:
@@ -94,10 +94,10 @@ def test_of_two_halves_that_both_found_the_store_empty_the_second_to_record_is_r
     store = Racing("memory://baselines")
     with pytest.raises(MajorityMissingError):
         claim_majority(store, identities("s1", "s2"))
-    assert stored(store) == [{"s3", "s4"}]
+    assert read_records(store) == [{"s3", "s4"}]
 
 
-def test_forgetting_counts_anew_by_what_is_left() -> None:
+def test_after_forgetting_nodes_the_majority_is_of_the_remaining_ones() -> None:
     store = InMemoryStore("memory://baselines")
     claim_majority(store, identities(*FOUR))
     assert forget_nodes(store, identities("s1")) == ["s2", "s3", "s4"]
@@ -105,7 +105,7 @@ def test_forgetting_counts_anew_by_what_is_left() -> None:
     with pytest.raises(MajorityMissingError):
         claim_majority(store, identities("s2", "s3", "s4"))
     claim_majority(store, identities("s1", "s5"))
-    assert stored(store) == [set(FOUR), {"s1"}, {"s1", "s5"}]
+    assert read_records(store) == [set(FOUR), {"s1"}, {"s1", "s5"}]
 
 
 def test_forgetting_nothing_records_nothing() -> None:
@@ -113,4 +113,4 @@ def test_forgetting_nothing_records_nothing() -> None:
     assert forget_nodes(store, identities(*FOUR)) == []
     claim_majority(store, identities("s1", "s2"))
     assert forget_nodes(store, identities(*FOUR)) == []
-    assert stored(store) == [{"s1", "s2"}]
+    assert read_records(store) == [{"s1", "s2"}]

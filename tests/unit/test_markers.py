@@ -8,7 +8,7 @@ from wal.cut.markers import Marker, marker_from_bytes
 
 
 @given(st.text(), st.text(), st.sampled_from(["start", "finish"]))
-def test_a_marker_comes_back_from_its_bytes(chain: str, cut: str, kind: str) -> None:
+def test_a_marker_round_trips_through_its_bytes(chain: str, cut: str, kind: str) -> None:
     marker = Marker(chain, cut, kind)
     assert marker_from_bytes(marker.to_bytes()) == marker
 
@@ -21,6 +21,6 @@ def test_a_marker_comes_back_from_its_bytes(chain: str, cut: str, kind: str) -> 
         b'{"chain": "c", "cut": 1, "kind": "start"}', b'{"chain": null, "cut": null, "kind": null}',
     ],
 )  # fmt: skip
-def test_what_somebody_else_wrote_under_our_prefix_is_no_marker(content: bytes) -> None:
+def test_a_foreign_message_under_our_prefix_is_not_a_marker(content: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the contract names no narrower class
         marker_from_bytes(content)

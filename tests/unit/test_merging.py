@@ -8,13 +8,13 @@ from columns.bytes_column import BytesColumn, from_list, offsets_of
 from snapshots.fold.merging import Images, merge
 
 MARK = b"\\u"
-# `\\\\u` is COPY's text of a value that is a backslash and a u: no mark.
+# `\\\\u` is COPY's text of a value that is a backslash and a u: not a mark.
 FIELDS = st.sampled_from([MARK, MARK, b"", b"a", b"\\N", b"\\\\u", b"u", b"longer value", b"\\\\"])
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[list[list[bytes] | None]]]:
-    """How many columns there are, and for every row its images, oldest first; None where the row was gone."""
+    """The number of columns, and for every row its images, oldest first; None where the row was deleted."""
     width = draw(st.integers(1, 4))
     image = st.lists(FIELDS, min_size=width, max_size=width)
     history = st.tuples(st.lists(st.none() | image, max_size=5), image).map(lambda both: [*both[0], both[1]])
@@ -25,8 +25,8 @@ def line(fields: list[bytes] | None) -> bytes:
     return b"" if fields is None else b"\t".join(fields) + b"\n"
 
 
-def completed(history: list[list[bytes] | None]) -> list[bytes]:
-    """What merging means, row by row: values come from the newest image that has them, and never from before a gap."""
+def merge_row(history: list[list[bytes] | None]) -> list[bytes]:
+    """Merge one row: each value comes from the newest image that has it, and never from before a gap."""
     found = list(history[-1] or [])
     for image in reversed(history[:-1]):
         if image is None:
@@ -35,8 +35,8 @@ def completed(history: list[list[bytes] | None]) -> list[bytes]:
     return found
 
 
-def merged(width: int, rows: list[list[list[bytes] | None]], before: list[bytes]) -> tuple[list[bytes], list[bool]]:
-    """Merge, with the images somewhere inside a larger buffer."""
+def merge_rows(width: int, rows: list[list[list[bytes] | None]], before: list[bytes]) -> tuple[list[bytes], list[bool]]:
+    """Merge images that are inside a larger buffer."""
     lines = from_list([*before, *(line(image) for history in rows for image in history)])
     lines = BytesColumn(lines.data, lines.offsets[len(before) :])
     offsets = offsets_of(np.array([len(history) for history in rows], np.int64))
@@ -49,15 +49,15 @@ def test_values_come_from_the_newest_image_that_has_them(
     found: tuple[int, list[list[list[bytes] | None]]], before: list[bytes]
 ) -> None:
     width, rows = found
-    expected = [completed(history) for history in rows]
-    lines, complete = merged(width, rows, before)
+    expected = [merge_row(history) for history in rows]
+    lines, complete = merge_rows(width, rows, before)
     assert complete == [MARK not in fields for fields in expected]
     assert lines == [line(fields) for fields in expected]
 
 
-def test_a_row_that_was_gone_takes_nothing_from_before() -> None:
+def test_a_row_that_was_deleted_takes_nothing_from_before() -> None:
     history: list[list[bytes] | None] = [[b"1", b"old"], None, [b"1", MARK]]
-    lines, complete = merged(2, [history], [])
+    lines, complete = merge_rows(2, [history], [])
     assert complete == [False]
     assert lines == [b"1\t\\u\n"]
 
@@ -65,6 +65,6 @@ def test_a_row_that_was_gone_takes_nothing_from_before() -> None:
 def test_one_row_with_many_partial_images_and_one_with_none() -> None:
     long: list[list[bytes] | None] = [[b"1", b"kept", b"0"]]
     long += [[b"1", MARK, b"%d" % number] for number in range(50)]
-    lines, complete = merged(3, [long, [[b"2", b"b", b"c"]]], [])
+    lines, complete = merge_rows(3, [long, [[b"2", b"b", b"c"]]], [])
     assert complete == [True, True]
     assert lines == [b"1\tkept\t49\n", b"2\tb\tc\n"]

@@ -1,4 +1,4 @@
-"""Templates: what they make, which names they could have made, and what is no template."""
+"""Name templates: the names that they make, the names that they recognise, and the texts that are not templates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_times_are_utc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nightly-{day}", "unknown field {day}"),
         ("nightly-{}", "unknown field {}"),
@@ -59,12 +59,12 @@ def test_times_are_utc() -> None:
         ("x" * 60 + "{date}", "is not a valid snapshot name"),
     ],
 )
-def test_what_is_no_template_is_refused_by_name(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_an_invalid_template_is_refused_with_the_reason(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         read_template(text)
 
 
-def test_a_name_is_known_as_the_templates_own() -> None:
+def test_a_template_recognises_its_own_names() -> None:
     template = read_template("nightly.{date}-{n}")
     assert template.values_in("nightly.2026-11-20-12") == ("2026-11-20", "", 12)
     for other in (
@@ -76,13 +76,13 @@ def test_a_name_is_known_as_the_templates_own() -> None:
     assert read_template("{n}-{n}").values_in("3-4") is None
 
 
-def test_the_next_number_is_one_that_no_name_of_the_template_ever_had() -> None:
+def test_the_next_number_is_one_that_the_template_never_used() -> None:
     template = read_template("v{n}")
     assert next_number(template, []) == 1
     assert next_number(template, ["v2", "v10", "v9", "w99", "v7x"]) == 11
 
 
-def test_deleted_names_and_those_that_operations_want_are_used() -> None:
+def test_deleted_names_and_names_in_open_operations_count_as_used() -> None:
     store = InMemoryStore("memory://names")
     store.create("snapshots/v1/snapshot.json", b"{}")
     store.create("snapshots/v2/base/a/x/part-0.parquet", b"")
@@ -95,7 +95,7 @@ def test_deleted_names_and_those_that_operations_want_are_used() -> None:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """A fleet whose store is in memory: three committed snapshots, and one that is only begun."""
+    """A fleet with a store in memory: three committed snapshots, and one without a commit."""
     file = tmp_path / "fleet.toml"
     file.write_text('name = "x"\nstore = "memory://x"\n[[node]]\nid = "a"\ndsn = "host=/nowhere"\n')
     store = memory()
@@ -113,14 +113,14 @@ def test_the_newest_committed_name_of_a_template_is_found(fleet) -> None:  # typ
         newest_name(fleet, "hourly-{date}")
 
 
-def test_a_plain_name_is_itself_and_asks_no_store(fleet, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_plain_name_is_used_as_it_is_without_asking_the_store(fleet, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(module, "_store", None)
     assert new_name(fleet, "weekly") == newest_name(fleet, "weekly") == "weekly"
     with pytest.raises(UsageError, match="'a b' is not a valid snapshot name"):
         new_name(fleet, "a b")
 
 
-def test_a_new_name_is_of_now(fleet) -> None:  # type: ignore[no-untyped-def]
+def test_a_new_name_has_the_current_time(fleet) -> None:  # type: ignore[no-untyped-def]
     before = datetime.now(UTC)
     name = new_name(fleet, "{date}-{time}")
     made = datetime.strptime(name, "%Y-%m-%d-%H%M%S").replace(tzinfo=UTC)

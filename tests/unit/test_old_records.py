@@ -1,4 +1,4 @@
-"""What gc makes of old records, of what probes left, and of puts that were never ended."""
+"""What gc does with old records, with leftovers of probes, and with unfinished puts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snapshots.operations.leases import hold_lease
 from snapshots.operations.operation import (
     begin,
     new_operation,
-    pending_operations,
+    read_open_intents,
     read_recorded_commits,
     record_outcome,
 )
@@ -28,74 +28,74 @@ from storage.local import LocalStore
 from storage.memory import InMemoryStore
 from storage.probe import PROBES, probe_store
 from storage.store import DeletionRefusedError, StoreUnreachableError, Unfinished
-from tests.unit.made_commits import own_url
-from tests.unit.made_garbage import MadeStore, age, collected, found, garbage_of, kept
+from tests.unit.made_commits import unused_url
+from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_of, preview_gc, run_gc
 
 HOUR = 3600.0
 
 
-def test_records_go_a_month_after_their_outcome_but_for_those_that_are_needed() -> None:
-    made = MadeStore()
-    made.full("daily")
-    committed = made.increment("daily").last.operation
-    pruned = made.full("weekly").full.operation
-    pruned_increment = made.increment("weekly").last.operation
-    made.only_full("weekly")
-    deleted = made.full("monthly").full.operation
-    made.tombstone("monthly")
-    failed, left, running = made.begin("daily", 2), made.begin("other"), made.begin("daily", 2)
+def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed() -> None:
+    made = StoreBuilder()
+    made.take_full("daily")
+    committed = made.take_increment("daily").last.operation
+    pruned = made.take_full("weekly").full.operation
+    pruned_increment = made.take_increment("weekly").last.operation
+    made.put_only_full("weekly")
+    deleted = made.take_full("monthly").full.operation
+    made.put_tombstone("monthly")
+    failed, left, running = made.begin_create("daily", 2), made.begin_create("other"), made.begin_create("daily", 2)
     record_outcome(made.store, failed, "failed")
-    made.base(left)
+    made.store_base(left)
     record_outcome(made.store, left, "failed")
     restored = new_operation("restore", "daily", 0, ())
     with hold_lease(made.store, restored, Silent()):
         write_operation_record(made.store, "lease-1", LeaseRenewal(restored.id, "2026-11-20T12:00:00Z"))
-    age(made.store, 29)
-    collected(made.store)
+    backdate(made.store, 29)
+    run_gc(made.store)
     assert made.store.exists(operation_key(failed.id, "outcome"))
-    age(made.store, 2, "operations")
-    gone = {*(one.operation for one in found(made.store).garbage)}
+    backdate(made.store, 2, "operations")
+    gone = {*(one.operation for one in preview_gc(made.store).garbage)}
     assert gone == {pruned_increment, deleted, failed.id, left.id, restored.id}
     assert {committed, pruned, running.id}.isdisjoint(gone)
     commits = read_recorded_commits(made.store)["daily"]
-    collected(made.store)
+    run_gc(made.store)
     assert read_recorded_commits(made.store)["daily"] == commits
-    assert [one.id for one in pending_operations(made.store)] == [running.id]
+    assert [one.id for one in read_open_intents(made.store)] == [running.id]
     assert made.store.list(f"operations/{restored.id}") == []
 
 
-def test_the_record_of_a_commit_that_is_gone_stays_and_that_of_objects_that_are_left() -> None:
-    made = MadeStore()
-    made.full("daily")
-    failed = made.begin("other")
-    left = made.base(failed)
+def test_the_records_of_a_missing_commit_and_of_remaining_objects_stay() -> None:
+    made = StoreBuilder()
+    made.take_full("daily")
+    failed = made.begin_create("other")
+    left = made.store_base(failed)
     record_outcome(made.store, failed, "failed")
     made.store.delete(commit_key("daily", 0))
-    age(made.store, 31, "operations")
-    # First the objects, and their record when they are gone.
+    backdate(made.store, 31, "operations")
+    # The objects are removed first, and their record once they are gone.
     assert garbage_of(made.store) == dict.fromkeys(left, "failed")
-    collected(made.store)
+    run_gc(made.store)
     assert garbage_of(made.store) == {operation_key(failed.id, name): "old-record" for name in ("intent", "outcome")}
 
 
 @pytest.mark.parametrize("deletions", [1, 2, 3])
-def test_a_record_that_went_in_part_is_over_and_goes_on_going(deletions: int) -> None:
-    made = MadeStore()
-    failed = made.begin("daily")
+def test_a_partly_removed_record_counts_as_closed_and_the_next_gc_removes_the_rest(deletions: int) -> None:
+    made = StoreBuilder()
+    failed = made.begin_create("daily")
     made.store.create(operation_key(failed.id, "progress"), b"{}")
     record_outcome(made.store, failed, "failed")
-    age(made.store, 31)
+    backdate(made.store, 31)
     dying = Dying(made.store, deletions)
     with pytest.raises(StoreUnreachableError):
-        collected(dying)  # type: ignore[arg-type]
-    assert pending_operations(made.store) == []
-    collected(made.store)
+        run_gc(dying)  # type: ignore[arg-type]
+    assert read_open_intents(made.store) == []
+    run_gc(made.store)
     assert made.store.list("") == []
 
 
 @dataclass
 class Dying:
-    """A store that answers no more after some deletions."""
+    """A store that stops answering after some deletions."""
 
     store: InMemoryStore
     left: int
@@ -112,28 +112,28 @@ class Dying:
             raise StoreUnreachableError(url=self.store.url, reason="gone")
 
 
-def test_what_a_probe_left_goes_after_an_hour() -> None:
-    made = MadeStore()
+def test_leftovers_of_a_probe_are_removed_after_an_hour() -> None:
+    made = StoreBuilder()
     key = f"{PROBES}/{new_operation_id(datetime.now(UTC))}/put-once"
     made.store.create(key, b"x")
     assert garbage_of(made.store) == {}
-    assert pending_operations(made.store) == []
-    age(made.store, 1.1 / 24)
+    assert read_open_intents(made.store) == []
+    backdate(made.store, 1.1 / 24)
     assert garbage_of(made.store) == {key: "left-over"}
-    collected(made.store)
+    run_gc(made.store)
     assert made.store.list("") == []
 
 
 @dataclass(frozen=True, slots=True)
 class Undeleting(InMemoryStore):
-    """A store in which nobody may delete."""
+    """A store that refuses every deletion."""
 
     def delete(self, key: str) -> None:
         raise DeletionRefusedError(url=self.url, key=key, reason="a policy")
 
 
-def test_every_object_of_a_real_probe_is_known_for_one() -> None:
-    store = Undeleting(own_url())
+def test_every_object_of_a_real_probe_is_recognised() -> None:
+    store = Undeleting(unused_url())
     assert probe_store(store) is not None
     left = store.inventory("")
     assert len(left) > 2
@@ -143,7 +143,7 @@ def test_every_object_of_a_real_probe_is_known_for_one() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Keeping(InMemoryStore):
-    """A store with a lock on some objects."""
+    """A store that refuses to delete the objects in `locked`."""
 
     locked: set[str] = field(default_factory=set)
 
@@ -153,24 +153,24 @@ class Keeping(InMemoryStore):
         InMemoryStore.delete(self, key)
 
 
-def test_what_the_store_does_not_let_go_is_named_and_the_rest_goes() -> None:
-    made = MadeStore(Keeping(own_url()))
-    failed = made.begin("daily")
-    left = made.base(failed)
+def test_objects_that_the_store_refuses_to_delete_are_named_and_the_rest_is_removed() -> None:
+    made = StoreBuilder(Keeping(unused_url()))
+    failed = made.begin_create("daily")
+    left = made.store_base(failed)
     record_outcome(made.store, failed, "failed")
     made.store.locked.update(left[:2])
-    report = collected(made.store)
+    report = run_gc(made.store)
     assert [one.key for one in report.refused] == sorted(left[:2])
     assert report.removed.objects == len(left) - 2
     assert made.store.list("snapshots") == sorted(left[:2])
-    # The record of what is left stays with it, and a repeat finishes.
-    age(made.store, 31)
-    collected(made.store)
+    # The record stays as long as its objects; later runs of gc remove both.
+    backdate(made.store, 31)
+    run_gc(made.store)
     assert made.store.list("snapshots") == sorted(left[:2])
     assert made.store.exists(operation_key(failed.id, "intent"))
     made.store.locked.clear()
-    collected(made.store)
-    collected(made.store)
+    run_gc(made.store)
+    run_gc(made.store)
     assert made.store.list("") == []
 
 
@@ -187,26 +187,26 @@ class Leaving(InMemoryStore):
         self.left.remove(leftover)
 
 
-def test_unfinished_uploads_go_unless_their_snapshot_is_being_taken() -> None:
-    made = MadeStore(Leaving(own_url()))
-    operation = made.begin("daily")
+def test_unfinished_uploads_are_removed_unless_their_snapshot_is_being_created() -> None:
+    made = StoreBuilder(Leaving(unused_url()))
+    operation = made.begin_create("daily")
     now = datetime.now(UTC)
     key = f"snapshots/daily/base/a/{operation.id}/part-000000-000-ab.parquet"
     ours, foreign = Unfinished(key, "1", 10, now), Unfinished("other/file", "2", 10, now)
     made.store.left.extend([ours, foreign])
-    report = found(made.store)
+    report = preview_gc(made.store)
     assert report.garbage == []
-    assert kept(report, GarbageReason.OPEN) == 1
+    assert count_kept(report, GarbageReason.OPEN) == 1
     assert report.unknown == ["other/file (unfinished)"]
     record_outcome(made.store, operation, "failed")
     assert garbage_of(made.store, HOUR) == {}
-    assert collected(made.store).removed.size_bytes == 10
+    assert run_gc(made.store).removed.size_bytes == 10
     assert made.store.left == [foreign]
 
 
-def test_hidden_files_go_if_they_are_older_than_all_that_runs(tmp_path: Path) -> None:
+def test_hidden_files_are_removed_if_they_are_older_than_every_open_operation(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    made = MadeStore(store)
+    made = StoreBuilder(store)
     (tmp_path / ".incoming").mkdir(exist_ok=True)
     old, new = tmp_path / ".incoming" / "old", tmp_path / ".incoming" / "new"
     for path, hours in ((old, 2.5), (new, 0.5)):
@@ -217,10 +217,10 @@ def test_hidden_files_go_if_they_are_older_than_all_that_runs(tmp_path: Path) ->
     operation = new_operation("create", "daily", 0, ("a",))
     began = datetime.now(UTC) - timedelta(hours=2)
     begin(store, structs.replace(operation, began_at=began.isoformat()))
-    # It may have been written by that operation, whose clock may be off.
+    # That operation may have written the file: its clock may be off.
     assert garbage_of(store) == {}
     made.operations.append(operation)
     record_outcome(store, operation, "failed")
-    collected(store)
+    run_gc(store)
     assert not old.exists()
     assert new.exists()

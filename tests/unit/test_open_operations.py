@@ -1,4 +1,4 @@
-"""What the reading commands say of operations without an outcome, and that saying it changes nothing."""
+"""What commands that only read report about open operations, and that they change nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from storage.store import ObjectStore
 from tests.unit.made_commits import commit, memory
 
 
-def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Intent:
-    """An operation whose process died."""
+def leave_open(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Intent:
+    """Begin an operation whose process dies without an outcome."""
     intent = Intent(
         operation=f"op-{name}-{increment}-{kind}", kind=kind, snapshot=name, increment=increment,
         began_at="2026-11-20T11:00:00.000Z", nodes=("a",), slot=None,
@@ -27,9 +27,9 @@ def opened(store: ObjectStore, kind: str = "create", name: str = "daily", increm
     return intent
 
 
-def test_one_that_has_not_committed_is_named_without_alarm() -> None:
+def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     store = memory()
-    one = opened(store, increment=3)
+    one = leave_open(store, increment=3)
     before = store.list("")
     (found,) = read_open_operations(store)
     assert found.text == (
@@ -43,25 +43,25 @@ def test_one_that_has_not_committed_is_named_without_alarm() -> None:
     assert store.list("") == before
 
 
-def test_one_whose_commit_is_there_exists() -> None:
+def test_the_snapshot_of_an_open_operation_with_a_commit_exists() -> None:
     store = memory()
-    one = opened(store)
+    one = leave_open(store)
     put_commit(store, structs.replace(commit(0), operation=one.id))
     (found,) = read_open_operations(store, "daily")
     assert found.committed
     assert found.text.endswith("has no outcome yet: its commit is in the store, so snapshot daily exists")
 
 
-def test_restores_and_what_is_closed_are_not_named_and_others_are_not_of_this_snapshot() -> None:
+def test_restores_closed_operations_and_those_of_other_snapshots_are_not_named() -> None:
     store = memory()
-    opened(store, "restore")
-    record_outcome(store, opened(store), "failed")
-    other = opened(store, name="weekly")
+    leave_open(store, "restore")
+    record_outcome(store, leave_open(store), "failed")
+    other = leave_open(store, name="weekly")
     assert read_open_operations(store, "daily") == ()
     assert [one.id for one in read_open_operations(store)] == [other.id]
 
 
-def test_one_that_can_not_be_read_may_be_of_any_snapshot() -> None:
+def test_an_unreadable_intent_may_be_of_any_snapshot() -> None:
     store = memory()
     store.create(operation_key("op-7", "intent"), b"{}")
     (found,) = read_open_operations(store, "daily")
@@ -69,9 +69,9 @@ def test_one_that_can_not_be_read_may_be_of_any_snapshot() -> None:
     assert found.to_json()["committed"] is None
 
 
-def test_whoever_looks_for_a_snapshot_that_is_missing_is_told_who_was_to_make_it() -> None:
+def test_the_error_for_a_missing_snapshot_names_the_operation_that_was_to_create_it() -> None:
     store = memory()
-    one = opened(store)
+    one = leave_open(store)
     with pytest.raises(SnapshotMissingError) as raised, naming_open_operations(read_open_operations(store, "daily")):
         read_chain(store, "daily")
     assert one.id in raised.value.hint
@@ -79,13 +79,13 @@ def test_whoever_looks_for_a_snapshot_that_is_missing_is_told_who_was_to_make_it
     assert [entry["operation"] for entry in raised.value.details["open_operations"]] == [one.id]
 
 
-def test_closed_operations_cost_nothing_but_their_place_in_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_operations_cost_only_their_place_in_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = memory()
     for number in range(20):
-        record_outcome(store, opened(store, increment=number), "failed")
-    asked: list[str] = []
+        record_outcome(store, leave_open(store, increment=number), "failed")
+    calls: list[str] = []
     for name in ("list", "read", "exists", "size"):
         method = getattr(InMemoryStore, name)
-        monkeypatch.setattr(InMemoryStore, name, lambda self, key, m=method: asked.append(key) or m(self, key))
+        monkeypatch.setattr(InMemoryStore, name, lambda self, key, m=method: calls.append(key) or m(self, key))
     assert read_open_operations(store) == ()
-    assert asked == ["operations"]
+    assert calls == ["operations"]

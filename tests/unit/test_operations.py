@@ -1,4 +1,4 @@
-"""What an operation leaves in the store, whatever ended it."""
+"""What an operation leaves in the store, however it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import structs
 from snapshots.operations.operation import (
     Operation,
     new_operation,
-    pending_operations,
+    read_open_intents,
     read_recorded_commits,
     record_operation,
 )
@@ -30,7 +30,7 @@ def store() -> ObjectStore:
     return open_store(f"memory://operations-{next(NUMBERS)}", {})
 
 
-def full() -> Operation:
+def new_full() -> Operation:
     return Operation(new_operation("create", "shop", 0, ("a",)))
 
 
@@ -40,49 +40,49 @@ def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_error_undoes_and_closes(store: ObjectStore) -> None:
+def test_an_error_undoes_and_closes_the_operation(store: ObjectStore) -> None:
     undone: list[int] = []
-    with pytest.raises(KeyboardInterrupt), record_operation(store, full(), lambda: undone.append(1) is None):
+    with pytest.raises(KeyboardInterrupt), record_operation(store, new_full(), lambda: undone.append(1) is None):
         raise KeyboardInterrupt
     assert undone == [1]
-    assert pending_operations(store) == []
+    assert read_open_intents(store) == []
     assert read_recorded_commits(store) == {}
 
 
 def test_an_interrupt_after_the_commit_undoes_nothing(store: ObjectStore) -> None:
-    operation, undone = full(), []
+    operation, undone = new_full(), []
     with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: undone.append(1) is None):
         commit_and_interrupt(store, operation)
     assert undone == []
-    assert pending_operations(store) == []
+    assert read_open_intents(store) == []
     assert read_recorded_commits(store) == {"shop": {operation.id: 0}}
 
 
-def test_what_could_not_be_undone_stays_open_for_the_next_command(store: ObjectStore) -> None:
-    operation = full()
+def test_an_operation_that_could_not_be_undone_stays_open_for_the_next_command(store: ObjectStore) -> None:
+    operation = new_full()
     with pytest.raises(KeyboardInterrupt), record_operation(store, operation, lambda: False):
         raise KeyboardInterrupt
-    assert pending_operations(store) == [operation.intent]
+    assert read_open_intents(store) == [operation.intent]
 
 
-def test_what_is_not_known_is_neither_undone_nor_closed(store: ObjectStore) -> None:
-    operation, undone = full(), []
+def test_an_indeterminate_operation_is_neither_undone_nor_closed(store: ObjectStore) -> None:
+    operation, undone = new_full(), []
     with pytest.raises(IndeterminateError), record_operation(store, operation, lambda: undone.append(1) is None):
         raise IndeterminateError("lost")
     assert undone == []
-    assert pending_operations(store) == [operation.intent]
+    assert read_open_intents(store) == [operation.intent]
 
 
-def test_what_is_done_is_done_where_the_outcome_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the command would say that a snapshot does not exist, which the next one lists."""
-    store, operation, create = InMemoryStore("memory://operations-outcome"), full(), InMemoryStore.create
+def test_an_operation_succeeds_even_if_its_outcome_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a command would report that a snapshot does not exist, and the next command would list it."""
+    store, operation, create = InMemoryStore("memory://operations-outcome"), new_full(), InMemoryStore.create
 
-    def away(store: InMemoryStore, key: str, body: bytes) -> None:
+    def refuse_outcome(store: InMemoryStore, key: str, body: bytes) -> None:
         if key.endswith("outcome.json"):
             raise StoreUnreachableError(url=store.url, reason="it does not answer")
         create(store, key, body)
 
-    monkeypatch.setattr(InMemoryStore, "create", away)
+    monkeypatch.setattr(InMemoryStore, "create", refuse_outcome)
     with record_operation(store, operation):
         pass
-    assert pending_operations(store) == [operation.intent]
+    assert read_open_intents(store) == [operation.intent]

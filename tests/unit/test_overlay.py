@@ -14,21 +14,23 @@ KEYS = st.lists(st.binary(max_size=12), max_size=30)
 
 
 def colliding(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Three hashes for all keys there are."""
+    """Map all keys to only three hashes."""
     return xxhash64(column) % np.uint64(3)
 
 
 @pytest.mark.parametrize("hashes", [xxhash64, colliding])
-@given(known=KEYS, asked=KEYS)
-def test_a_key_is_found_exactly_if_it_is_there(hashes: object, known: list[bytes], asked: list[bytes]) -> None:
+@given(known=KEYS, wanted=KEYS)
+def test_a_key_is_found_if_and_only_if_it_is_in_the_set(
+    hashes: object, known: list[bytes], wanted: list[bytes]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "xxhash64", hashes)
         keys = list(dict.fromkeys(known))
         found = key_set(from_list(keys))
-        places = found.find(from_list(asked + keys))
+        places = found.find(from_list(wanted + keys))
         held = found.keys.to_arrow().to_pylist()
-    assert [place >= 0 for place in places] == [key in keys for key in asked + keys]
-    assert [held[place] for place in places if place >= 0] == [key for key in asked + keys if key in keys]
+    assert [place >= 0 for place in places] == [key in keys for key in wanted + keys]
+    assert [held[place] for place in places if place >= 0] == [key for key in wanted + keys if key in keys]
 
 
 def test_keys_that_share_a_hash_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,10 +47,10 @@ def test_overlays_are_by_node_and_group() -> None:
     parts = [pa.Table.from_pylist([dict(zip(names, row, strict=True))], schema) for row in rows]
     found = overlays(pa.concat_tables(parts))
     assert {(node, group) for node, groups in found.items() for group in groups} == {(0, 1), (0, 2), (1, 1)}
-    asked = from_list([b"a", b"b", b"c"])
-    assert found[0][1].contains(asked).tolist() == [True, True, False]
-    assert found[0][2].contains(asked).tolist() == [True, False, False]
-    assert found[1][1].contains(asked).tolist() == [False, False, True]
+    wanted = from_list([b"a", b"b", b"c"])
+    assert found[0][1].contains(wanted).tolist() == [True, True, False]
+    assert found[0][2].contains(wanted).tolist() == [True, False, False]
+    assert found[1][1].contains(wanted).tolist() == [False, False, True]
     assert overlays(schema.empty_table()) == {}
 
 

@@ -1,4 +1,4 @@
-"""What the rules of retention keep, held against a computation that goes snapshot by snapshot and knows no order."""
+"""What the retention rules keep, compared with a computation that judges each snapshot alone, in any order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def held(name: str, *ages: float, is_whole: bool = True) -> HeldSnapshot:
-    """A snapshot whose points are so many days old, the full one first."""
+def snapshot(name: str, *ages: float, is_whole: bool = True) -> HeldSnapshot:
+    """A snapshot whose restore points are so many days old, the full snapshot first."""
     return HeldSnapshot(name, tuple(NOW - age * DAY for age in ages), is_whole)
 
 
@@ -25,46 +25,52 @@ def fates(*found: HeldSnapshot, takes_last: bool = False, **rules: int) -> dict[
 
 
 def test_keep_full_keeps_the_newest() -> None:
-    found = fates(held("a", 3, 0.1), held("b", 2), held("c", 1), keep_full=2)
+    found = fates(snapshot("a", 3, 0.1), snapshot("b", 2), snapshot("c", 1), keep_full=2)
     assert found == {"c": "keep", "b": "keep", "a": "delete"}
 
 
 def test_a_chain_is_only_as_old_as_its_newest_restore_point() -> None:
-    found = fates(held("a", 30, 20, 6.9), held("b", 20, 7), held("c", 1), keep_days=7)
+    found = fates(snapshot("a", 30, 20, 6.9), snapshot("b", 20, 7), snapshot("c", 1), keep_days=7)
     assert found == {"c": "keep", "b": "delete", "a": "keep"}
 
 
-def test_what_any_rule_keeps_stays() -> None:
-    found = fates(held("a", 9, 0.5), held("b", 8), held("c", 7), held("d", 6), keep_full=2, keep_days=1)
+def test_a_snapshot_that_any_rule_keeps_stays() -> None:
+    found = fates(snapshot("a", 9, 0.5), snapshot("b", 8), snapshot("c", 7), snapshot("d", 6), keep_full=2, keep_days=1)
     assert found == {"d": "keep", "c": "keep", "b": "delete", "a": "keep"}
 
 
-def test_increments_go_where_no_rule_keeps_them() -> None:
-    found = fates(held("a", 9, 8), held("b", 7, 6), held("c", 5, 4), held("d", 3), keep_increments=2)
+def test_increments_that_no_rule_keeps_are_removed() -> None:
+    found = fates(snapshot("a", 9, 8), snapshot("b", 7, 6), snapshot("c", 5, 4), snapshot("d", 3), keep_increments=2)
     assert found == {"d": "keep", "c": "keep", "b": "only-full", "a": "only-full"}
-    # What has a young restore point keeps it.
-    found = fates(held("a", 9, 0.5), held("b", 7, 6), held("c", 5, 4), keep_increments=1, keep_days=1, keep_full=3)
+    # A chain with a young restore point keeps its increments.
+    found = fates(
+        snapshot("a", 9, 0.5), snapshot("b", 7, 6), snapshot("c", 5, 4), keep_increments=1, keep_days=1, keep_full=3
+    )
     assert found == {"c": "keep", "b": "only-full", "a": "keep"}
 
 
-def test_the_newest_chain_keeps_its_increments_whatever_the_rules_say() -> None:
-    assert fates(held("a", 9, 8), held("b", 7, 6), keep_increments=0) == {"b": "keep", "a": "only-full"}
+def test_the_newest_chain_keeps_its_increments_under_any_rules() -> None:
+    assert fates(snapshot("a", 9, 8), snapshot("b", 7, 6), keep_increments=0) == {"b": "keep", "a": "only-full"}
 
 
-def test_the_last_one_that_can_be_restored_stays_unless_it_is_asked_for() -> None:
-    found = (held("a", 9), held("b", 8), held("c", 7, is_whole=False))
+def test_the_last_restorable_snapshot_stays_unless_its_deletion_is_requested() -> None:
+    found = (snapshot("a", 9), snapshot("b", 8), snapshot("c", 7, is_whole=False))
     assert fates(*found, keep_days=1) == {"c": "keep", "b": "keep", "a": "delete"}
     assert fates(*found, keep_days=1, takes_last=True) == {"c": "keep", "b": "delete", "a": "delete"}
 
 
-def test_damaged_ones_neither_go_nor_count() -> None:
+def test_damaged_snapshots_are_neither_deleted_nor_counted() -> None:
     found = fates(
-        held("a", 4), held("b", 3), held("c", 2, is_whole=False), HeldSnapshot("d", (), is_whole=False), keep_full=1
+        snapshot("a", 4),
+        snapshot("b", 3),
+        snapshot("c", 2, is_whole=False),
+        HeldSnapshot("d", (), is_whole=False),
+        keep_full=1,
     )
     assert found == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
 
 
-def test_times_are_compared_whatever_their_zone() -> None:
+def test_times_of_different_zones_are_compared() -> None:
     zone = timezone(timedelta(hours=14))
     young = HeldSnapshot("a", (datetime(2026, 11, 20, 2, 0, 1, tzinfo=zone),))
     old = HeldSnapshot("b", (datetime(2026, 11, 20, 2, 0, 0, tzinfo=zone),))
@@ -72,11 +78,11 @@ def test_times_are_compared_whatever_their_zone() -> None:
     assert {one.name: one.fate.value for one in found} == {"a": "keep", "b": "delete"}
 
 
-def test_a_clock_that_was_ahead_makes_nothing_older() -> None:
-    assert fates(held("a", -3), held("b", 5), keep_days=1) == {"a": "keep", "b": "delete"}
+def test_a_snapshot_from_a_clock_that_was_ahead_is_young() -> None:
+    assert fates(snapshot("a", -3), snapshot("b", 5), keep_days=1) == {"a": "keep", "b": "delete"}
 
 
-def test_nothing_configured_is_a_mistake() -> None:
+def test_retention_without_rules_is_a_usage_error() -> None:
     with pytest.raises(NoRetentionError) as error:
         check_rules(Retention())
     assert error.value.exit_code == 2
@@ -85,7 +91,7 @@ def test_nothing_configured_is_a_mistake() -> None:
 
 def test_every_verdict_says_why() -> None:
     found = apply_retention(
-        [held("a", 3, 2), held("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW
+        [snapshot("a", 3, 2), snapshot("b", 1, 0.5)], Retention(keep_full=2, keep_days=1, keep_increments=1), NOW
     )
     assert found[0].why == (
         "keep_full 2: it is number 1 from the newest",
@@ -101,7 +107,7 @@ POINTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 
 @st.composite
 def stores(draw: st.DrawFn) -> list[HeldSnapshot]:
-    # No two full snapshots are of the same moment: the fleet takes one at a time.
+    # No two full snapshots have the same time: a fleet takes one at a time.
     firsts = draw(st.lists(st.integers(0, 400), max_size=8, unique=True))
     made: list[HeldSnapshot] = []
     for number, first in enumerate(firsts):
@@ -112,7 +118,7 @@ def stores(draw: st.DrawFn) -> list[HeldSnapshot]:
 
 
 @given(stores(), COUNTS, COUNTS, COUNTS, st.booleans())
-def test_any_store_is_judged_as_each_rule_says_by_itself(
+def test_any_store_is_judged_as_the_rules_one_by_one_would_judge_it(
     found: list[HeldSnapshot],
     full: int | None,
     days: int | None,
@@ -136,7 +142,7 @@ def test_any_store_is_judged_as_each_rule_says_by_itself(
         verdict = verdicts[one.name]
         assert verdict.why
         if verdict.fate is not expected:
-            # Only ever the last that can be restored, and the newest of them.
+            # The only exception is the last restorable snapshot, the newest of them.
             assert (verdict.fate, expected, newer, takes_last) == (RetentionFate.KEEP, RetentionFate.DELETE, 0, False)
         if one.is_whole and verdict.fate is not RetentionFate.DELETE:
             kept.add(one.name)

@@ -10,7 +10,7 @@ from columns.row_batches import row_batches
 
 
 @given(sizes=st.lists(st.integers(0, 12), max_size=30), chunks=st.integers(1, 5))
-def test_batches_are_all_rows_in_order_and_bounded(sizes: list[int], chunks: int) -> None:
+def test_batches_contain_all_rows_in_order_and_are_bounded(sizes: list[int], chunks: int) -> None:
     rows = [{"key": b"k", "row": bytes([number]) * size} for number, size in enumerate(sizes)]
     schema = pa.schema([("key", pa.binary()), ("row", pa.binary())])
     table = pa.concat_tables([pa.Table.from_pylist(rows[start::chunks], schema) for start in range(chunks)])

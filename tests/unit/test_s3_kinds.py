@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.s3_kinds import named
+from tests.s3.kinds import parse_named_s3
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ def test_a_server_is_named_by_one_url(
 ) -> None:
     for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(variable, raising=False)
-    server = named(url, options)
+    server = parse_named_s3(url, options)
     assert (server.url, server.endpoint_url) == (store_url, endpoint)
     assert server.bucket("test") == f"{store_url}/{server.folder}/test"
-    assert server.folder != named(url, options).folder
+    assert server.folder != parse_named_s3(url, options).folder
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://from.environment")
     assert server.endpoint_url == (endpoint or "http://from.environment")
 
@@ -30,6 +30,6 @@ def test_a_server_is_named_by_one_url(
 @pytest.mark.parametrize(
     ("url", "options"), [("bucket", "{}"), ("http://host", "{}"), ("s3://b", "[]"), ("s3://", "{}")]
 )
-def test_what_names_no_bucket_is_refused(url: str, options: str) -> None:
+def test_invalid_urls_and_options_are_refused(url: str, options: str) -> None:
     with pytest.raises(ValueError, match="SNAPSHOT_TEST_S3"):
-        named(url, options)
+        parse_named_s3(url, options)

@@ -1,34 +1,34 @@
-"""What the benchmark of scale measures is what it says: the fleets that it makes up have the cuts that they should."""
+"""The scale benchmark measures what it claims: the fleets that it generates have the expected cuts."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.scale_cut import CHAIN, RESOLVE, Figure, growth, write_wave
-from benchmarks.scale_cut_fleet import RECORD_BYTES, START, chained, in_flight
+from benchmarks.scale_cut_fleet import RECORD_BYTES, START, chain_windows, in_flight_windows
 from benchmarks.scale_cut_servers import simulated_nodes
 from wal.cut.resolve import resolve
 
 
 @pytest.mark.parametrize(("nodes", "links"), [(2, 7), (10, 500), (100, 40)])
 def test_a_chain_raises_one_node_after_the_other(nodes: int, links: int) -> None:
-    cut = resolve(chained(nodes, links))
+    cut = resolve(chain_windows(nodes, links))
     assert cut.global_transactions == links
-    # The last link that ends on a node is what it is raised to.
+    # The last link that ends on a node determines its position.
     expected = [START] * nodes
     for link in range(links):
         expected[(link + 1) % nodes] = START + (2 * link + 2) * RECORD_BYTES
     assert [part.position for part in cut.nodes] == expected
 
 
-def test_half_of_what_is_in_flight_is_included_early() -> None:
-    cut = resolve(in_flight(10, 2000))
+def test_half_of_the_transactions_in_flight_are_included_early() -> None:
+    cut = resolve(in_flight_windows(10, 2000))
     assert (cut.in_flight, cut.included_early, cut.global_transactions) == (2000, 1000, 1000)
     assert sum(len(part.undecided) for part in cut.nodes) == 2 * 1000
 
 
-def test_one_node_alone_has_only_what_nobody_committed_in_flight() -> None:
-    cut = resolve(in_flight(1, 2000))
+def test_a_single_node_has_only_uncommitted_transactions_in_flight() -> None:
+    cut = resolve(in_flight_windows(1, 2000))
     assert (cut.in_flight, cut.included_early, cut.global_transactions) == (1000, 0, 1000)
 
 

@@ -1,4 +1,4 @@
-"""Rows of older definitions read under a later one: against a reading of one row after the other."""
+"""Rows of older definitions, converted to the schema at the cut: compared with a conversion row by row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from snapshots.fold.conversions import conversion
 from snapshots.fold.schema_at_cut import SchemaMapping, schema_mapping, to_schema_at_cut
 from wal.segments.segment_schema import COMMIT, DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
-# COPY's text: `\\\\u` is a value that is a backslash and a u, and no mark; so `\\\\N` is no NULL.
+# COPY's text: `\\\\u` is a value that is a backslash and a u, not a mark; likewise `\\\\N` is not NULL.
 VALUES = st.sampled_from([b"", b"a", b"\\N", b"\\\\N", b"\\\\u", b"x\\ty", b"longer value", "é".encode()])
 MISSING = st.sampled_from([None, "", "7", "\\\\N", "a long default", "é", r"valid nowhere \xff"])
-STRANGER = 99
+UNKNOWN_NUMBER = 99
 PARTITIONS = 4
 
 
@@ -40,14 +40,14 @@ def group(number: int, columns: list[Column], key_width: int) -> Group:
 
 @dataclass
 class History:
-    """What became of a table: its definitions by number, which of them carried on which, where copies began."""
+    """The history of a table: its definitions by number, which one each of them continues, where copies began."""
 
     definitions: dict[int, Group] = field(default_factory=dict)
     successions: dict[int, int] = field(default_factory=dict)
     began: dict[int, Lsn] = field(default_factory=dict)
 
     def path(self, number: int) -> list[int] | None:
-        """The numbers from this one to the newest; None if rows of it are no more."""
+        """The numbers from this one to the newest; None if its rows no longer count."""
         newest, path = max(self.definitions), [number]
         while path[-1] != newest:
             later = [new for new, old in self.successions.items() if old == path[-1]]
@@ -57,7 +57,7 @@ class History:
         return path
 
     def line(self, number: int, values: list[bytes]) -> bytes:
-        """What these values of a row of definition `number` are now, step by step."""
+        """Convert these values of a row of definition `number` to the newest definition, step by step."""
         row = {one.number: value for one, value in zip(self.definitions[number].columns, values, strict=True)}
         for later in (self.path(number) or [])[1:]:
             missing = {one.number: one.missing for one in self.definitions[later].columns}
@@ -73,13 +73,13 @@ class History:
         return self.began.get(number, 0)
 
     @property
-    def present(self) -> SchemaMapping:
+    def mapping(self) -> SchemaMapping:
         return schema_mapping([self.definitions[max(self.definitions)]], self.definitions, self.successions, self.began)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Columns added and dropped, in several steps; now and then the table is copied anew."""
+    """Columns are added and dropped, in several steps; sometimes the table is copied again."""
     history = History()
     key_width = draw(st.integers(0, 2))
     columns = [column(number + 1) for number in range(key_width + draw(st.integers(0, 3)))]
@@ -89,7 +89,7 @@ def histories(draw: st.DrawFn) -> History:
             stay = [one for place, one in enumerate(columns) if place < key_width or draw(st.booleans())]
             added = [column(last + 1 + more, draw(MISSING)) for more in range(draw(st.integers(0, 3)))]
             last += len(added)
-            # A rewrite makes PostgreSQL forget what old rows lacked: it is in them from then on.
+            # A rewrite makes PostgreSQL forget the missing value: from then on it is stored in every row.
             stay = [column(one.number) if draw(st.booleans()) else one for one in stay]
             columns = stay + added
             if draw(st.booleans()):
@@ -116,14 +116,14 @@ def partition(definition: Group, key: bytes, line: bytes) -> int:
 
 @st.composite
 def base_rows(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Rows as they are stored, and each as it reads now, if it does."""
+    """Rows as they are stored, each with its row at the cut, or None if it does not count."""
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-    for number in draw(st.lists(st.sampled_from([*history.definitions, STRANGER]), max_size=8)):
+    for number in draw(st.lists(st.sampled_from([*history.definitions, UNKNOWN_NUMBER]), max_size=8)):
         definition = history.definitions.get(number, history.definitions[1])
         values = draw(lines_of(definition, partial=False))
         line, key = b"\t".join(values) + b"\n", key_of(definition, values)
         stored = {"group": number, "partition": partition(definition, key, line), "key": key, "row": line}
-        path = history.path(number) if number != STRANGER else None
+        path = history.path(number) if number != UNKNOWN_NUMBER else None
         now = None
         if path:
             row = history.line(number, values)
@@ -134,7 +134,7 @@ def base_rows(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], d
 
 @st.composite
 def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """The same of changes of every kind, and of events."""
+    """The same for changes of every kind, and for events."""
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     fixed = {"end_lsn": 1, "xid": 1, "global_id": None}
     for seq in range(draw(st.integers(0, 10))):
@@ -144,7 +144,7 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
             event = place | {"op": COMMIT, "group": 0, "partition": 0, "key": b"", "row": b""}
             found.append((event, event))
             continue
-        number = draw(st.sampled_from([*history.definitions, STRANGER]))
+        number = draw(st.sampled_from([*history.definitions, UNKNOWN_NUMBER]))
         definition = history.definitions.get(number, history.definitions[1])
         op = draw(
             st.sampled_from(
@@ -157,11 +157,11 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
         if op == TRUNCATE:
             key, row, is_line = b"", b"", False
         elif op == DELETE and not definition.is_multiset:
-            # The key that the row moved to, where values were left unchanged.
+            # The key that the row moved to, if the UPDATE left values unchanged.
             row, is_line = draw(st.sampled_from([b"", b"another key\n", key + b"\n"])), False
         part = -1 if op == TRUNCATE else partition(definition, key, row)
         stored = place | {"op": op, "group": number, "partition": part, "key": key, "row": row}
-        path = history.path(number) if number != STRANGER else None
+        path = history.path(number) if number != UNKNOWN_NUMBER else None
         now = None
         if path and lsn >= history.since(number):
             row = history.line(number, values) if is_line else row
@@ -171,10 +171,10 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
     return found
 
 
-def read(rows: list[dict[str, Any]], schema: pa.Schema, present: SchemaMapping, chunks: int) -> list[dict[str, Any]]:
-    """The rows as they read now, from a table in several chunks."""
+def read(rows: list[dict[str, Any]], schema: pa.Schema, mapping: SchemaMapping, chunks: int) -> list[dict[str, Any]]:
+    """Convert the rows to the schema at the cut, from a table in several chunks."""
     parts = [pa.Table.from_pylist(rows[start::chunks], schema) for start in range(chunks)]
-    tables = list(to_schema_at_cut(pa.concat_tables(parts), present))
+    tables = list(to_schema_at_cut(pa.concat_tables(parts), mapping))
     assert all(table.schema == schema for table in tables)
     return [row for table in tables for row in table.to_pylist()]
 
@@ -184,42 +184,42 @@ def in_order(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 @given(st.data(), histories(), st.integers(1, 3))
-def test_base_rows_read_as_they_would_one_by_one(data: st.DataObject, history: History, chunks: int) -> None:
+def test_base_rows_are_converted_as_if_one_by_one(data: st.DataObject, history: History, chunks: int) -> None:
     rows = data.draw(base_rows(history))
     expected = [now for _, now in rows if now is not None]
-    assert in_order(read([row for row, _ in rows], BASE_SCHEMA, history.present, chunks)) == in_order(expected)
+    assert in_order(read([row for row, _ in rows], BASE_SCHEMA, history.mapping, chunks)) == in_order(expected)
 
 
 @given(st.data(), histories(), st.integers(1, 3), st.sampled_from([1, 64, 1 << 20]))
-def test_changes_read_as_they_would_one_by_one(data: st.DataObject, history: History, chunks: int, block: int) -> None:
+def test_changes_are_converted_as_if_one_by_one(data: st.DataObject, history: History, chunks: int, block: int) -> None:
     rows = data.draw(changes(history))
     expected = [now for _, now in rows if now is not None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_BYTES", block)
-        found = read([row for row, _ in rows], SEGMENT_SCHEMA, history.present, chunks)
+        found = read([row for row, _ in rows], SEGMENT_SCHEMA, history.mapping, chunks)
     assert in_order(found) == in_order(expected)
 
 
 @given(histories())
-def test_what_concerns_some_numbers_alone_says_the_same_of_them(history: History) -> None:
+def test_a_restricted_mapping_agrees_with_the_whole_mapping(history: History) -> None:
     some = list(history.definitions)[:2]
-    present = history.present
-    assert [present.restrict_to(some).number_of(number) for number in some] == [
-        present.number_of(number) for number in some
+    mapping = history.mapping
+    assert [mapping.restrict_to(some).number_of(number) for number in some] == [
+        mapping.number_of(number) for number in some
     ]
-    assert present.restrict_to(some).number_of(STRANGER) is None
+    assert mapping.restrict_to(some).number_of(UNKNOWN_NUMBER) is None
 
 
-def test_the_value_of_older_rows_is_that_of_the_definition_that_added_the_column() -> None:
-    # The table was rewritten in between: by then the column's value stands in every row, and PostgreSQL forgets it.
+def test_older_rows_get_the_missing_value_of_the_definition_that_added_the_column() -> None:
+    # The table was rewritten in between: then every row stores the value, and PostgreSQL forgets that it was missing.
     definitions = {
         1: group(1, [column(1)], 1),
         2: group(2, [column(1), column(2, "added")], 1),
         3: group(3, [column(1), column(2), column(3)], 1),
     }
-    present = schema_mapping([definitions[3]], definitions, {2: 1, 3: 2}, {})
+    mapping = schema_mapping([definitions[3]], definitions, {2: 1, 3: 2}, {})
     row = {"group": 1, "partition": 0, "key": b"k", "row": b"k\n"}
-    assert [one["row"] for one in read([row], BASE_SCHEMA, present, 1)] == [b"k\tadded\t\\N\n"]
+    assert [one["row"] for one in read([row], BASE_SCHEMA, mapping, 1)] == [b"k\tadded\t\\N\n"]
 
 
 @pytest.mark.parametrize(("before", "after", "line", "expected"), [
@@ -230,18 +230,18 @@ def test_the_value_of_older_rows_is_that_of_the_definition_that_added_the_column
     ([column(1), column(2)], [column(2), column(1)], b"a\tb\n", b"b\ta\n"),
         ([column(1), column(2)], [column(1), column(3, "x"), column(2)], b"a\tb\n", b"a\tx\tb\n"),
 ])  # fmt: skip
-def test_columns_that_come_go_and_change_places_or_are_none_at_all(
+def test_columns_can_be_added_dropped_and_reordered_and_there_may_be_none(
     before: list[Column], after: list[Column], line: bytes, expected: bytes
 ) -> None:
     definitions = {1: group(1, before, 0), 2: group(2, after, 0)}
-    present = schema_mapping([definitions[2]], definitions, {2: 1}, {})
+    mapping = schema_mapping([definitions[2]], definitions, {2: 1}, {})
     row = {"group": 1, "partition": 3, "key": b"", "row": line}
-    (found,) = read([row], BASE_SCHEMA, present, 1)
+    (found,) = read([row], BASE_SCHEMA, mapping, 1)
     assert found["row"] == expected
     assert found["partition"] == partition_of(from_list([expected]), PARTITIONS)[0]
 
 
-def test_fields_that_stay_side_by_side_are_one_piece() -> None:
+def test_fields_that_stay_adjacent_are_one_piece() -> None:
     before = group(1, [column(number) for number in range(1, 6)], 1)
     added = conversion(before, group(2, [*before.columns, column(6, "x")], 1))
     assert added.pieces == [(0, 4), b"\tx\n"]
@@ -251,18 +251,18 @@ def test_fields_that_stay_side_by_side_are_one_piece() -> None:
     assert conversion(before, before).keeps_lines
 
 
-def test_a_block_is_bounded_by_what_conversion_adds() -> None:
+def test_a_block_is_bounded_with_what_the_conversion_adds() -> None:
     definitions: Mapping[int, Group] = {
         1: group(1, [column(1)], 1),
         2: group(2, [column(1), column(2, "x" * (module.BLOCK_BYTES // 2))], 1),
     }
-    present = schema_mapping([definitions[2]], definitions, {2: 1}, {})
+    mapping = schema_mapping([definitions[2]], definitions, {2: 1}, {})
     rows = [{"group": 1, "partition": 0, "key": b"%d" % one, "row": b"%d\n" % one} for one in range(4)]
-    tables = list(to_schema_at_cut(pa.Table.from_pylist(rows, BASE_SCHEMA), present))
+    tables = list(to_schema_at_cut(pa.Table.from_pylist(rows, BASE_SCHEMA), mapping))
     assert [len(table) for table in tables] == [1, 1, 1, 1]
 
 
-def test_a_chain_without_changes_of_definitions_is_read_as_it_is_stored() -> None:
-    table = pa.Table.from_pylist([{"group": STRANGER, "partition": 0, "key": b"", "row": b"\n"}], BASE_SCHEMA)
+def test_rows_of_a_chain_without_changed_definitions_are_not_converted() -> None:
+    table = pa.Table.from_pylist([{"group": UNKNOWN_NUMBER, "partition": 0, "key": b"", "row": b"\n"}], BASE_SCHEMA)
     (found,) = to_schema_at_cut(table, None)
     assert found is table

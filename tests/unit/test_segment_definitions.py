@@ -1,4 +1,4 @@
-"""Under which definition of its table a change is decoded, and when it is under none."""
+"""Which definition of its table a change is decoded under, and when it is decoded under none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fleet.lsn import Lsn
 from fleet.record import fields_of, from_builtins
 from fleet.tables.groups import Column, Group, SchemaChangedError
 from storage.errors import error_of, report_of
-from tests import pgoutput_messages as made
-from tests.unit.made_changes import FULL, FULL_OID, KEYED, changes
+from tests.unit.made_changes import FULL, FULL_OID, KEYED, list_changes
+from tests.wal import pgoutput_messages as pgoutput
 from wal.decoding.decoder import Decoded, Decoder
 from wal.decoding.known_definitions import SchemaMovedError
 from wal.segments.definitions import Definition
@@ -25,19 +25,19 @@ OID = 16_500
 ID, NAME, AGE = Column("id", "int", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("age", "int", 23, -1, 1)
 OLD = Group(1, "public", "person", "default", 1, (ID, NAME))
 NEW = Group(2, "public", "person", "default", 1, (ID, NAME, replace(AGE, position=2)))
-OLD_TABLE = made.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
-NEW_TABLE = made.relation(
+OLD_TABLE = pgoutput.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+NEW_TABLE = pgoutput.relation(
     OID, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1), (False, "age", 23, -1)]
 )
-MIDDLE_TABLE = made.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "age", 23, -1)])
-OLD_ROW, NEW_ROW = made.insert(OID, [b"1", b"a"]), made.insert(OID, [b"2", b"b", b"3"])
+MIDDLE_TABLE = pgoutput.relation(OID, "public", "person", "d", [(True, "id", 23, -1), (False, "age", 23, -1)])
+OLD_ROW, NEW_ROW = pgoutput.insert(OID, [b"1", b"a"]), pgoutput.insert(OID, [b"2", b"b", b"3"])
 
 
 def transaction(lsn: int, *messages: bytes) -> list[bytes]:
-    return [made.begin(lsn, 7), *messages, made.commit(lsn, lsn + 10)]
+    return [pgoutput.begin(lsn, 7), *messages, pgoutput.commit(lsn, lsn + 10)]
 
 
-def decoded(versions: list[Definition], *messages: bytes) -> Decoded:
+def decode_with(versions: list[Definition], *messages: bytes) -> Decoded:
     return Decoder("n1", tuple(versions), "exact").feed(from_list(list(messages)))
 
 
@@ -46,11 +46,11 @@ def lines(found: Decoded) -> list[tuple[Any, ...]]:
     return [(row["lsn"], chr(row["op"]), row["group"], row["row"]) for row in rows]
 
 
-def test_rows_have_the_definition_that_was_described_last_before_them() -> None:
+def test_rows_are_decoded_under_the_last_description_before_them() -> None:
     messages = [
         *transaction(100, OLD_TABLE, OLD_ROW),
-        *transaction(200, OLD_ROW, NEW_TABLE, NEW_ROW, made.truncate(OID), NEW_ROW),
-        *transaction(300, OLD_TABLE, made.truncate(OID), OLD_ROW),
+        *transaction(200, OLD_ROW, NEW_TABLE, NEW_ROW, pgoutput.truncate(OID), NEW_ROW),
+        *transaction(300, OLD_TABLE, pgoutput.truncate(OID), OLD_ROW),
     ]
     old, new = b"1\ta\n", b"2\tb\t3\n"
     expected = [
@@ -58,30 +58,30 @@ def test_rows_have_the_definition_that_was_described_last_before_them() -> None:
         (300, "T", 1, b""), (300, "U", 1, old),
     ]  # fmt: skip
     versions = [Definition(OID, OLD), Definition(OID, NEW)]
-    assert lines(decoded(versions, *messages)) == expected
-    # Wherever a batch begins.
+    assert lines(decode_with(versions, *messages)) == expected
+    # The result is the same wherever a batch begins.
     for cut in range(1, len(messages)):
         one = Decoder("n1", tuple(versions), "exact")
         parts = [one.feed(from_list(part)) for part in (messages[:cut], messages[cut:])]
         assert [row for part in parts for row in lines(part)] == expected
 
 
-def test_the_newer_of_two_equal_definitions_has_the_rows() -> None:
+def test_the_newer_of_two_equal_definitions_gets_the_rows() -> None:
     again = replace(OLD, number=9)
-    found = decoded(
+    found = decode_with(
         [Definition(OID, OLD), Definition(OID, again, copied_from=Lsn(500))], *transaction(100, OLD_TABLE, OLD_ROW)
     )
     assert [row[2] for row in lines(found)] == [9]
 
 
 def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
-    other = made.relation(OID + 1, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
-    found = decoded([Definition(OID, OLD)], *transaction(100, other, made.insert(OID + 1, [b"1", b"a"])))
+    other = pgoutput.relation(OID + 1, "public", "person", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+    found = decode_with([Definition(OID, OLD)], *transaction(100, other, pgoutput.insert(OID + 1, [b"1", b"a"])))
     assert (lines(found), found.ignored) == ([], 1)
-    renamed = made.relation(OID, "public", "people", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
+    renamed = pgoutput.relation(OID, "public", "people", "d", [(True, "id", 23, -1), (False, "name", 25, -1)])
     with pytest.raises(SchemaMovedError, match=r"public\.person"):
-        decoded([Definition(OID, OLD)], *transaction(100, renamed, OLD_ROW))
-    found = decoded([Definition(OID, OLD), Definition(OID, replace(OLD, number=4, table="people"))],
+        decode_with([Definition(OID, OLD)], *transaction(100, renamed, OLD_ROW))
+    found = decode_with([Definition(OID, OLD), Definition(OID, replace(OLD, number=4, table="people"))],
                     *transaction(100, renamed, OLD_ROW))  # fmt: skip
     assert [row[2] for row in lines(found)] == [4]
 
@@ -90,7 +90,7 @@ def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
     ("changed", "matches"),
     [
         ({}, True),
-        ({"identity": "index"}, True),  # the same key, however it is chosen
+        ({"identity": "index"}, True),  # the same key, by an index
         ({"key_width": 2}, False),
         ({"identity": "full", "key_width": 0}, False),
         ({"identity": "append_only", "key_width": 0}, False),
@@ -103,57 +103,59 @@ def test_a_table_is_known_by_its_oid_and_not_by_its_name() -> None:
         ({"partitions": 8}, True),
     ],
 )
-def test_all_that_a_description_says_counts(changed: dict[str, Any], *, matches: bool) -> None:
+def test_everything_in_a_description_must_match(changed: dict[str, Any], *, matches: bool) -> None:
     versions = [Definition(OID, replace(OLD, **changed))]
     messages = transaction(100, OLD_TABLE, OLD_ROW)
     if matches:
-        assert len(lines(decoded(versions, *messages))) == 1
+        assert len(lines(decode_with(versions, *messages))) == 1
     else:
         with pytest.raises(SchemaMovedError):
-            decoded(versions, *messages)
+            decode_with(versions, *messages)
 
 
-def test_an_identity_of_all_columns_is_the_same_whatever_flags_say() -> None:
+def test_key_flags_make_no_difference_to_replica_identity_full() -> None:
     for flags in ((True, True), (False, False)):
         columns = [(flag, name, 25, -1) for flag, name in zip(flags, "xy", strict=True)]
-        table = made.relation(FULL_OID, "s", "full", "f", columns)
-        found = decoded([Definition(FULL_OID, FULL)], *transaction(100, table, made.insert(FULL_OID, [b"1", b"2"])))
-        assert changes(found) == [(0, "I", 5, b"", b"1\t2\n")]
+        table = pgoutput.relation(FULL_OID, "s", "full", "f", columns)
+        found = decode_with(
+            [Definition(FULL_OID, FULL)], *transaction(100, table, pgoutput.insert(FULL_OID, [b"1", b"2"]))
+        )
+        assert list_changes(found) == [(0, "I", 5, b"", b"1\t2\n")]
 
 
-def test_what_was_changed_before_a_table_was_copied_anew_is_dropped_if_no_definition_has_it() -> None:
+def test_changes_before_a_new_copy_are_dropped_if_no_definition_matches_them() -> None:
     versions = [Definition(OID, OLD), Definition(OID, NEW, copied_from=Lsn(200))]
     messages = [
-        *transaction(100, MIDDLE_TABLE, OLD_ROW, made.truncate(OID)),
+        *transaction(100, MIDDLE_TABLE, OLD_ROW, pgoutput.truncate(OID)),
         *transaction(199, OLD_ROW),
         *transaction(200, NEW_TABLE, NEW_ROW),
     ]
-    found = decoded(versions, *messages)
+    found = decode_with(versions, *messages)
     assert ([row[:3] for row in lines(found)], found.ignored) == ([(200, "U", 2)], 3)
     with pytest.raises(SchemaMovedError) as raised:
-        decoded(versions, *transaction(199, MIDDLE_TABLE, OLD_ROW), *transaction(200, OLD_ROW))
+        decode_with(versions, *transaction(199, MIDDLE_TABLE, OLD_ROW), *transaction(200, OLD_ROW))
     assert raised.value.details == {
         "node": "n1", "group": "public.person", "oid": OID,
         "moved": [{"node": "n1", "group": "public.person", "oid": OID}],
     }  # fmt: skip
 
 
-def test_what_was_changed_in_a_table_that_is_gone_is_dropped_if_no_definition_has_it() -> None:
+def test_changes_of_a_table_that_is_gone_are_dropped_if_no_definition_matches_them() -> None:
     messages = [*transaction(100, OLD_TABLE, OLD_ROW), *transaction(200, MIDDLE_TABLE, OLD_ROW)]
-    found = decoded([Definition(OID, OLD, is_gone=True)], *messages)
+    found = decode_with([Definition(OID, OLD, is_gone=True)], *messages)
     assert ([row[:3] for row in lines(found)], found.ignored) == ([(100, "U", 1)], 1)
 
 
-def test_a_description_alone_moves_nothing() -> None:
-    found = decoded([Definition(OID, OLD)], *transaction(100, MIDDLE_TABLE, OLD_TABLE, OLD_ROW, NEW_TABLE))
+def test_an_unknown_description_without_rows_raises_no_error() -> None:
+    found = decode_with([Definition(OID, OLD)], *transaction(100, MIDDLE_TABLE, OLD_TABLE, OLD_ROW, NEW_TABLE))
     assert len(lines(found)) == 1
 
 
 def test_all_tables_that_moved_are_named_at_once_and_the_error_survives_a_report() -> None:
-    full = made.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1)])
-    rows = transaction(100, MIDDLE_TABLE, OLD_ROW, full, made.insert(FULL_OID, [b"1"]), OLD_ROW)
+    full = pgoutput.relation(FULL_OID, "s", "full", "f", [(True, "x", 25, -1)])
+    rows = transaction(100, MIDDLE_TABLE, OLD_ROW, full, pgoutput.insert(FULL_OID, [b"1"]), OLD_ROW)
     with pytest.raises(SchemaChangedError) as raised:
-        decoded([Definition(OID, OLD), Definition(FULL_OID, FULL)], *rows)
+        decode_with([Definition(OID, OLD), Definition(FULL_OID, FULL)], *rows)
     error = error_of(json.loads(json.dumps(report_of(raised.value))))
     assert (type(error), error.slug, error.exit_code) == (SchemaMovedError, "schema-moved", 3)
     assert error.details["moved"] == [
@@ -166,6 +168,6 @@ LSNS = st.integers(0, 2**63 - 1).map(Lsn)
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([KEYED, FULL, OLD, NEW]), st.none() | LSNS,
        st.booleans())  # fmt: skip
-def test_a_definition_comes_back_from_its_json(oid: int, group: Group, copied_from: Lsn | None, is_gone: bool) -> None:  # noqa: FBT001
+def test_a_definition_round_trips_through_json(oid: int, group: Group, copied_from: Lsn | None, is_gone: bool) -> None:  # noqa: FBT001
     definition = Definition(oid, group, copied_from, is_gone)
     assert from_builtins(json.loads(json.dumps(fields_of(definition))), Definition) == definition

@@ -76,17 +76,17 @@ def event(lsn: int, op: str = "C") -> dict[str, object]:
 
 
 @given(RANGES)
-def test_a_range_comes_back_from_its_json(held: SegmentRange) -> None:
+def test_a_range_round_trips_through_json(held: SegmentRange) -> None:
     assert from_builtins(json.loads(json.dumps(fields_of(held))), SegmentRange) == held
 
 
 @given(SEGMENTS)
-def test_a_segment_comes_back_from_a_commit(segment: Segment) -> None:
+def test_a_segment_round_trips_through_a_commit(segment: Segment) -> None:
     assert from_builtins(json.loads(json.dumps(fields_of(segment))), Segment) == segment
 
 
 @given(RANGES, st.lists(ROWS, max_size=8), st.lists(EVENTS, max_size=4))
-def test_a_segment_comes_back_from_the_store(
+def test_a_segment_round_trips_through_the_store(
     held: SegmentRange, changes: list[dict[str, object]], events: list[dict[str, object]]
 ) -> None:
     store = memory()
@@ -105,7 +105,7 @@ def test_a_segment_comes_back_from_the_store(
 
 @pytest.mark.parametrize("whole_max", [0, 1 << 30])
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (4, 4), (10, 3), (9, 9)])
-def test_events_are_read_alone_from_row_groups_of_their_own(
+def test_events_are_read_alone_from_their_own_row_groups(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], whole_max: int
 ) -> None:
     monkeypatch.setattr(module, "ROWS_PER_ROW_GROUP", 4)
@@ -122,7 +122,7 @@ def test_events_are_read_alone_from_row_groups_of_their_own(
 
 
 class CountingStore(InMemoryStore):
-    """A store that knows how many bytes were read from it."""
+    """A store that counts the bytes that are read from it."""
 
     read_bytes = 0
 
@@ -148,7 +148,7 @@ def test_reading_the_events_of_a_large_segment_reads_few_bytes(monkeypatch: pyte
     assert CountingStore.read_bytes < segment.size / 4
 
 
-def test_a_segments_number_is_taken_once() -> None:
+def test_a_segment_number_can_be_used_only_once() -> None:
     store = open_store("memory://segments-once", {})
     tables = (table([]), table([]))
     create_segment(store, "wal", 1, HELD, tables)
@@ -169,7 +169,7 @@ def archive(*ranges: tuple[int, int], node: str = "n1") -> list[Segment]:
 
 def test_an_archive_without_a_hole_is_contiguous() -> None:
     check_contiguous("n1", Lsn(100), [])
-    # A transaction over several segments: their range stays empty until its end.
+    # A transaction that spans several segments: their ranges stay empty until it ends.
     check_contiguous("n1", Lsn(100), archive((100, 200), (200, 200), (200, 300)))
 
 
@@ -196,7 +196,7 @@ def small_segment(store: ObjectStore) -> tuple[Segment, bytes]:
     return segment, store.read(segment.key)
 
 
-def test_what_is_no_segment_is_named() -> None:
+def test_an_object_that_is_not_a_segment_is_named() -> None:
     _, body = small_segment(memory())
     foreign = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), foreign)
@@ -219,7 +219,7 @@ def test_no_byte_of_a_segment_that_no_commit_lists_can_change_unnoticed() -> Non
             read_metadata(store, segment.key, 1)
 
 
-def test_a_segment_in_anothers_place_is_not_taken_over() -> None:
+def test_a_segment_under_another_key_is_refused() -> None:
     _, body = small_segment(memory())
     for key in (segment_key("wal", 2), segment_key("another", 1)):
         store = memory()
@@ -228,14 +228,14 @@ def test_a_segment_in_anothers_place_is_not_taken_over() -> None:
             read_metadata(store, key, 1)
 
 
-def test_rows_that_look_like_a_seal_are_no_seal() -> None:
+def test_rows_that_look_like_a_seal_are_not_taken_for_it() -> None:
     rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
     store = memory()
     created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])))
     assert read_metadata(store, created.segment.key, 1) == created
 
 
-def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
+def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
     definitions = (
         Definition(16_400, KEYED, copied_from=Lsn(1 << 40)),
         Definition(16_401, FULL),
@@ -249,11 +249,11 @@ def test_a_segment_says_under_which_definitions_it_was_begun() -> None:
     assert [one.definitions for one in found] == [definitions, ()]
     assert [one.first_changes for one in found] == [{5: 700}, {}]
     assert [one.segment.number for one in list_unlisted(store, "wal", 1)] == [2]
-    # Commits say it themselves.
+    # Commits record this themselves.
     assert not {"definitions", "first_changes"} & fields_of(found[0].segment).keys()
 
 
-def in_place_of(segment: Segment, body: bytes) -> ObjectStore:
+def store_with(segment: Segment, body: bytes) -> ObjectStore:
     store = memory()
     store.create(segment.key, body)
     return store
@@ -269,11 +269,11 @@ def test_no_byte_that_events_are_read_from_can_change_unnoticed(
     for place in range(0 if whole_max else segment.events_at, len(body)):
         flipped = body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :]
         with pytest.raises(ObjectDamagedError, match=segment.key) as error:
-            read_events(in_place_of(segment, flipped), segment)
+            read_events(store_with(segment, flipped), segment)
         assert (error.value.kind, error.value.node) == ("digest", "n1")
     for cut in (b"", body[:-1], body[: len(body) // 2], body + b"x", body * 2):
         with pytest.raises(ObjectDamagedError) as error:
-            read_events(in_place_of(segment, cut), segment)
+            read_events(store_with(segment, cut), segment)
         assert error.value.kind == "size"
     with pytest.raises(ObjectDamagedError) as error:
         read_events(memory(), segment)
@@ -281,7 +281,7 @@ def test_no_byte_that_events_are_read_from_can_change_unnoticed(
 
 
 @pytest.mark.parametrize("whole_max", [0, 1 << 30])
-def test_a_commits_count_of_events_must_be_true(monkeypatch: pytest.MonkeyPatch, whole_max: int) -> None:
+def test_wrong_counts_in_a_commit_are_found(monkeypatch: pytest.MonkeyPatch, whole_max: int) -> None:
     monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
     store = memory()
     segment, _ = small_segment(store)
@@ -291,7 +291,7 @@ def test_a_commits_count_of_events_must_be_true(monkeypatch: pytest.MonkeyPatch,
         assert error.value.kind in ("rows", "unreadable")
 
 
-def test_events_of_a_commit_of_before_they_had_a_digest_are_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_of_an_early_commit_without_events_digest_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 0)
     store = memory()
     segment, body = small_segment(store)
@@ -300,8 +300,8 @@ def test_events_of_a_commit_of_before_they_had_a_digest_are_read_whole(monkeypat
     assert older == replace(segment, events_at=None, events_digest="")
     assert read_events(store, older)["lsn"].to_pylist() == [2]
     with pytest.raises(ObjectDamagedError, match="its bytes are not those"):
-        read_events(in_place_of(segment, b"X" + body[1:]), older)
+        read_events(store_with(segment, b"X" + body[1:]), older)
 
 
-def test_a_nodes_archive_has_a_folder_of_its_own_in_every_chain() -> None:
+def test_the_archive_of_a_node_has_its_own_folder_in_every_chain() -> None:
     assert archive_prefix("nightly", "n1", "c1") == "snapshots/nightly/wal/n1/c1"

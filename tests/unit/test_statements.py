@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, split_statements, statement_ends
 
-# Statements as pg_dump writes them, each with semicolons where none ends it.
+# Statements as pg_dump writes them, with semicolons that do not end them.
 WHOLE = [
     "SELECT pg_catalog.set_config('search_path', '', false);",
     """CREATE TABLE "public"."a;b" ("c""; d" integer DEFAULT ';'::"text" NOT NULL);""",
@@ -27,14 +27,14 @@ WHOLE = [
 
 
 @given(st.lists(st.sampled_from(WHOLE), max_size=12))
-def test_a_script_is_divided_where_its_statements_end(chosen: list[str]) -> None:
+def test_a_script_is_split_where_its_statements_end(chosen: list[str]) -> None:
     script = "\n\n\n".join(chosen) + "\n"
     ends = list(statement_ends(script))
     assert [script[begin:end].strip() for begin, end in zip([0, *ends], ends, strict=False)] == chosen
 
 
 @given(st.lists(st.sampled_from(WHOLE), max_size=12))
-def test_the_statements_come_one_by_one_without_what_is_said_before_them(chosen: list[str]) -> None:
+def test_statements_are_split_without_the_comments_before_them(chosen: list[str]) -> None:
     script = "".join(f"\n--\n-- Name: {number}; Type: ';\n--\n\n{one}\n" for number, one in enumerate(chosen))
     bare = [one.removeprefix("-- Name: x; Type: TABLE; it's\n") for one in chosen]
     assert list(split_statements(script)) == bare
@@ -43,7 +43,7 @@ def test_the_statements_come_one_by_one_without_what_is_said_before_them(chosen:
 @pytest.mark.parametrize(
     "rest", ["", "' ;", "E'\\' ;", "$$ ;", "/* ;", '" ;', "(;", "CREATE FUNCTION f() BEGIN ATOMIC ;"]
 )
-def test_what_never_ends_is_no_statement(rest: str) -> None:
+def test_text_that_never_ends_is_not_a_statement(rest: str) -> None:
     assert list(statement_ends(f"SELECT 1;{rest}")) == [len("SELECT 1;")]
 
 

@@ -1,4 +1,4 @@
-"""Stores that fsspec knows and Cutline does not: what the generic way promises, and which it refuses."""
+"""Stores that fsspec knows and Cutline does not: what the generic store promises, and which ones it refuses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from storage.store import (
     StoreUnreachableError,
     WritingRefusedError,
 )
-from tests.object_store_contract import ObjectStoreContract
+from tests.stores.contract import ObjectStoreContract
 
 
-def plain(filesystem: Any) -> FsspecStore:
+def plain_store(filesystem: Any) -> FsspecStore:
     root = f"/{uuid.uuid4().hex}"
     return FsspecStore(f"other:/{root}", root, filesystem, PlainDialect())
 
@@ -36,11 +36,11 @@ class TestFsspecStoreInMemory(ObjectStoreContract):
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        return plain(MemoryFileSystem(skip_instance_cache=True))
+        return plain_store(MemoryFileSystem(skip_instance_cache=True))
 
 
 class Raising(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """It fails to create in a way of the test's choice, before anything is stored or after."""
+    """A file system whose creates raise the test's error, before anything is stored or after."""
 
     def __init__(self, error: Exception, *, stores: bool = False) -> None:
         super().__init__(skip_instance_cache=True)
@@ -53,7 +53,7 @@ class Raising(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class Folders(MemoryFileSystem):  # type: ignore[misc]
-    """Its folders are real: nothing is created in one that was not made."""
+    """A file system with real folders: nothing can be created in a folder that does not exist."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         if not self.isdir(self._parent(path)):
@@ -74,21 +74,21 @@ class Folders(MemoryFileSystem):  # type: ignore[misc]
         (RuntimeError("SECRET"), AnswerLostError),
     ],
 )
-def test_only_what_is_certain_is_said_of_a_create_that_failed(error: Exception, raised: type[Exception]) -> None:
+def test_a_failed_create_reports_only_what_is_certain(error: Exception, raised: type[Exception]) -> None:
     with pytest.raises(raised) as seen:
-        plain(Raising(error)).create("a/object", b"x")
+        plain_store(Raising(error)).create("a/object", b"x")
     assert "SECRET" not in str(seen.value)
 
 
-def test_a_create_whose_answer_was_lost_may_have_stored() -> None:
-    store = plain(Raising(TimeoutError(), stores=True))
+def test_a_create_whose_answer_was_lost_may_have_stored_the_object() -> None:
+    store = plain_store(Raising(TimeoutError(), stores=True))
     with pytest.raises(AnswerLostError):
         store.create("object", b"x")
     assert store.read("object") == b"x"
 
 
-def test_folders_are_made_where_they_have_to_be() -> None:
-    store = plain(Folders(skip_instance_cache=True))
+def test_missing_folders_are_created() -> None:
+    store = plain_store(Folders(skip_instance_cache=True))
     store.create("a/b/object", b"x")
     with pytest.raises(ObjectExistsError):
         store.create("a/b/object", b"y")
@@ -99,11 +99,11 @@ def test_folders_are_made_where_they_have_to_be() -> None:
     "made",
     [
         lambda folder: open_store(f"dir::file://{folder}", {"file": {"auto_mkdir": True}}),
-        lambda folder: plain(LocalFileSystem(auto_mkdir=True)),
-        lambda folder: plain(DirFileSystem(str(folder), LocalFileSystem(auto_mkdir=True))),
+        lambda folder: plain_store(LocalFileSystem(auto_mkdir=True)),
+        lambda folder: plain_store(DirFileSystem(str(folder), LocalFileSystem(auto_mkdir=True))),
     ],
 )
-def test_a_file_system_that_looks_first_and_then_writes_is_refused(
+def test_a_file_system_that_checks_first_and_then_writes_is_refused(
     made: Callable[[Path], ObjectStore], tmp_path: Path
 ) -> None:
     with pytest.raises(StoreUnfitError, match="checks whether the object exists and then writes") as raised:
@@ -112,8 +112,8 @@ def test_a_file_system_that_looks_first_and_then_writes_is_refused(
     assert not list(tmp_path.rglob("*"))
 
 
-def test_one_that_creates_exclusively_passes_the_probe_and_is_left_empty() -> None:
-    store = plain(MemoryFileSystem(skip_instance_cache=True))
+def test_a_file_system_that_creates_exclusively_passes_the_probe_and_is_left_empty() -> None:
+    store = plain_store(MemoryFileSystem(skip_instance_cache=True))
     assert probe_store(store) is None
     assert store.list("") == []
     assert store.unfinished() == []

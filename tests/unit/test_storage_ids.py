@@ -13,7 +13,7 @@ from storage.store import check_key
 NOW = datetime(2026, 11, 20, 7, 43, 43, 999_999, tzinfo=UTC)
 
 
-def test_an_id_is_the_utc_second_and_chance() -> None:
+def test_an_id_is_the_utc_second_and_a_random_number() -> None:
     second, _, chance = new_operation_id(NOW).partition("-")
     assert second == "20261120T074343Z"
     assert len(chance) == 10
@@ -25,7 +25,7 @@ def test_ids_of_the_same_second_differ() -> None:
 
 
 @given(st.datetimes(min_value=datetime(2000, 1, 1)), st.integers(-14, 14), st.integers(1, 10**9))
-def test_ids_sort_by_time_whatever_the_time_zone(first: datetime, hours: int, later_seconds: int) -> None:
+def test_ids_sort_by_time_in_any_time_zone(first: datetime, hours: int, later_seconds: int) -> None:
     zone = timezone(timedelta(hours=hours))
     earlier = first.replace(year=2000 + first.year % 100, tzinfo=UTC)
     later = (earlier + timedelta(seconds=later_seconds)).astimezone(zone)
@@ -42,6 +42,6 @@ def test_an_id_can_be_part_of_a_key() -> None:
 
 
 def test_the_digest_is_sha_256_in_hex() -> None:
-    # The vectors of FIPS 180-2.
+    # The test vectors of FIPS 180-2.
     assert digest(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert digest(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -110,7 +110,7 @@ def test_half_written_files_are_never_listed(tmp_path: Path) -> None:
     assert store.list_children("") == ["object"]
 
 
-def test_nothing_is_left_in_the_way_by_creates_that_failed(tmp_path: Path) -> None:
+def test_failed_creates_leave_nothing_behind(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("object", b"x")
     with pytest.raises(ObjectExistsError):
@@ -133,7 +133,7 @@ def test_an_error_before_the_name_means_that_nothing_was_stored(
 ) -> None:
     store = LocalStore(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"storage.local.os.{call}", failing(error))
+        patch.setattr(f"storage.local.os.{call}", fail_with(error))
         with pytest.raises(situation, match=str(error.strerror).lower()):
             store.create(KEY, BODY)
     assert store.list("") == []
@@ -141,12 +141,12 @@ def test_an_error_before_the_name_means_that_nothing_was_stored(
 
 
 @pytest.mark.parametrize("broken", ["sync_folder", "Path.unlink"])
-def test_an_error_after_the_name_leaves_it_open_whether_it_was_stored(
+def test_an_error_after_the_name_leaves_open_whether_the_object_was_stored(
     tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(f"storage.local.{broken}", failing(OSError(5, "Input/output error")))
+        patch.setattr(f"storage.local.{broken}", fail_with(OSError(5, "Input/output error")))
         with pytest.raises(AnswerLostError, match="input/output error"):
             store.create(KEY, BODY)
     assert store.read(KEY) == BODY
@@ -166,7 +166,7 @@ def test_a_link_that_was_made_although_it_reported_an_error_counts(
     assert store.read(KEY) == BODY
 
 
-def test_what_can_not_be_looked_at_is_not_called_missing(tmp_path: Path) -> None:
+def test_an_object_that_can_not_be_examined_is_not_called_missing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     asks: list[Callable[[str], object]] = [store.exists, store.size, store.read]
@@ -176,7 +176,7 @@ def test_what_can_not_be_looked_at_is_not_called_missing(tmp_path: Path) -> None
                 ask(key)
 
 
-def failing(error: OSError) -> Callable[..., None]:
+def fail_with(error: OSError) -> Callable[..., None]:
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.fsspec_store import FsspecStore
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.open import StoreUrlError, freeze, open_store, thaw
+from storage.open import StoreUrlError, from_hashable, open_store, to_hashable
 from storage.store import redact_url
 
 SECRET = "s3cr3t"
@@ -24,11 +24,11 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(s
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(), VALUES))
-def test_thaw_undoes_freeze(options: dict[str, Any]) -> None:
-    frozen = freeze(options)
-    assert thaw(frozen) == options
-    assert hash(frozen) == hash(freeze(dict(reversed(options.items()))))
-    assert thaw(pickle.loads(pickle.dumps(frozen))) == options
+def test_options_survive_their_hashable_form(options: dict[str, Any]) -> None:
+    hashable = to_hashable(options)
+    assert from_hashable(hashable) == options
+    assert hash(hashable) == hash(to_hashable(dict(reversed(options.items()))))
+    assert from_hashable(pickle.loads(pickle.dumps(hashable))) == options
 
 
 @pytest.mark.parametrize("url", ["/var/backups", "file:///var/backups", "local:///var/backups", "/var/backups/"])
@@ -83,17 +83,17 @@ def test_the_same_arguments_give_the_same_store() -> None:
         "no-such-protocol://x",
     ],
 )
-def test_what_names_no_store_is_refused_as_usage(url: str) -> None:
+def test_an_invalid_store_url_is_a_usage_error(url: str) -> None:
     with pytest.raises(StoreUrlError) as raised:
         open_store(url, {})
     assert raised.value.exit_code == 2
     assert "[store_options]" in raised.value.hint
 
 
-def test_an_option_that_is_not_known_is_refused_without_its_value() -> None:
+def test_an_unknown_option_is_refused_without_showing_its_value() -> None:
     with pytest.raises(StoreUrlError) as raised:
         open_store("github://folder", {"no_such_option": SECRET})
-    assert SECRET not in shown(raised.value)
+    assert SECRET not in text_of(raised.value)
 
 
 @pytest.mark.parametrize("secret", [SECRET, "s3/cr3t", "s3?cr3t", "s3#cr3t", "s3@cr3t", "s3:cr3t"])
@@ -101,8 +101,8 @@ def test_an_option_that_is_not_known_is_refused_without_its_value() -> None:
 def test_credentials_in_a_url_are_in_no_message(url: str, secret: str) -> None:
     with pytest.raises(StoreUrlError) as raised:
         open_store(url.format(secret), {})
-    assert secret not in shown(raised.value)
-    assert "cr3t" not in shown(raised.value)
+    assert secret not in text_of(raised.value)
+    assert "cr3t" not in text_of(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_a_folder_is_opened_without_fsspec_and_s3fs() -> None:
     )
     command = [sys.executable, "-c", script]
     root = Path(__file__).resolve().parents[2]
-    said = subprocess.run(
+    done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(root)}
     )
-    assert said.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[]"
 
 
-def shown(error: StoreUrlError) -> str:
+def text_of(error: StoreUrlError) -> str:
     return f"{error.message} {error.hint} {error.details}"

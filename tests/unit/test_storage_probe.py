@@ -1,4 +1,4 @@
-"""The probe against stores that break one promise each: the in-memory store with one method wrong."""
+"""The probe on stores that break one promise each: the in-memory store with one wrong method."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ListingWrongSizes(InMemoryStore):
 
 @dataclass(frozen=True, slots=True)
 class LettingTwoWin(InMemoryStore):
-    """It looks whether there is an object, and then stores one."""
+    """A store that checks whether the object exists, and then stores it."""
 
     def create(self, key: str, body: bytes) -> None:
         if self.exists(key):
@@ -98,7 +98,7 @@ class LettingTwoWin(InMemoryStore):
 
 @dataclass(frozen=True, slots=True)
 class InParts(InMemoryStore):
-    """It sends large objects in parts, and ends that with the condition."""
+    """A store that sends large objects in parts, and completes them with the condition."""
 
     def create_in_parts(self, key: str, body: bytes) -> None:
         self.create(key, body)
@@ -141,11 +141,11 @@ class Unreachable(InMemoryStore):
         (Undeleting("memory://"), "still there"),
     ],
 )
-def test_a_store_that_breaks_a_promise_is_refused_by_its_name(store: InMemoryStore, lack: str) -> None:
+def test_a_store_that_breaks_a_promise_is_refused_and_the_promise_named(store: InMemoryStore, lack: str) -> None:
     with pytest.raises(StoreUnfitError, match=lack) as raised:
         probe_store(store)
     assert raised.value.exit_code == 3
-    if not isinstance(store, (Undeleting, Unlisting)):  # it can't find what to remove
+    if not isinstance(store, (Undeleting, Unlisting)):  # the probe can't find what to remove
         assert not store._objects
 
 
@@ -155,7 +155,7 @@ def test_a_store_that_does_not_answer_is_not_called_unfit() -> None:
             probe_store(store)
 
 
-def test_what_others_stored_is_left_alone() -> None:
+def test_the_probe_leaves_the_objects_of_others_alone() -> None:
     store = InMemoryStore("memory://")
     store.create("snapshots/nightly/snapshot.json", b"{}")
     store.create("operations/20261120T074343Z-0000000000/intent.json", b"{}")
@@ -164,7 +164,7 @@ def test_what_others_stored_is_left_alone() -> None:
     assert store.list("") == before
 
 
-def test_the_double_forgets_what_it_never_had() -> None:
+def test_the_in_memory_store_does_not_find_what_was_never_stored() -> None:
     with pytest.raises(ObjectMissingError):
         InMemoryStore("memory://").read("nothing")
 
@@ -182,7 +182,7 @@ class Hiding(InMemoryStore):
         raise DeletionRefusedError(url=self.url, key=key, reason="a policy")
 
 
-def test_a_store_that_deletes_nothing_passes_and_says_so() -> None:
+def test_a_store_that_refuses_deletions_passes_and_the_refusal_is_returned() -> None:
     store = Keeping("memory://keeping")
     refused = probe_store(store)
     assert refused is not None
@@ -191,6 +191,6 @@ def test_a_store_that_deletes_nothing_passes_and_says_so() -> None:
     assert probe_store(InMemoryStore("memory://deleting")) is None
 
 
-def test_a_store_that_hides_what_it_may_not_delete_is_unfit() -> None:
+def test_a_store_that_refuses_a_deletion_but_hides_the_object_is_unfit() -> None:
     with pytest.raises(StoreUnfitError, match="refused is gone"):
         probe_store(Hiding("memory://hiding"))

@@ -1,6 +1,6 @@
-"""The private members of s3fs, aiobotocore and aiohttp that storage/s3_session.py uses are where it looks for them.
+"""The private members of s3fs, aiobotocore and aiohttp that storage/s3_session.py uses still exist.
 
-If one of these tests fails after an upgrade, mend storage/s3_session.py first, then the bounds in pyproject.toml.
+If one of these tests fails after an upgrade, fix storage/s3_session.py first, then the bounds in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("kind", "name"), PARAMETERS)
-def test_a_method_that_is_overridden_takes_what_it_took(kind: type, name: str) -> None:
+def test_an_overridden_method_still_takes_the_same_parameters(kind: type, name: str) -> None:
     method = getattr(kind, name)
     expected = PARAMETERS[kind, name]
     assert list(inspect.signature(method).parameters)[: len(expected)] == expected
@@ -37,11 +37,11 @@ def test_a_method_that_is_overridden_takes_what_it_took(kind: type, name: str) -
     (AIOHTTPSession, "_timeout"), (aiohttp.ClientSession, "_retry_connection"), (RequestSigner, "_credentials"),
     (S3FileSystem, "_s3"),
 ])  # fmt: skip
-def test_an_attribute_is_still_called_so(kind: type, name: str) -> None:
+def test_an_attribute_still_has_its_name(kind: type, name: str) -> None:
     assert f"self.{name}" in inspect.getsource(kind)
 
 
-def test_no_other_module_of_the_store_uses_private_members_of_others() -> None:
+def test_no_other_module_of_storage_uses_private_members_of_libraries() -> None:
     for path in sorted((ROOT / "storage").glob("*.py")):
         if path.name == "s3_session.py":
             continue

@@ -1,4 +1,4 @@
-"""The numbers of repeated S3 requests, on a clock of the test's own."""
+"""Which S3 requests are repeated, how often, and after which pauses, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ URL = "http://127.0.0.1:9"
 DRAWS = 300
 
 
-def refused(status: int, code: str = "", **headers: str) -> ClientError:
+def client_error(status: int, code: str = "", **headers: str) -> ClientError:
     metadata = {
         "HTTPStatusCode": status,
         "HTTPHeaders": {name.replace("_", "-"): text for name, text in headers.items()},
@@ -43,30 +43,36 @@ BROKEN = [
     aiohttp.ClientPayloadError("SECRET"),
 ]
 NOT_MADE = [ConnectTimeoutError(endpoint_url=URL), EndpointConnectionError(endpoint_url=URL)]
-SERVER = [refused(500, "InternalError"), refused(502), refused(503), refused(503, "ServiceUnavailable"), refused(504)]
+SERVER = [
+    client_error(500, "InternalError"),
+    client_error(502),
+    client_error(503),
+    client_error(503, "ServiceUnavailable"),
+    client_error(504),
+]
 NOT_NOW = [
-    refused(503, "SlowDown"),
-    refused(429),
-    refused(429, "TooManyRequests"),
-    refused(400, "RequestTimeout"),
-    refused(409, "ConditionalRequestConflict"),
-    refused(400, "BadDigest"),
+    client_error(503, "SlowDown"),
+    client_error(429),
+    client_error(429, "TooManyRequests"),
+    client_error(400, "RequestTimeout"),
+    client_error(409, "ConditionalRequestConflict"),
+    client_error(400, "BadDigest"),
 ]
 DEFINITE = [
-    refused(403, "AccessDenied"),
-    refused(403, "InvalidAccessKeyId"),
-    refused(403, "SignatureDoesNotMatch"),
-    refused(403),
-    refused(400, "ExpiredToken"),
-    refused(400, "InvalidArgument"),
-    refused(301, "PermanentRedirect"),
+    client_error(403, "AccessDenied"),
+    client_error(403, "InvalidAccessKeyId"),
+    client_error(403, "SignatureDoesNotMatch"),
+    client_error(403),
+    client_error(400, "ExpiredToken"),
+    client_error(400, "InvalidArgument"),
+    client_error(301, "PermanentRedirect"),
     NoCredentialsError(),
     SSLError(endpoint_url=URL, error="SECRET"),
 ]
 
 
 @pytest.mark.parametrize("error", [*BROKEN, *NOT_MADE, *SERVER, *NOT_NOW], ids=repr)
-def test_what_may_pass_is_repeated(error: Exception) -> None:
+def test_a_temporary_failure_is_repeated(error: Exception) -> None:
     assert is_passing(error)
 
 
@@ -74,21 +80,21 @@ def test_what_may_pass_is_repeated(error: Exception) -> None:
     "error",
     [
         *DEFINITE,
-        refused(404, "NoSuchKey"),
-        refused(404, "NoSuchBucket"),
-        refused(412),
-        refused(501),
-        refused(507),
+        client_error(404, "NoSuchKey"),
+        client_error(404, "NoSuchBucket"),
+        client_error(412),
+        client_error(501),
+        client_error(507),
         ValueError(),
     ],
     ids=repr,
 )
-def test_what_will_be_the_same_again_is_not_repeated(error: Exception) -> None:
+def test_a_permanent_failure_is_not_repeated(error: Exception) -> None:
     assert not is_passing(error)
 
 
-def test_only_a_definite_answer_says_what_became_of_a_put() -> None:
-    for error in (*BROKEN, *SERVER, refused(507), ValueError()):
+def test_only_a_definite_answer_says_whether_a_put_was_stored() -> None:
+    for error in (*BROKEN, *SERVER, client_error(507), ValueError()):
         assert failure_of(error) is S3Failure.UNKNOWN
     for error in NOT_NOW:
         assert failure_of(error) is S3Failure.NOT_NOW
@@ -96,14 +102,14 @@ def test_only_a_definite_answer_says_what_became_of_a_put() -> None:
         assert failure_of(error) is S3Failure.NOT_SENT
     for error in DEFINITE:
         assert failure_of(error) is S3Failure.REFUSED
-    assert failure_of(refused(412)) is S3Failure.TAKEN
-    assert failure_of(refused(404, "NoSuchUpload")) is S3Failure.MISSING
-    assert failure_of(refused(501)) is S3Failure.NOT_IMPLEMENTED
+    assert failure_of(client_error(412)) is S3Failure.TAKEN
+    assert failure_of(client_error(404, "NoSuchUpload")) is S3Failure.MISSING
+    assert failure_of(client_error(501)) is S3Failure.NOT_IMPLEMENTED
 
 
-def test_an_answer_behind_an_error_of_s3fs_is_seen() -> None:
+def test_the_servers_answer_behind_an_error_of_s3fs_is_found() -> None:
     wrapped = OSError(5, "SECRET")
-    wrapped.__cause__ = refused(503, "SlowDown")
+    wrapped.__cause__ = client_error(503, "SlowDown")
     assert is_passing(wrapped)
     assert is_too_fast(wrapped)
     assert failure_of(wrapped) is S3Failure.NOT_NOW
@@ -114,30 +120,30 @@ def test_no_text_of_server_or_library_is_shown() -> None:
         assert "SECRET" not in reason_of(error)
 
 
-def test_pauses_double_up_to_a_limit_and_are_drawn_whole_at_random() -> None:
+def test_pauses_are_drawn_from_a_whole_range_that_doubles_up_to_a_limit() -> None:
     retries = Retries()
-    for error, first, most in ((refused(500), 0.2, 5.0), (refused(503, "SlowDown"), 1.0, 20.0)):
+    for error, first, most in ((client_error(500), 0.2, 5.0), (client_error(503, "SlowDown"), 1.0, 20.0)):
         for attempt in (1, 2, 3, 7):
             limit = min(first * 2 ** (attempt - 1), most)
             pauses = [retries.pause_after(attempt, error) for _ in range(DRAWS)]
             assert all(0 <= pause <= limit for pause in pauses)
-            # Of 300 draws from the whole some are in its lowest and in its highest tenth: not so once in 10^13 times.
+            # Of 300 draws from the whole range, some are in its lowest and highest tenth, all but once in 10^13 times.
             assert min(pauses) < limit / 10
             assert max(pauses) > limit * 9 / 10
 
 
-def test_the_time_that_the_store_names_is_waited_at_least() -> None:
-    assert retry_after_seconds(refused(503, "SlowDown")) == 0
-    assert retry_after_seconds(refused(503, "SlowDown", retry_after="7")) == 7
-    assert retry_after_seconds(refused(503, "SlowDown", retry_after="soon")) == 0
+def test_a_pause_is_at_least_as_long_as_the_store_demands() -> None:
+    assert retry_after_seconds(client_error(503, "SlowDown")) == 0
+    assert retry_after_seconds(client_error(503, "SlowDown", retry_after="7")) == 7
+    assert retry_after_seconds(client_error(503, "SlowDown", retry_after="soon")) == 0
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 28 <= retry_after_seconds(refused(503, "SlowDown", retry_after=later)) <= 30
-    assert Retries().pause_after(1, refused(429, retry_after="7")) >= 7
+    assert 28 <= retry_after_seconds(client_error(503, "SlowDown", retry_after=later)) <= 30
+    assert Retries().pause_after(1, client_error(429, retry_after="7")) >= 7
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Time goes by only where somebody sleeps."""
+    """A clock that advances only while somebody sleeps."""
     seconds = [0.0]
 
     async def sleep(pause: float) -> None:
@@ -148,7 +154,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return lambda: seconds[0]
 
 
-def attempts(tries: Tries, error: Exception, seconds_each: float = 0) -> int:
+def count_attempts(tries: Tries, error: Exception, seconds_each: float = 0) -> int:
     async def run() -> None:
         await asyncio.sleep(seconds_each)
         while await tries.again(error):
@@ -159,40 +165,40 @@ def attempts(tries: Tries, error: Exception, seconds_each: float = 0) -> int:
 
 
 def drive(coroutine: object) -> None:
-    """Run a coroutine that waits for nothing but the test's own clock; an event loop has one of its own."""
+    """Run a coroutine that waits only for the simulated clock; an event loop would have a clock of its own."""
     with pytest.raises(StopIteration):
         coroutine.send(None)  # type: ignore[attr-defined]
 
 
 def test_attempts_are_bounded_in_number(clock: Callable[[], float]) -> None:
-    assert attempts(Tries(Retries(), Pace(), began=0.0), refused(500)) == 6
+    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(500)) == 6
     assert clock() <= 0.2 + 0.4 + 0.8 + 1.6 + 3.2
-    assert attempts(Tries(Retries(attempts_max=2), Pace()), refused(500)) == 2
-    assert attempts(Tries(Retries(), Pace()), refused(403, "AccessDenied")) == 1
+    assert count_attempts(Tries(Retries(attempts_max=2), Pace()), client_error(500)) == 2
+    assert count_attempts(Tries(Retries(), Pace()), client_error(403, "AccessDenied")) == 1
 
 
 def test_attempts_are_bounded_in_time(clock: Callable[[], float]) -> None:
-    # Each takes half a minute: the third would begin after more than one.
-    assert attempts(Tries(Retries(), Pace(), began=0.0), refused(500), seconds_each=31) == 2
+    # Each attempt takes half a minute: the third would begin after more than a minute.
+    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(500), seconds_each=31) == 2
     assert clock() < 63
 
 
-def test_what_its_bytes_take_is_not_counted_against_a_request(clock: Callable[[], float]) -> None:
+def test_the_time_that_its_bytes_take_does_not_count_against_a_request(clock: Callable[[], float]) -> None:
     size_bytes = 10 * 60 * BYTES_PER_SECOND_MIN
-    assert attempts(Tries(Retries(), Pace(), size_bytes, began=clock()), refused(500), seconds_each=200) == 4
+    assert count_attempts(Tries(Retries(), Pace(), size_bytes, began=clock()), client_error(500), seconds_each=200) == 4
 
 
-def test_a_store_that_wants_too_long_a_pause_is_given_up_at_once(clock: Callable[[], float]) -> None:
-    assert attempts(Tries(Retries(), Pace(), began=0.0), refused(503, "SlowDown", retry_after="3600")) == 1
+def test_a_store_that_demands_too_long_a_pause_is_given_up_at_once(clock: Callable[[], float]) -> None:
+    assert count_attempts(Tries(Retries(), Pace(), began=0.0), client_error(503, "SlowDown", retry_after="3600")) == 1
     assert clock() == 0
 
 
-def test_a_store_that_is_asked_too_much_is_asked_less_by_all(clock: Callable[[], float]) -> None:
+def test_all_requests_slow_down_for_a_store_that_asks_for_it(clock: Callable[[], float]) -> None:
     pace = Pace()
     drive(pace.turn())
     assert clock() == 0
     tries = Tries(Retries(), pace, began=0.0)
-    again = tries.again(refused(503, "SlowDown", retry_after="7"))
+    again = tries.again(client_error(503, "SlowDown", retry_after="7"))
     drive(again)
     waited = clock()
     assert waited >= 7
@@ -204,7 +210,7 @@ def test_a_store_that_is_asked_too_much_is_asked_less_by_all(clock: Callable[[],
     assert clock() == free
 
 
-def test_a_user_may_choose_the_number_as_botocore_has_it() -> None:
+def test_a_user_may_set_the_number_of_attempts_as_in_botocore() -> None:
     assert retries_of({}) == Retries()
     assert retries_of({"retries": {"total_max_attempts": 2}}).attempts_max == 2
     assert retries_of({"retries": {"total_max_attempts": 0}}).attempts_max == 1

@@ -7,7 +7,7 @@ import pytest
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
-from tests.object_store_contract import ObjectStoreContract
+from tests.stores.contract import ObjectStoreContract
 
 
 class TestLocalStore(ObjectStoreContract):

@@ -1,4 +1,4 @@
-"""What becomes of a table between two commits."""
+"""How a table is planned between two commits: unchanged, converted, copied again, or gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def column(name: str, number: int, type_oid: int = INT, modifier: int = -1, miss
 ID, A, B = column("id", 1), column("a", 2, TEXT), column("b", 3)
 OLD = Group(7, "public", "t", "default", 1, (ID, A, B), 4)
 OID = 1000
-# All shards together, so that a number is a multiset's on all of them or on none.
+# The highest number on all shards together, so that a number is a multiset's on all of them or on none.
 HIGHEST = 40
 
 
@@ -49,13 +49,13 @@ def plan(
     return plan_shard("n", [TableBefore(OID, old, before or state(old))], archived, (tables, states), HIGHEST, moved)
 
 
-def only(found: ShardPlan) -> ChangedTable:
+def only_change(found: ShardPlan) -> ChangedTable:
     (one,) = found.changed
     return one
 
 
-def is_carried(found: ShardPlan) -> bool:
-    one = only(found)
+def is_converted(found: ShardPlan) -> bool:
+    one = only_change(found)
     assert found.gone == (7,)
     if one.after is None:
         assert one.reason
@@ -68,14 +68,14 @@ def with_columns(*columns: Column, width: int = 1) -> Group:
     return replace(OLD, columns=tuple(columns), key_width=width)
 
 
-def test_a_table_that_is_as_it_was_keeps_its_definition() -> None:
+def test_an_unchanged_table_keeps_its_definition() -> None:
     # A rewrite without any altered column, as by VACUUM FULL, changes no row.
     for after in (state(OLD), state(OLD, file=5001), state(OLD, columns="1.700 2.701 3.700")):
         found = plan(OLD, after)
         assert found == ShardPlan((OLD,), (), (), {"public.t": after})
 
 
-def test_what_rows_older_than_a_column_have_there_makes_no_other_definition() -> None:
+def test_a_missing_value_alone_does_not_make_another_definition() -> None:
     with_missing = with_columns(ID, A, replace(B, missing="7"))
     assert plan(OLD, state(OLD), old=with_missing).unchanged == (with_missing,)
 
@@ -97,9 +97,9 @@ C = column("c", 4, 1700, missing="1")
         pytest.param(replace(OLD, identity="index"), 3, id="the same key by an index"),
     ],
 )
-def test_what_can_be_brought_to_a_new_definition_is_carried_on(new: Group, attributes: int) -> None:
+def test_a_table_whose_rows_can_be_converted_is_converted(new: Group, attributes: int) -> None:
     found = plan(new, state(new, attributes))
-    assert is_carried(found)
+    assert is_converted(found)
     assert found.successions == {41: 7}
     assert found.groups == (replace(new, number=41, partitions=4),)
 
@@ -108,7 +108,7 @@ def test_what_can_be_brought_to_a_new_definition_is_carried_on(new: Group, attri
     ("new", "attributes"),
     [
         pytest.param(with_columns(ID, A, replace(B, type_oid=20)), 3, id="another type"),
-        pytest.param(with_columns(ID, replace(A, type_oid=17), B), 3, id="text to what is none"),
+        pytest.param(with_columns(ID, replace(A, type_oid=17), B), 3, id="text to bytea"),
         pytest.param(with_columns(A, ID, B), 3, id="another key"),
         pytest.param(with_columns(ID, A, B, width=2), 3, id="a longer key"),
         pytest.param(replace(with_columns(ID, A, B, width=0), identity="full"), 3, id="no key"),
@@ -121,23 +121,23 @@ def test_what_can_be_brought_to_a_new_definition_is_carried_on(new: Group, attri
         pytest.param(with_columns(ID, A, column("b", 4)), 4, id="dropped and added again"),
     ],
 )
-def test_what_can_not_be_told_for_sure_is_copied_anew(new: Group, attributes: int) -> None:
+def test_a_table_whose_rows_may_not_be_convertible_is_copied_again(new: Group, attributes: int) -> None:
     found = plan(new, state(new, attributes))
-    assert not is_carried(found)
+    assert not is_converted(found)
     assert [table.group for table in found.to_copy] == [replace(new, number=41, partitions=2)]
     assert found.successions == {}
 
 
-def test_an_attribute_that_is_there_but_not_stored_was_not_dropped() -> None:
+def test_a_generated_column_is_not_taken_for_a_dropped_one() -> None:
     new = with_columns(ID, A, B, C)
     # A generated column has number 5.
-    assert is_carried(plan(new, state(new, 5, columns="1.700 2.700 3.700 4.800 5.800")))
+    assert is_converted(plan(new, state(new, 5, columns="1.700 2.700 3.700 4.800 5.800")))
 
 
-def test_a_generated_column_that_became_ordinary_was_not_stored_before() -> None:
+def test_a_table_is_copied_again_if_a_generated_column_becomes_ordinary() -> None:
     new = with_columns(ID, A, B, C)
     generated = state(OLD, 4, columns="1.700 2.700 3.700 4.700")
-    assert not is_carried(plan(new, state(new, 4), before=generated))
+    assert not is_converted(plan(new, state(new, 4), before=generated))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_generated_column_that_became_ordinary_was_not_stored_before() -> None
         {"types": ()},
     ],
 )
-def test_what_the_wal_does_not_show_is_copied_anew(changes: dict[str, object]) -> None:
+def test_a_table_is_copied_again_after_a_change_that_wal_does_not_show(changes: dict[str, object]) -> None:
     before = state(OLD, types=("enum 1 2 old.2",))
-    assert not is_carried(plan(OLD, replace(before, **changes), before=before))
+    assert not is_converted(plan(OLD, replace(before, **changes), before=before))
 
 
 def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
@@ -159,61 +159,61 @@ def test_a_label_that_was_added_to_an_enum_changes_no_row() -> None:
     assert plan(OLD, after, before=before).unchanged == (OLD,)
 
 
-def test_a_column_with_xml_in_it_goes_like_any_other() -> None:
+def test_a_change_of_the_columns_with_xml_changes_no_row() -> None:
     before, after = state(OLD, types=("xml 2", "xml 3")), state(OLD, types=("xml 3",))
     assert plan(OLD, after, before=before).unchanged == (OLD,)
     assert before.xml_columns == {2, 3}
 
 
-def test_a_multiset_stays_one_of_its_kind() -> None:
+def test_a_multiset_is_converted_only_to_a_multiset_of_its_kind() -> None:
     full = replace(with_columns(ID, A, B, width=0), identity="full")
     more = replace(full, columns=(*full.columns, C))
-    assert is_carried(plan(more, state(more, 4), old=full))
-    assert not is_carried(plan(replace(full, identity="append_only"), state(full), old=full))
+    assert is_converted(plan(more, state(more, 4), old=full))
+    assert not is_converted(plan(replace(full, identity="append_only"), state(full), old=full))
 
 
-def test_another_table_of_the_name_is_new_and_the_old_one_gone() -> None:
+def test_another_table_of_the_same_name_is_new_and_the_old_one_is_gone() -> None:
     found = plan(OLD, state(OLD), oid=OID + 1)
-    assert only(found).reason == "it is new"
+    assert only_change(found).reason == "it is new"
     assert found.gone == (7,)
     assert plan(None).gone == (7,)
     assert plan(None).changed == ()
 
 
-def test_a_table_changed_under_a_definition_that_nobody_knows_is_copied_anew() -> None:
-    assert not is_carried(plan(OLD, state(OLD), moved=(OID,)))
+def test_a_table_that_was_changed_under_an_unknown_definition_is_copied_again() -> None:
+    assert not is_converted(plan(OLD, state(OLD), moved=(OID,)))
 
 
 NEW = with_columns(ID, A, B, C)
 TRIED = TableBefore(OID, replace(NEW, number=30))
 
 
-def test_a_definition_that_was_archived_under_already_keeps_its_number() -> None:
+def test_a_definition_that_archived_segments_use_keeps_its_number() -> None:
     found = plan(NEW, state(NEW, 4), archived=(TRIED, TableBefore(OID + 1, replace(OLD, number=33))))
-    assert is_carried(found)
+    assert is_converted(found)
     assert found.successions == {30: 7}
 
 
 @pytest.mark.parametrize(
     "tried", [TableBefore(OID, TRIED.group, is_copied=True), TableBefore(OID, replace(OLD, number=30, table="x"))]
 )
-def test_a_table_that_a_failed_attempt_knew_otherwise_is_copied_anew_under_a_number_of_its_own(
+def test_a_table_that_a_failed_attempt_archived_differently_is_copied_again_under_a_new_number(
     tried: TableBefore,
 ) -> None:
     found = plan(NEW, state(NEW, 4), archived=(tried,))
-    assert not is_carried(found)
-    assert only(found).table.group.number == 41
-    # Also one that is as it was at the commit before: the attempt may have passed over changes.
-    assert not is_carried(plan(OLD, state(OLD), archived=(tried,)))
+    assert not is_converted(found)
+    assert only_change(found).table.group.number == 41
+    # So is a table that has not changed since the previous commit: the attempt may have skipped changes.
+    assert not is_converted(plan(OLD, state(OLD), archived=(tried,)))
 
 
-def test_a_table_that_is_as_it_was_but_was_tried_as_it_is_now_is_carried_on() -> None:
+def test_an_unchanged_table_that_a_failed_attempt_archived_is_converted() -> None:
     again = TableBefore(OID, replace(OLD, number=30))
     assert plan(OLD, state(OLD), archived=(again,)).successions == {30: 7}
 
 
-def test_a_table_that_no_publication_has_any_more_is_copied_anew() -> None:
-    assert not is_carried(plan(OLD, state(OLD, publication="", membership="")))
+def test_a_table_that_left_its_publication_is_copied_again() -> None:
+    assert not is_converted(plan(OLD, state(OLD, publication="", membership="")))
 
 
 def test_a_publication_that_was_altered_as_a_whole_is_refused() -> None:
@@ -221,10 +221,10 @@ def test_a_publication_that_was_altered_as_a_whole_is_refused() -> None:
         plan(OLD, state(OLD, publication="1.900"))
 
 
-def test_a_table_that_goes_to_the_other_publication_by_its_identity_is_copied_anew() -> None:
-    """Nobody altered the one that it was in."""
+def test_a_table_that_its_identity_moves_to_the_other_publication_is_copied_again() -> None:
+    """The publication that it leaves was not altered."""
     append_only = replace(with_columns(ID, A, B, width=0), identity="append_only")
     full = replace(append_only, identity="full")
     there = state(append_only, publication="3.650", membership="4.650")
-    assert only(plan(full, state(full), old=append_only, before=there)).after is None
-    assert only(plan(append_only, there, old=full)).after is None
+    assert only_change(plan(full, state(full), old=append_only, before=there)).after is None
+    assert only_change(plan(append_only, there, old=full)).after is None

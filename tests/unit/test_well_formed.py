@@ -1,4 +1,4 @@
-"""Definitions that a commit names by number: one that names what there is not is refused, by the object's name."""
+"""Definitions that a commit names by number: a commit with an unknown number is refused, and its object named."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.unit.made_commits import commit, full_commit, memory
 
 COLUMN = Column("id", "integer", 23, -1, 0, 1)
 FIRST, SECOND = (Group(number, "public", "t", "default", 1, (COLUMN,)) for number in (1, 2))
-# Table t is carried on from number 1 to number 2, on the primary and on its standby.
-CARRIED = DefinitionChanges(
+# Number 2 continues number 1 of table t, on the primary and on its standby.
+CONTINUED = DefinitionChanges(
     groups={"a": (SECOND,)}, gone={"a": (1,)}, successions={"a": {2: 1}}, begun={"a": {2: Lsn(50)}, "b": {2: Lsn(50)}}
 )
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -38,7 +38,7 @@ def full_with(changes: DefinitionChanges | None) -> FullSnapshot:
 
 
 def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
-    """A chain whose increments say this of definitions."""
+    """A chain whose increments have these changes of definitions."""
     store = memory()
     put_commit(store, full_with(None))
     for number, changes in enumerate(found, start=1):
@@ -48,18 +48,18 @@ def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
     return store
 
 
-def test_definitions_that_go_on_from_those_before_are_read() -> None:
+def test_definitions_that_continue_earlier_ones_are_read() -> None:
     store = memory()
-    put_commit(store, full_with(CARRIED))
+    put_commit(store, full_with(CONTINUED))
     assert read_chain(store, "daily").groups("b") == (SECOND,)
     third = replace(SECOND, number=3)
     again = DefinitionChanges({"a": (third,)}, {"a": (2,)}, {"a": {3: 2}}, {"a": {3: Lsn(60)}, "b": {3: Lsn(60)}})
-    assert read_chain(chain_with(CARRIED, None, again), "daily").groups("a") == (third,)
+    assert read_chain(chain_with(CONTINUED, None, again), "daily").groups("a") == (third,)
 
 
 @pytest.mark.parametrize(("what", "wrong"), WRONG)
-def test_numbers_that_are_no_definitions_are_refused(what: str, wrong: dict[str, Any]) -> None:
-    damaged = replace(CARRIED, **wrong)
+def test_numbers_without_a_definition_are_refused(what: str, wrong: dict[str, Any]) -> None:
+    damaged = replace(CONTINUED, **wrong)
     increment = chain_with(damaged)
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 1)}.*{what}"):
         read_chain(increment, "daily")

@@ -14,19 +14,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import pq
 from psycopg.errors import error_from_result
 
 from fleet.lsn import Lsn
+from fleet.record import Record, fields_of, from_json
 
 MARKER_PREFIX = b"cutline"
 FLUSHING_MESSAGE_VERSION = 170000
 MARKER_SECONDS_MAX = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(Record, frozen=True, forbid_unknown_fields=False):
     """The content of a marker: which cut of which chain it starts or finishes. A `cut` id is never used twice."""
 
     chain: str
@@ -35,24 +36,16 @@ class Marker:
 
     def to_bytes(self) -> bytes:
         """The message's content."""
-        return json.dumps({"chain": self.chain, "cut": self.cut, "kind": self.kind}).encode()
+        return json.dumps(fields_of(self)).encode()
 
 
 def marker_from_bytes(content: bytes) -> Marker:
     """Read what `Marker.to_bytes` wrote; raise ValueError on anything else."""
     try:
-        document = json.loads(content)
-        fields = [document[name] for name in ("chain", "cut", "kind")]
-    except (KeyError, TypeError) as error:
-        raise ValueError("not a marker") from error
-    if not all(isinstance(value, str) for value in fields):
-        raise ValueError("not a marker: its fields are not strings")
-    return Marker(*fields)
-
-
-def write_marker(connection: psycopg.Connection[Any], marker: Marker) -> Lsn:
-    """Write `marker` durably into the WAL of one primary; return the position of its end."""
-    return write_markers({connection.info.host or "primary": connection}, marker).popitem()[1]
+        marker: Marker = from_json(content, Marker)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a marker: {error}") from error
+    return marker
 
 
 def write_markers(connections: dict[str, psycopg.Connection[Any]], marker: Marker) -> dict[str, Lsn]:

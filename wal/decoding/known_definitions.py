@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import Group, SchemaChangedError, table_name
+from fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature, table_name
 from wal.decoding.pgoutput import Relation
 from wal.segments.definitions import Definition
 
@@ -83,10 +82,10 @@ class KnownDefinitions:
         return TableDescription(relation.oid, definitions[-1].group.name, None, copied_from)
 
 
-def signature_of(relation: Relation) -> tuple[Any, ...]:
-    """The content of a relation message, in the form of Group.signature."""
-    columns = tuple((column.name, column.type_oid, column.type_modifier) for column in relation.columns)
+def signature_of(relation: Relation) -> Signature:
+    """The content of a relation message, to compare with Group.signature."""
+    columns = tuple(ColumnSignature(one.name, one.type_oid, one.type_modifier) for one in relation.columns)
     is_full = relation.replica_identity == "f"
     # With REPLICA IDENTITY FULL, every column is flagged as part of the key.
     keys = frozenset(column.name for column in relation.columns if column.is_key and not is_full)
-    return relation.schema, relation.table, columns, keys, is_full
+    return Signature(relation.schema, relation.table, columns, keys, is_full)

@@ -80,17 +80,17 @@ def truncated_tables(messages: Messages, number: int) -> list[int]:
     count, options = fields.number(4), fields.number(1)
     if options > 3:
         raise DecodingError(f"a TRUNCATE message has unknown options {options}", number=number)
-    if 4 * count != len(fields.message) - fields.place:
+    if 4 * count != len(fields.message) - fields.offset:
         raise DecodingError("a TRUNCATE message has a wrong number of tables", number=number)
     return [fields.number(4) for _ in range(count)]
 
 
 def _check_positions(messages: Messages, kind: int, numbers: Ints) -> None:
-    places = [messages.u64(messages.starts[numbers] + skip) for skip in POSITIONS.get(kind, ())]
-    for place in places:
-        refuse(numbers, place < 0, "a message has an invalid WAL position")
-    if len(places) == 2:
-        refuse(numbers, places[0] > places[1], "a transaction ends before it begins")
+    positions = [messages.u64(messages.starts[numbers] + skip) for skip in POSITIONS.get(kind, ())]
+    for position in positions:
+        refuse(numbers, position < 0, "a message has an invalid WAL position")
+    if len(positions) == 2:
+        refuse(numbers, positions[0] > positions[1], "a transaction ends before it begins")
 
 
 def _check_name(messages: Messages, numbers: Ints, skip: int) -> None:
@@ -112,10 +112,10 @@ def _check_messages(messages: Messages, numbers: Ints) -> None:
     refuse(numbers, messages.u8(starts + 1) > 1, "a logical message has unknown flags")
     zeros = np.full(len(numbers), -1, np.int64)
     rows = np.arange(len(numbers))
-    for place in range(10, 10 + PREFIX_BYTES_BY_COLUMN):
-        rows = rows[starts[rows] + place < ends[rows]]
-        is_zero = messages.u8(starts[rows] + place) == 0
-        zeros[rows[is_zero]] = place
+    for offset in range(10, 10 + PREFIX_BYTES_BY_COLUMN):
+        rows = rows[starts[rows] + offset < ends[rows]]
+        is_zero = messages.u8(starts[rows] + offset) == 0
+        zeros[rows[is_zero]] = offset
         rows = rows[~is_zero]
         if len(rows) == 0:
             break

@@ -105,7 +105,7 @@ class Messages:
         try:
             return binary.cast(pa.string())
         except pa.ArrowInvalid:
-            wrong = next(place for place, name in enumerate(binary.to_pylist()) if not is_text(name))
+            wrong = next(number for number, name in enumerate(binary.to_pylist()) if not is_text(name))
             raise DecodingError("a name is not valid UTF-8", number=int(numbers[wrong])) from None
 
     def find_prefix(self, prefix: bytes) -> tuple[Ints, Ints]:
@@ -114,9 +114,9 @@ class Messages:
         expected = np.frombuffer(prefix + b"\0", np.uint8)
         numbers = np.flatnonzero(self.kinds == MESSAGE)
         numbers = numbers[self.ends[numbers] - self.starts[numbers] >= 14 + len(expected)]
-        for place, byte in enumerate(expected):
+        for offset, byte in enumerate(expected):
             # After a byte or two, usually only the messages with the prefix remain.
-            numbers = numbers[self.u8(self.starts[numbers] + 10 + place) == byte]
+            numbers = numbers[self.u8(self.starts[numbers] + 10 + offset) == byte]
         return numbers, self.starts[numbers] + 14 + len(expected)
 
     def bytes_at(self, number: int) -> bytes:
@@ -167,23 +167,23 @@ def read_tuples(messages: Messages, numbers: Ints, at: Ints, width: int, *, is_l
     counts = (messages.u8(at).astype(np.int64) << 8) | messages.u8(at + 1)
     if (wrong := counts != width).any():
         refuse(numbers, wrong, f"a row has {int(counts[wrong][0])} columns instead of {width}")
-    place = at + 2
+    offset = at + 2
     columns: list[Values] = []
     for _ in range(width):
         # A row that runs past its message may yield garbage here. It is refused below, as offsets only grow.
-        read = np.minimum(place, messages.data_bytes)
+        read = np.minimum(offset, messages.data_bytes)
         kinds = messages.u8(read)
         is_text = kinds == ord("t")
         is_known = is_text | (kinds == ord("n")) | (kinds == ord("u"))
         refuse(numbers, ~is_known, "a value is neither text, null nor unchanged")
         lengths = np.where(is_text, messages.u32(read + 1), 0)
-        columns.append(Values(kinds, place + 5, lengths))
-        place = place + 1 + np.where(is_text, 4 + lengths, 0)
+        columns.append(Values(kinds, offset + 5, lengths))
+        offset = offset + 1 + np.where(is_text, 4 + lengths, 0)
     if is_last:
-        refuse(numbers, place != ends, "a row does not end where its message ends")
+        refuse(numbers, offset != ends, "a row does not end where its message ends")
     else:
-        refuse(numbers, place >= ends, "a row does not end within its message")
-    return columns, place
+        refuse(numbers, offset >= ends, "a row does not end within its message")
+    return columns, offset
 
 
 def refuse(numbers: Ints, is_wrong: Flags, what: str) -> None:
@@ -230,7 +230,7 @@ class Fields:
 
     message: bytes
     of: int
-    place: int = 1
+    offset: int = 1
 
     def number(self, size: int) -> int:
         """The next field, an unsigned number of `size` bytes."""
@@ -238,19 +238,19 @@ class Fields:
 
     def name(self) -> bytes:
         """The next field, a zero-terminated string in the server's encoding."""
-        end = self.message.find(b"\0", self.place)
-        content = self.content(end - self.place if end >= 0 else len(self.message))
-        self.place += 1
+        end = self.message.find(b"\0", self.offset)
+        content = self.content(end - self.offset if end >= 0 else len(self.message))
+        self.offset += 1
         return content
 
     def content(self, size: int) -> bytes:
         """The next field, `size` bytes."""
-        if size > len(self.message) - self.place:
+        if size > len(self.message) - self.offset:
             raise DecodingError(f"a message {chr(self.message[0])!r} is too short", number=self.of)
-        self.place += size
-        return self.message[self.place - size : self.place]
+        self.offset += size
+        return self.message[self.offset - size : self.offset]
 
     def end(self) -> None:
         """Check that no bytes follow."""
-        if self.place != len(self.message):
+        if self.offset != len(self.message):
             raise DecodingError(f"a message {chr(self.message[0])!r} is too long", number=self.of)

@@ -3,5 +3,5 @@
 A slot is never advanced past the end of the archive. Any later drain can resume one that died: positions tell what is
 already archived.
 
-Imports every other part of `wal`, and what they import.
+Imports `columns`, `fleet`, `fleet.nodes`, `storage`, `wal.decoding`, `wal.segments` and `wal.slots`.
 """

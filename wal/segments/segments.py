@@ -111,12 +111,12 @@ def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table
                 rows = min(max(ROW_GROUP_BYTES // average, 1), ROWS_PER_ROW_GROUP)
                 writer.write_table(table.cast(SEGMENT_SCHEMA), row_group_size=rows)
     with sink.getbuffer() as body:
-        place = _seal_place(body, NO_SEAL)
-        body[place : place + len(NO_SEAL)] = hashlib.sha256(body).hexdigest().encode()
+        offset = _seal_offset(body, NO_SEAL)
+        body[offset : offset + len(NO_SEAL)] = hashlib.sha256(body).hexdigest().encode()
     return sink.getvalue()
 
 
-def _seal_place(body: memoryview, seal: str) -> int:
+def _seal_offset(body: memoryview, seal: str) -> int:
     """Find the offset of the seal in the footer, as rows may hold the same text; raise ValueError if it has none."""
     footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
@@ -175,10 +175,10 @@ def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterato
 
 def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
     view = memoryview(body)
-    place = _seal_place(view, metadata.seal)
-    computed = hashlib.sha256(view[:place])
+    offset = _seal_offset(view, metadata.seal)
+    computed = hashlib.sha256(view[:offset])
     computed.update(NO_SEAL.encode())
-    computed.update(view[place + len(NO_SEAL) :])
+    computed.update(view[offset + len(NO_SEAL) :])
     if computed.hexdigest() != metadata.seal or metadata.key != key:
         raise ValueError(f"its seal {metadata.seal} does not match")
 
@@ -241,12 +241,12 @@ def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set
 
     Raises ObjectDamagedError.
     """
-    lsn, group = read_places(store, segment)
+    lsn, group = read_positions_and_groups(store, segment)
     return set(group[lsn >= after].tolist())
 
 
-def read_places(store: ObjectStore, segment: Segment) -> tuple[Ints, Ints]:
-    """Read position and group of every change in the segment; raise ObjectDamagedError."""
+def read_positions_and_groups(store: ObjectStore, segment: Segment) -> tuple[Ints, Ints]:
+    """Read the position and the group of every change in the segment; raise ObjectDamagedError."""
     source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
     try:
         with pq.ParquetFile(source) as file:

@@ -1,4 +1,4 @@
-An update gave a row the empty key and left a large value as it was: the removal named no key to look for that value under.
+An update moved a row to the empty key and left a large value unchanged: the delete of the old key did not say where the value went.
 --@ setup 0 1
 CREATE TABLE one (id text PRIMARY KEY, large text STORAGE EXTERNAL, v int)
 --@ interval

@@ -1,4 +1,4 @@
-A table that a prepared transaction has truncated: asking for its size waited for that transaction, and so did every create.
+A prepared transaction had truncated a table: reading the table's size waited for that transaction, and so did every create.
 --@ setup 0 1
 CREATE TABLE one (id int PRIMARY KEY, v text);
 CREATE TABLE two (id int PRIMARY KEY, v text)

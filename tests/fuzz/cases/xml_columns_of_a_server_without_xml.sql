@@ -1,4 +1,4 @@
-A server that is built without XML has columns of it, with nothing in them: restoring to that server was refused.
+A server built without XML has empty xml columns: a restore to that server was refused.
 --@ setup 0 1
 CREATE TABLE one (id int PRIMARY KEY, x xml, more xml[])
 --@ interval

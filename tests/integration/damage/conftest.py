@@ -1,4 +1,4 @@
-"""One chain for all tests of this folder, made once; each damages a copy of its store."""
+"""One chain for all tests of this folder, created once; each test damages a copy of its store."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from embedded.fleet import EmbeddedFleet
-from tests.integration.damage.stored_chain import Stored, copied, stored_chain
-from tests.snapshot_runs import Ready
+from tests.commands.snapshot_runs import Ready
+from tests.integration.damage.stored_chain import StoredChain, copy_store, stored_chain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="package")
-def made(
+def original(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stored]:
+) -> Iterator[StoredChain]:
     with stored_chain(shared_fleet, tmp_path_factory.mktemp("damage"), Ready(spark)) as found:
         yield found
 
 
 @pytest.fixture
-def stored(made: Stored, tmp_path: Path) -> Stored:
-    return copied(made, tmp_path)
+def stored(original: StoredChain, tmp_path: Path) -> StoredChain:
+    return copy_store(original, tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a stored chain, check finds it, names it and exits 1; and never passes on nothing.
+"""Check finds and names any damage of a stored chain and exits 1, and it never passes if there is nothing to check.
 
 One small chain is made once; every test damages a copy of its store, in all ways at once that do not hide each other.
 """
@@ -24,18 +24,18 @@ from restore.restore import restore_fleet
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
-from tests.cli_runs import run_here
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import run_command
 from tests.integration.damage.stored_chain import (
     NAME,
     ONLY_PRIMARIES,
-    Stored,
+    StoredChain,
     changed_keys,
     group_number,
     is_shared,
     row_of,
 )
-from tests.snapshot_runs import run_command
-from tests.store_damage import (
+from tests.stores.damage import (
     Document,
     change_base,
     change_commit,
@@ -51,8 +51,8 @@ from tests.store_damage import (
 from wal.segments.segment_schema import PREPARE
 
 
-def of_everything(stored: Stored) -> CheckReport:
-    """A check of all snapshots that reads no object: what their commits say is checked as by any other."""
+def check_everything(stored: StoredChain) -> CheckReport:
+    """Check all snapshots without reading objects; their commits are checked as in any other check."""
     return check_snapshots(stored.fleet, CheckRequest(metadata_only=True), stored.spark, Silent())
 
 
@@ -61,7 +61,7 @@ def conflicts_of(report: CheckReport) -> list[tuple[str, str | None]]:
     return [(one.kind, one.object) for found in report.snapshots for one in found.conflicts]
 
 
-def test_a_healthy_chain_is_valid(stored: Stored) -> None:
+def test_a_healthy_chain_is_valid(stored: StoredChain) -> None:
     report = stored.check()
     assert (report.result, report.exit_code) == ("valid", 0), report.to_json()
     compared = report.snapshots[0].compared
@@ -72,22 +72,22 @@ def test_a_healthy_chain_is_valid(stored: Stored) -> None:
 
 @pytest.mark.parametrize("damage", [flip_byte, remove])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_commit_is_named(stored: Stored, number: int, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_commit_is_named(stored: StoredChain, number: int, damage: Callable[[Path], None]) -> None:
     key = commit_key(NAME, number)
     damage(stored.store / key)
-    # Of a chain whose last increment is missing the rest is read: the next test looks at that.
-    report = of_everything(stored) if (damage, number) == (remove, 1) else stored.check()
+    # If the last increment is missing, check reads the rest of the chain, which the next test covers.
+    report = check_everything(stored) if (damage, number) == (remove, 1) else stored.check()
     assert report.exit_code == 1
     assert [one.object for found in report.snapshots for one in found.conflicts] == [key]
 
 
-def test_with_a_commit_that_is_gone_the_others_objects_are_still_checked(stored: Stored) -> None:
-    def forget(document: Document) -> None:
+def test_if_a_commit_is_missing_the_objects_of_the_others_are_still_checked(stored: StoredChain) -> None:
+    def empty_segments(document: Document) -> None:
         document["segments"]["s1"] = []
 
-    # A hole in an archive besides, and objects of other nodes.
-    change_commit(stored.store, NAME, 0, forget)
-    keys = stored.kinds()
+    # In addition, a hole in an archive, and damaged objects of other nodes.
+    change_commit(stored.store, NAME, 0, empty_segments)
+    keys = stored.key_by_kind()
     remove(stored.store / keys["increment's commit"])
     remove(stored.store / keys["segment of a standby"])
     flip_byte(stored.store / keys["DDL"])
@@ -96,66 +96,66 @@ def test_with_a_commit_that_is_gone_the_others_objects_are_still_checked(stored:
     assert ("archive", "s1") in {(kind, node) for kind, node, _ in found}
 
 
-def test_every_damaged_object_is_named_with_what_is_wrong(stored: Stored) -> None:
-    """Of every kind of object another damage for certain; the others are flipped or removed."""
-    keys, kinds = stored.every_kind(), stored.kinds()
+def test_every_damaged_object_is_named_with_what_is_wrong(stored: StoredChain) -> None:
+    """Each kind of object is damaged in a particular way; the others are flipped or removed."""
+    keys, more_keys = stored.object_by_kind(), stored.key_by_kind()
     others = [stored.chain.full.segments["s1"][0].key, stored.chain.increments[0].segments["s1-b1"][0].key]
-    like = (kinds["segment of a primary"], stored.chain.increments[0].segments["s1"][0].key)
+    like = (more_keys["segment of a primary"], stored.chain.increments[0].segments["s1"][0].key)
     bodies = {key: (stored.store / key).read_bytes() for key in [*others, *like]}
-    certain: dict[str, str] = {}
+    expected: dict[str, str] = {}
 
     def damage(key: str, kind: str, damage: Callable[[Path], object]) -> None:
-        assert key not in certain
+        assert key not in expected
         damage(stored.store / key)
-        certain[key] = kind
+        expected[key] = kind
 
     damage(keys["base"], "size", truncate)
     damage(keys["pre-data"], "size", extend)
     damage(keys["post-data"], "digest", flip_byte)
     damage(keys["segment"], "missing", remove)
-    # Another attempt's of the same node, and another node's of the same cut: as good as any, but for their digests.
+    # Another segment of the same node, and another node's segment of the same cut: valid except for their digests.
     damage(keys["segment of an increment"], "size", lambda path: path.write_bytes(bodies[others[0]]))
     damage(like[0], "", lambda path: path.write_bytes(bodies[like[1]]))
-    for number, key in enumerate(one for one in stored.objects() if one not in certain):
+    for number, key in enumerate(one for one in stored.objects() if one not in expected):
         damage(key, *(("missing", remove), ("digest", flip_byte))[number % 2])
     found = {str(one.object): one for one in stored.conflicts()}
-    assert found.keys() == set(stored.objects()) == certain.keys()
-    assert {key: found[key].kind for key, kind in certain.items() if kind} == {
-        key: kind for key, kind in certain.items() if kind
+    assert found.keys() == set(stored.objects()) == expected.keys()
+    assert {key: found[key].kind for key, kind in expected.items() if kind} == {
+        key: kind for key, kind in expected.items() if kind
     }
     assert all(key in one.detail for key, one in found.items())
     assert found[like[0]].node == "s2"
 
 
-def test_commits_that_are_gone_are_missed_by_a_check_of_everything(stored: Stored) -> None:
-    gone = [commit_key(NAME, 0), commit_key(ONLY_PRIMARIES, 0)]
-    for key in gone:
+def test_a_check_of_everything_reports_missing_commits(stored: StoredChain) -> None:
+    removed = [commit_key(NAME, 0), commit_key(ONLY_PRIMARIES, 0)]
+    for key in removed:
         (stored.store / key).unlink()
-    assert sorted(str(key) for _, key in conflicts_of(of_everything(stored))) == gone
-    # The only one of its snapshot, too.
-    assert [key for _, key in conflicts_of(stored.check(ONLY_PRIMARIES))] == gone[1:]
+    assert sorted(str(key) for _, key in conflicts_of(check_everything(stored))) == removed
+    # Also the only commit of its snapshot.
+    assert [key for _, key in conflicts_of(stored.check(ONLY_PRIMARIES))] == removed[1:]
 
 
-def test_what_was_never_there_is_no_damage(stored: Stored) -> None:
+def test_what_never_existed_is_no_damage(stored: StoredChain) -> None:
     with pytest.raises(SnapshotMissingError):
         stored.check("never")
     with pytest.raises(SnapshotMissingError):
         stored.check(increment=7)
 
 
-def test_a_changed_fleet_id_is_found(stored: Stored) -> None:
+def test_a_changed_fleet_id_is_found(stored: StoredChain) -> None:
     change_document(stored.store / "fleet.json", lambda document: document.update(fleet="0badf00d"))
-    assert ("fleet", "fleet.json") in conflicts_of(of_everything(stored))
+    assert ("fleet", "fleet.json") in conflicts_of(check_everything(stored))
 
 
-def test_without_fleet_json_nothing_is_believed(stored: Stored) -> None:
+def test_a_store_without_fleet_json_is_refused(stored: StoredChain) -> None:
     (stored.store / "fleet.json").unlink()
     with pytest.raises(StoreNotInitialisedError):
         stored.check()
 
 
-def test_what_a_standby_lost_or_has_otherwise_is_found_by_comparison_alone(stored: Stored) -> None:
-    """A row and a transfer lost from their segments, whose digests are right, and one value changed in a base copy."""
+def test_rows_that_a_standby_lacks_or_has_different_are_found_by_comparison_alone(stored: StoredChain) -> None:
+    """A row and a transfer are missing in segments with correct digests, and one value differs in a base copy."""
     changed = changed_keys(stored, "s2-b1")
 
     def other_balance(table: pa.Table) -> pa.Table:
@@ -172,13 +172,13 @@ def test_what_a_standby_lost_or_has_otherwise_is_found_by_comparison_alone(store
     assert ("changes", "public.account") in first
     assert {group for _, group in first} == {"public.account"}
     assert second == {("changes", "public.transfer"), ("row-count", "public.transfer"), ("row-hash", "public.account")}
-    # One value is in one partition.
+    # One different value is in one partition.
     assert len([one for one in conflicts if one.node == "s2" and one.kind == "row-hash"]) == 1
     assert {(one.node, one.other_node) for one in conflicts} == {("s1", "s1-b1"), ("s2", "s2-b1")}
 
 
-def test_what_a_commit_says_wrong_of_its_cut_is_found(stored: Stored) -> None:
-    """A global transaction that is on one shard alone, and markers that are not where they should be."""
+def test_a_commit_with_a_wrong_cut_is_found(stored: StoredChain) -> None:
+    """A global transaction is on only one shard, and markers are not where they should be."""
     segment = stored.chain.increments[0].segments["s2"][0]
     cut = stored.chain.increments[0].cut.of("s2")
     events = pq.read_table(stored.store / segment.key).to_pylist()
@@ -186,8 +186,8 @@ def test_what_a_commit_says_wrong_of_its_cut_is_found(stored: Stored) -> None:
 
     def leave_out(document: Document) -> None:
         (node,) = (one for one in document["cut"]["nodes"] if one["node"] == "s2")
-        place = {name: f"{torn[name] >> 32:X}/{torn[name] & 0xFFFFFFFF:X}" for name in ("lsn", "end_lsn")}
-        node["undecided"].append({"global_id": torn["global_id"], **place})
+        positions = {name: f"{torn[name] >> 32:X}/{torn[name] & 0xFFFFFFFF:X}" for name in ("lsn", "end_lsn")}
+        node["undecided"].append({"global_id": torn["global_id"], **positions})
         document["cut"].update(id="another.1")
 
     change_commit(stored.store, NAME, 1, leave_out)
@@ -199,7 +199,7 @@ def test_what_a_commit_says_wrong_of_its_cut_is_found(stored: Stored) -> None:
     assert (half.other_node, half.global_id) == ("s2", torn["global_id"])
 
 
-def test_a_value_that_is_stored_nowhere_is_found(stored: Stored) -> None:
+def test_a_value_that_is_stored_nowhere_is_found(stored: StoredChain) -> None:
     def without_wide_rows(table: pa.Table) -> pa.Table:
         is_wide = [group == group_number(stored, "wide") for group in table["group"].to_pylist()]
         return table.filter(pa.compute.invert(pa.array(is_wide)))
@@ -212,39 +212,39 @@ def test_a_value_that_is_stored_nowhere_is_found(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize("kind", ["base", "DDL", "segment of a primary"])
-def test_a_restore_from_damaged_objects_is_refused_and_leaves_nothing(stored: Stored, kind: str) -> None:
-    flip_byte(stored.store / stored.kinds()[kind])
+def test_a_restore_from_damaged_objects_is_refused_and_leaves_nothing(stored: StoredChain, kind: str) -> None:
+    flip_byte(stored.store / stored.key_by_kind()[kind])
     nodes = tuple(replace(node, dsn=node.dsn.replace("/bank", "/damaged")) for node in stored.fleet.primaries)
     target = replace(stored.fleet, nodes=nodes)
     with pytest.raises(SnapshotError) as refused:
         restore_fleet(plan_restore(stored.fleet, target, RestoreRequest(NAME)), stored.spark, Silent())
     assert refused.value.exit_code == 3
-    assert refused.value.details["object"] == stored.kinds()[kind]
+    assert refused.value.details["object"] == stored.key_by_kind()[kind]
     for node in stored.fleet.primaries:
         with psycopg.connect(node.dsn) as connection:
             names = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
         assert names == {"bank", "postgres", "template0", "template1"}
 
 
-def test_without_standbys_a_check_is_inconclusive(stored: Stored) -> None:
+def test_without_standbys_a_check_is_inconclusive(stored: StoredChain) -> None:
     report = stored.check(ONLY_PRIMARIES)
     assert (report.result, report.exit_code) == ("inconclusive", 4)
     assert [one.what for one in report.snapshots[0].skipped] == ["rows of shard s1", "rows of shard s2"]
 
 
-def test_an_empty_store_is_inconclusive(stored: Stored) -> None:
+def test_an_empty_store_is_inconclusive(stored: StoredChain) -> None:
     shutil.rmtree(stored.store / "snapshots")
     report = stored.check(name=None)
     assert (report.exit_code, report.result, report.snapshots) == (4, "inconclusive", ())
 
 
-def test_the_command_exits_1_and_names_the_damaged_object(stored: Stored) -> None:
-    """One object alone, with Spark; and a commit, as a script sees it."""
-    key = stored.kinds()["base"]
+def test_the_command_exits_1_and_names_the_damaged_object(stored: StoredChain) -> None:
+    """One damaged object in this process, with Spark; and a damaged commit in a separate process."""
+    key = stored.key_by_kind()["base"]
     flip_byte(stored.store / key)
     code, document = run_here(stored.fleet, "check", NAME, spark=stored.spark.running)
     assert (code, objects_of(document)) == (1, [key])
-    key = stored.kinds()["increment's commit"]
+    key = stored.key_by_kind()["increment's commit"]
     flip_byte(stored.store / key, 0.9)
     code, document = run_command(stored.fleet, "check", NAME)
     assert (code, objects_of(document)) == (1, [key])

@@ -1,6 +1,6 @@
-"""What is seen of a damaged chain without reading what it holds: by a check of metadata, list, show, a restore's plan.
+"""What a metadata check, list, show and a restore's plan find in a damaged chain without reading its contents.
 
-And by the next increment, which is refused.
+The next increment finds it too, and is refused.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from snapshots.listing.listing import list_store, show_snapshot
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import ForeignSnapshotError
-from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, Stored
-from tests.store_damage import change_document, empty, extend, flip_byte, remove, truncate
+from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, StoredChain
+from tests.stores.damage import change_document, empty, extend, flip_byte, remove, truncate
 
 
-def metadata(stored: Stored, name: str | None = NAME) -> CheckReport:
+def check_metadata(stored: StoredChain, name: str | None = NAME) -> CheckReport:
     return check_snapshots(stored.fleet, CheckRequest(name, metadata_only=True), stored.spark, Silent())
 
 
-def next_increment(stored: Stored) -> object:
+def preview_next(stored: StoredChain) -> object:
     return preview_increment(stored.fleet, CreateRequest(NAME), Silent())
 
 
-def test_a_check_of_metadata_alone_is_inconclusive_at_best(stored: Stored) -> None:
+def test_a_metadata_check_is_inconclusive_at_best(stored: StoredChain) -> None:
     request = CheckRequest(NAME, metadata_only=True)
     assert check_snapshots(stored.fleet, request, stored.spark, Silent()).exit_code == 4
-    key = stored.kinds()["base"]
+    key = stored.key_by_kind()["base"]
     (stored.store / key).unlink()
     report = check_snapshots(stored.fleet, request, stored.spark, Silent())
     assert report.exit_code == 1
@@ -45,28 +45,28 @@ def test_a_check_of_metadata_alone_is_inconclusive_at_best(stored: Stored) -> No
 
 
 @pytest.mark.parametrize("damage", [truncate, extend, empty, remove])
-def test_presence_and_size_are_seen_without_reading_and_end_the_next_increment(
-    stored: Stored, damage: Callable[[Path], None]
+def test_missing_objects_and_wrong_sizes_are_found_without_reading_and_refuse_the_next_increment(
+    stored: StoredChain, damage: Callable[[Path], None]
 ) -> None:
-    assert next_increment(stored)
-    bodies = {key: (stored.store / key).read_bytes() for key in stored.every_kind().values()}
+    assert preview_next(stored)
+    bodies = {key: (stored.store / key).read_bytes() for key in stored.object_by_kind().values()}
     for key, body in bodies.items():
         damage(stored.store / key)
-        report = metadata(stored)
+        report = check_metadata(stored)
         (conflict,) = report.snapshots[0].conflicts
         kind = "missing" if damage is remove else "size"
         assert (report.exit_code, conflict.kind, conflict.object) == (1, kind, key)
         assert report.snapshots[0].compared.objects == len(stored.objects()) - 1
         with pytest.raises(ChainObjectMissingError, match=key) as refused:
-            next_increment(stored)
+            preview_next(stored)
         assert refused.value.details["object"] == key
         (stored.store / key).write_bytes(body)
 
 
-def test_what_a_check_of_metadata_did_not_look_at_is_named(stored: Stored) -> None:
-    for key in stored.every_kind().values():
+def test_a_metadata_check_names_what_it_skipped(stored: StoredChain) -> None:
+    for key in stored.object_by_kind().values():
         flip_byte(stored.store / key)
-    report = metadata(stored)
+    report = check_metadata(stored)
     assert (report.result, report.exit_code) == ("inconclusive", 4)
     skipped = [one.what for one in report.snapshots[0].skipped]
     size = sum((stored.store / key).stat().st_size for key in stored.objects())
@@ -79,7 +79,7 @@ def test_what_a_check_of_metadata_did_not_look_at_is_named(stored: Stored) -> No
 @pytest.mark.parametrize("damage", [truncate, extend, empty, flip_byte])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
-    stored: Stored, number: int, damage: Callable[[Path], None]
+    stored: StoredChain, number: int, damage: Callable[[Path], None]
 ) -> None:
     key = commit_key(NAME, number)
     damage(stored.store / key)
@@ -89,12 +89,12 @@ def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
     for command in (
         lambda: show_snapshot(stored.fleet, NAME),
         lambda: plan_restore(stored.fleet, stored.fleet, RestoreRequest(NAME)),
-        lambda: next_increment(stored),
+        lambda: preview_next(stored),
     ):
         with pytest.raises(ManifestError, match=key) as refused:
             command()
         assert refused.value.exit_code == 3
-    report = metadata(stored, None)
+    report = check_metadata(stored, None)
     assert report.exit_code == 1
     assert {one.name: [c.object for c in one.conflicts] for one in report.snapshots} == {
         NAME: [key],
@@ -102,21 +102,21 @@ def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
     }
 
 
-def test_a_snapshot_of_another_fleet_is_refused_by_every_command(stored: Stored) -> None:
+def test_a_snapshot_of_another_fleet_is_refused_by_every_command(stored: StoredChain) -> None:
     change_document(stored.store / "fleet.json", lambda document: document.update(fleet="0badf00d"))
     assert {one.state for one in list_store(stored.fleet).entries} == {"broken"}
     for command in (
         lambda: show_snapshot(stored.fleet, NAME),
         lambda: plan_restore(stored.fleet, stored.fleet, RestoreRequest(NAME)),
-        lambda: next_increment(stored),
+        lambda: preview_next(stored),
     ):
         with pytest.raises(ForeignSnapshotError, match="0badf00d"):
             command()
 
 
-def test_a_damaged_outcome_is_a_conflict_of_a_check(stored: Stored) -> None:
+def test_a_check_reports_a_damaged_outcome(stored: StoredChain) -> None:
     key = f"operations/{stored.chain.full.operation}/outcome.json"
     truncate(stored.store / key)
-    report = metadata(stored)
+    report = check_metadata(stored)
     assert report.exit_code == 1
     assert [(one.kind, one.object) for one in report.snapshots[0].conflicts] == [("operation", key)]

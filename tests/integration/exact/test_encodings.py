@@ -1,7 +1,7 @@
-"""Shards of several versions of PostgreSQL and of several encodings, under settings of users that change everything.
+"""Shards of several PostgreSQL versions and several encodings, under user settings that change everything.
 
-Judged byte by byte by PostgreSQL's own COPY and pg_dump. The databases of one server of each version are enough: every
-case has databases of its own.
+Compared byte by byte, by PostgreSQL's own COPY and pg_dump. One server of each version is enough: every case has its
+own databases.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ from restore.target import TargetUnfitError
 from snapshots.create.full_plan import preview_full
 from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
-from tests.chains.mixed_databases import await_standbys, change, create_database, fleet_of, on, slots_dropped
+from tests.chains.mixed_databases import (
+    await_standbys,
+    change,
+    create_database,
+    create_fleet,
+    slots_dropped,
+    target_fleet,
+)
 from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.refusing import create, execute
-from tests.other_servers import major_of, needed
-from tests.snapshot_runs import Ready, Runs, described
-from tests.soak import SOAK_SECONDS
+from tests.other_servers import major_of, require_server
+from tests.run.soak import SOAK_SECONDS
 from tests.tables.encoded_tables import (
     CHANGES,
     EUC_JP,
@@ -42,30 +49,30 @@ from tests.tables.encoded_tables import (
     WIN1251,
     Encoded,
     copies,
-    dumped,
-    hostile,
+    dump_ddl,
+    hostile_settings,
     run,
     session,
 )
-from tests.tables.large_object_states import all_large
+from tests.tables.large_object_states import read_large_objects
 from wal.slots.waiting import prepared_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "mixed"
-# The encodings of the two shards: the first has a standby that is copied too.
+# The encodings of the two shards. The first shard has a standby that is also copied.
 CASES = [(SQL_ASCII, LATIN1)]
 if SOAK_SECONDS:
     CASES += [(LATIN1, SQL_ASCII), (EUC_JP, WIN1251), (WIN1251, EUC_JP), (LATIN5, EUC_JP)]
 CROSSED_MIN, WAIT_SECONDS = 50, 0.05
 NOT_DECODING = 15
-# One is gone after the full snapshot and one is another then; the second shard has one more, owned by somebody else.
+# After the full snapshot one is unlinked and one changed; the second shard has one more, with another owner.
 LARGE_OBJECTS = (
     "SELECT lo_from_bytea(7, 'seven')", "SELECT lo_from_bytea(8, decode(repeat('00ff5c', 200000), 'hex'))",
     "COMMENT ON LARGE OBJECT 8 IS 'größe'",
 )  # fmt: skip
-OF_SECOND = (
+MORE_OF_SECOND = (
     "CREATE ROLE keeper", "SELECT lo_from_bytea(4000000000, 'of the second')",
     "ALTER LARGE OBJECT 4000000000 OWNER TO keeper",
 )  # fmt: skip
@@ -75,26 +82,26 @@ WHY = "PostgreSQL 15 does not decode WAL on a standby, 16 does: check has no cop
 @pytest.fixture(scope="module")
 def other(programs: Path) -> Path:
     """The programs of the second shard."""
-    return needed(programs)
+    return require_server(programs)
 
 
 @pytest.fixture(scope="module")
 def embedded(other: Path, mixed: EmbeddedFleet) -> EmbeddedFleet:
-    """A shard of the wheel's version and one of the other, each with a standby."""
+    """A shard of the wheel's version and one of the other version, each with a standby."""
     return mixed
 
 
-def test_a_bank_at_work_on_two_versions_is_whole_at_every_cut(
+def test_a_busy_bank_on_two_versions_is_consistent_at_every_cut(
     embedded: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     for shard, node in enumerate(fleet.primaries):
         create_database(embedded.node(node.id).dsn("postgres"), "bank", "UTF8")
         create_bank(node.dsn, shard=shard)
-        execute(node.dsn, *LARGE_OBJECTS, *OF_SECOND * shard)
+        execute(node.dsn, *LARGE_OBJECTS, *MORE_OF_SECOND * shard)
     await_standbys(embedded)
-    large = [all_large(node.dsn) for node in fleet.primaries]
-    runs, target = Runs(fleet, Ready(spark)), on(fleet, "bank")
+    large = [read_large_objects(node.dsn) for node in fleet.primaries]
+    runs, target = Runs(fleet, Ready(spark)), target_fleet(fleet, "bank")
     with slots_dropped(fleet):
         runs.init()
         with BankWorkload([node.dsn for node in fleet.primaries], clients=4, pause_seconds=0.005) as bank:
@@ -108,15 +115,15 @@ def test_a_bank_at_work_on_two_versions_is_whole_at_every_cut(
             bank.stop()
         runs.restore(NAME, target)
         assert read_invariants([node.dsn for node in target.primaries]).hold
-        assert [all_large(node.dsn) for node in target.primaries] == large
+        assert [read_large_objects(node.dsn) for node in target.primaries] == large
         report = runs.check_one(NAME)
         assert report.conflicts == []
         assert CROSSED_MIN <= report.compared.transactions <= bank.committed.cross
         assert report.large_objects == sum(map(len, large)) == 5
 
 
-def test_a_name_that_is_no_text_is_refused_and_said(embedded: EmbeddedFleet, tmp_path: Path) -> None:
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+def test_a_name_that_is_not_valid_text_is_refused_and_shown(embedded: EmbeddedFleet, tmp_path: Path) -> None:
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     server = embedded.primaries[0].dsn("postgres")
     create_database(server, "unnamed", "SQL_ASCII")
     only = replace(fleet, nodes=(with_database(fleet.primaries[0], "unnamed"),))
@@ -125,7 +132,7 @@ def test_a_name_that_is_no_text_is_refused_and_said(embedded: EmbeddedFleet, tmp
     with pytest.raises(NodeUnfitError, match=r"node s1: .*column c\\xfe.*relation t\\xff") as raised:
         create(only, "refused")
     assert "é" not in raised.value.message
-    # A role's name is the whole server's: from this database it has bytes that are no text in one of UTF-8.
+    # Roles belong to the whole server: renamed in this database, one has bytes that are not valid text in UTF-8.
     create_database(server, "readable", "UTF8")
     readable = replace(fleet, nodes=(with_database(fleet.primaries[0], "readable"),))
     run(
@@ -141,17 +148,17 @@ def test_a_name_that_is_no_text_is_refused_and_said(embedded: EmbeddedFleet, tmp
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP", *["WIN1251", "UTF8"] * bool(SOAK_SECONDS)])
-def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothing(
+def test_a_role_whose_name_is_not_valid_text_is_refused_only_where_it_has_privileges(
     embedded: EmbeddedFleet, tmp_path: Path, encoding: str
 ) -> None:
-    """Settings of its own in the database, as its owner, and a transaction: all that names it is shown."""
+    """Elsewhere it may have settings, own the database and have a prepared transaction: its name is shown."""
     server = embedded.primaries[0].dsn("postgres")
     create_database(server, "apart", encoding)
-    fleet = described(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     only = replace(fleet, nodes=(with_database(fleet.primaries[0], "apart"),))
     initialise(only, Silent())
     (node,) = only.nodes
-    # No characters of any of these encodings but LATIN1: what is sent to the database itself can't have them.
+    # These bytes are characters in LATIN1 only, so that statements to the database itself can't contain them.
     role = b'"r\x98\xff\\\'"'
     newest = b"(SELECT rolname FROM pg_roles ORDER BY oid DESC LIMIT 1)"
     create_database(server, "unnamed", "SQL_ASCII")
@@ -170,7 +177,7 @@ def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothi
         with connect(node) as connection:
             users = [one.user for one in prepared_transactions(node.id, connection)]
         assert users == [r"r\x98\xff\'" if encoding == "UTF8" else r"r\230\377\\'"]
-        # It has something there now.
+        # Now the role has a privilege there.
         run(node.dsn, [b"DO $$BEGIN EXECUTE format('GRANT SELECT ON t TO %%I', %b); END$$" % newest])
         if encoding != "LATIN1":
             with pytest.raises(NodeUnfitError, match=r"can't be written in UTF-8: role r\\x98\\xff\\'$"):
@@ -185,41 +192,41 @@ def test_a_role_with_a_name_that_is_no_text_is_in_nobodys_way_where_it_has_nothi
 def test_every_byte_of_every_encoding_comes_back_on_every_version(
     embedded: EmbeddedFleet, other: Path, spark: SparkSession, tmp_path: Path, case: tuple[Encoded, Encoded]
 ) -> None:
-    fleet, version = fleet_of(embedded, tmp_path, case), major_of(other)
+    fleet, version = create_fleet(embedded, tmp_path, case), major_of(other)
     runs = Runs(fleet, Ready(spark))
     states = [[copies(node.dsn) for node in fleet.primaries]]
-    with hostile(*(node.dsn for node in fleet.primaries)), slots_dropped(fleet):
+    with hostile_settings(*(node.dsn for node in fleet.primaries)), slots_dropped(fleet):
         runs.init()
         full = runs.full(NAME)
         assert full.left_out is not None
-        told = [LeftOut("s2", LeftOutKind.STANDBY_COPY, "s2-b1", WHY)] if version == NOT_DECODING else []
-        assert [one for one in full.left_out if one.kind == LeftOutKind.STANDBY_COPY] == told
-        assert any("s2-b1 on s2" in line for line in create_lines(full)) == bool(told)
+        expected = [LeftOut("s2", LeftOutKind.STANDBY_COPY, "s2-b1", WHY)] if version == NOT_DECODING else []
+        assert [one for one in full.left_out if one.kind == LeftOutKind.STANDBY_COPY] == expected
+        assert any("s2-b1 on s2" in line for line in create_lines(full)) == bool(expected)
         commits = []
         for number in range(len(CHANGES)):
             states.append(change(fleet, case, number))
             commits.append(runs.increment(NAME))
-        # Two of each shard over both, by gid and by tag, in other bytes and the same text; and one of each by itself.
+        # Two of each text over both shards, by gid and by tag, with other bytes on each; and one of each shard alone.
         assert commits[0].cut.global_transactions == 2 * len({one.text for one in case}) + 2
-        assert any(one.kind == LeftOutKind.STANDBY_COPY for one in commits[-1].left_out or ()) == bool(told)
-        target = on(fleet, "same")
+        assert any(one.kind == LeftOutKind.STANDBY_COPY for one in commits[-1].left_out or ()) == bool(expected)
+        target = target_fleet(fleet, "same")
         for increment, state in enumerate(states):
             if increment == len(CHANGES) or SOAK_SECONDS:
                 runs.restore(NAME, target, increment)
                 assert [copies(node.dsn) for node in target.primaries] == state, f"increment {increment}"
-        assert [dumped(node.dsn) for node in target.primaries] == [dumped(node.dsn) for node in fleet.primaries]
-        newer = on(fleet, "newer", one_server=True)
+        assert [dump_ddl(node.dsn) for node in target.primaries] == [dump_ddl(node.dsn) for node in fleet.primaries]
+        newer = target_fleet(fleet, "newer", one_server=True)
         if case == CASES[0]:
-            assert_roles_are_told_apart(runs, newer, case)
+            assert_roles_are_distinguished(runs, newer, case)
         else:
             runs.restore(NAME, newer, create_roles=True)
         assert [copies(node.dsn) for node in newer.primaries] == states[-1]
-        assert_older_is_refused(runs, on(fleet, "older"), version)
-        assert_checked(runs, has_all=not told)
+        assert_older_is_refused(runs, target_fleet(fleet, "older"), version)
+        assert_checked(runs, has_all=not expected)
 
 
-def assert_roles_are_told_apart(runs: Runs, newer: Fleet, case: tuple[Encoded, Encoded]) -> None:
-    """The second shard's role has other bytes than the first one's, also where its name is the same text."""
+def assert_roles_are_distinguished(runs: Runs, newer: Fleet, case: tuple[Encoded, Encoded]) -> None:
+    """The second shard's role has other bytes than the first one's, even if both names are the same text."""
     second = f"r{case[1].text}"
     with pytest.raises(TargetUnfitError, match=f"node s2 lacks roles .*: {second}$") as raised:
         runs.restore(NAME, newer)
@@ -238,7 +245,7 @@ def assert_older_is_refused(runs: Runs, target: Fleet, version: int) -> None:
 
 
 def assert_checked(runs: Runs, *, has_all: bool) -> None:
-    """That a copy is left out is said by show, list and check; check counts it for none."""
+    """Show, list and check name a copy that is left out, and check does not count it as compared."""
     report = runs.check_one(NAME)
     assert report.conflicts == []
     if has_all:
@@ -249,7 +256,7 @@ def assert_checked(runs: Runs, *, has_all: bool) -> None:
     ]
     assert report.result == "inconclusive"
     assert report.compared.partitions > 0
-    # The commands know the nodes by their file.
+    # The commands read the nodes from fleet.toml.
     text = runs.fleet.path.read_text()
     for node in runs.fleet.nodes:
         text = text.replace(node.dsn.rpartition("/")[0] + "/bank", node.dsn)

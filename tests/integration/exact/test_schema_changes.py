@@ -1,7 +1,7 @@
 """Schema changes of every kind between increments: each increment comes back with the schema and the rows of its cut.
 
-Judged by PostgreSQL's own COPY and pg_dump of the source, at the moments when nothing ran there. Every case of
-`schema_cases` and `table_cases` is on one shard of the exact chain; test_rows.py compares that as a whole.
+Compared with PostgreSQL's own COPY and pg_dump of the source at moments when nothing ran there. Every case of
+`schema_cases` and `table_cases` is on one shard of the exact chain; test_rows.py compares that shard as a whole.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ def test_every_row_comes_back_in_the_columns_of_its_cut(history: History, case: 
 
 
 @pytest.mark.parametrize("increment", INCREMENTS)
-def test_only_what_the_wal_does_not_show_is_copied_anew(history: History, increment: int) -> None:
-    expected = {f"{name}.{table}" for name, case in SCHEMA_CASES.items() for table in case.anew[increment - 1].split()}
-    assert anew(history, increment) == expected
+def test_only_tables_whose_changes_wal_does_not_describe_are_copied_again(history: History, increment: int) -> None:
+    expected = {
+        f"{name}.{table}" for name, case in SCHEMA_CASES.items() for table in case.copied_again[increment - 1].split()
+    }
+    assert copied_tables(history, increment) == expected
 
 
-def anew(history: History, increment: int) -> set[str]:
-    """The tables of the shard that the increment copied anew."""
+def copied_tables(history: History, increment: int) -> set[str]:
+    """Return the tables of the shard that the increment copied again."""
     changes = history.chain.increments[increment - 1].definition_changes
     assert changes
-    carried = changes.successions.get(REDEFINED, {})
-    return {group.name for group in changes.groups.get(REDEFINED, ()) if group.number not in carried}
+    continued = changes.successions.get(REDEFINED, {})
+    return {group.name for group in changes.groups.get(REDEFINED, ()) if group.number not in continued}

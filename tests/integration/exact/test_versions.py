@@ -1,7 +1,7 @@
-"""Every type comes back on every version of PostgreSQL, and on the wheel's where that has it.
+"""Every type comes back on every version of PostgreSQL, and on the wheel's if that has the type.
 
-XML and lz4 among them, where the server is built with them: the wheel's is not. Judged by PostgreSQL's own COPY and
-pg_dump.
+They include XML and lz4 if the server is built with them, which the wheel's is not. Compared with PostgreSQL's own COPY
+and pg_dump.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fleet.config import Fleet, Node
 from restore.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
 from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History, differences
-from tests.chains.exact_databases import Versions
+from tests.chains.exact_databases import OtherVersionDatabase
+from tests.commands.snapshot_runs import sorted_copies
 from tests.integration.refusing import execute
-from tests.snapshot_runs import sorted_copies
-from tests.tables.encoded_tables import dumped
+from tests.tables.encoded_tables import dump_ddl
 
 # The first test waits for the whole chain.
 pytestmark = pytest.mark.timeout(900)
@@ -28,20 +28,20 @@ LACKING = "exact_lacking"
 
 
 @pytest.fixture
-def versions(history: History) -> Versions:
+def versions(history: History) -> OtherVersionDatabase:
     if history.versions is None:
         pytest.skip("there is no server of another version; tests/other_servers.py says how to name one")
     return history.versions
 
 
-def test_every_type_comes_back_on_every_version(history: History, versions: Versions) -> None:
+def test_every_type_comes_back_on_every_version(history: History, versions: OtherVersionDatabase) -> None:
     for increment in RESTORED:
         assert history.assert_same(OTHER, increment) > len(versions.typed)
         if increment in (1, 2):
-            assert history.changed("types", increment, OTHER)
+            assert history.changed_tables("types", increment, OTHER)
     assert ("xml" in {table.type for table in versions.typed}) == ("xml" in versions.has)
-    source, back = history.databases[OTHER], history.back(OTHER)
-    assert differences(*(dumped(dsn).decode().splitlines() for dsn in (back, source))) == []
+    source, back = history.databases[OTHER], history.restored_dsn(OTHER)
+    assert differences(*(dump_ddl(dsn).decode().splitlines() for dsn in (back, source))) == []
     assert versions.compressions(back) == versions.compressions(source)
     assert versions.compressions(source) == (["lz4"] if "lz4" in versions.has else ["pglz"])
     assert history.restored[LAST][OTHER].sequences == history.states[LAST][OTHER].sequences
@@ -49,7 +49,7 @@ def test_every_type_comes_back_on_every_version(history: History, versions: Vers
 
 @pytest.fixture
 def lacking(history: History, shared_fleet: EmbeddedFleet) -> Iterator[Fleet]:
-    """A target whose third database is on a server of the wheel, which reads no XML and knows no lz4."""
+    """A target whose third database is on a server of the wheel, which is built without XML and lz4."""
     node = shared_fleet.primaries[1]
     try:
         nodes = tuple(Node(OTHER, node.dsn(LACKING)) if one.id == OTHER else one for one in history.target.nodes)
@@ -61,19 +61,19 @@ def lacking(history: History, shared_fleet: EmbeddedFleet) -> Iterator[Fleet]:
                 connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
-def test_a_server_that_lacks_what_the_source_is_built_with_takes_what_does_not_need_it(
-    history: History, versions: Versions, lacking: Fleet
+def test_a_server_built_without_xml_and_lz4_restores_what_does_not_need_them(
+    history: History, versions: OtherVersionDatabase, lacking: Fleet
 ) -> None:
     source, has = history.databases[OTHER], versions.has
     if "xml" in has:
-        said = r"node s3: its PostgreSQL is built without XML support, but the snapshot has XML in own\.papers\.a, "
-        with pytest.raises(TargetUnfitError, match=said) as refused:
+        message = r"node s3: its PostgreSQL is built without XML support, but the snapshot has XML in own\.papers\.a, "
+        with pytest.raises(TargetUnfitError, match=message) as refused:
             history.runs.restore(NAME, lacking)
-        # `e` came after the full snapshot.
+        # Column `e` was added after the full snapshot.
         columns = refused.value.details["columns"]
         assert [name for name in columns if name.startswith("own.")] == [f"own.papers.{column}" for column in "abcde"]
         assert any(name.startswith("types.") for name in columns)
-    # Nor has it all of the extensions, maybe.
+    # The target may also lack some of the extensions.
     with psycopg.connect(source) as connection:
         extensions = connection.execute("SELECT quote_ident(extname) FROM pg_extension WHERE extname <> 'plpgsql'")
         names = ", ".join(name for (name,) in extensions)
@@ -84,5 +84,5 @@ def test_a_server_that_lacks_what_the_source_is_built_with_takes_what_does_not_n
             history.runs.restore(NAME, lacking)
     else:
         history.runs.restore(NAME, lacking)
-        there = psycopg.conninfo.make_conninfo(lacking.node(OTHER).dsn)
-        assert sorted_copies(there) == sorted_copies(source)
+        target_dsn = psycopg.conninfo.make_conninfo(lacking.node(OTHER).dsn)
+        assert sorted_copies(target_dsn) == sorted_copies(source)

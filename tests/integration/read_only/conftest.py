@@ -1,4 +1,4 @@
-"""Servers that the tests of this folder share and nobody else: sessions are ended on them, and databases read-only."""
+"""Servers for the tests of this folder only, which end sessions on them and make databases read-only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import connect
 from fleet.tables.publications import ensure_publications
+from tests.commands.snapshot_runs import configure_fleet
 from tests.integration.read_only.frozen_nodes import FLEET_ID
-from tests.snapshot_runs import described
 
 
 @pytest.fixture(scope="package")
@@ -26,8 +26,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]
 
 @pytest.fixture
 def fleet(servers: EmbeddedFleet, tmp_path: Path) -> Fleet:
-    """The servers as a fleet whose publications are there, as `init` leaves them."""
-    found = described(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    """The servers as a fleet with the publications that `init` creates."""
+    found = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     for one in found.primaries:
         with connect(one) as connection:
             ensure_publications(connection, FLEET_ID, [])

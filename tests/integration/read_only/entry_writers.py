@@ -1,4 +1,4 @@
-"""Who goes on writing to a fleet that is to accept no more writes, and what must then be in its last snapshot."""
+"""Clients that keep writing to a fleet that becomes read-only, and what its last snapshot must then contain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import psycopg
 
 from embedded.bank import read_invariants
 from fleet.nodes.connections import with_database
+from tests.commands.snapshot_runs import Runs, sorted_copies
 from tests.integration.read_only.frozen_nodes import execute
-from tests.snapshot_runs import Runs, sorted_copies
 
 if TYPE_CHECKING:
     from fleet.config import Node
@@ -27,7 +27,7 @@ ENTRY = "INSERT INTO public.entry VALUES (%s)"
 
 @dataclass(slots=True)
 class Writer:
-    """Writes a row after the other, in a new session where one is lost, and keeps what was acknowledged."""
+    """Inserts one row after another, reconnects when a session is lost, and keeps what was acknowledged."""
 
     dsn: str
     options: str = ""
@@ -47,7 +47,7 @@ class Writer:
                 session.execute(ENTRY, (entry,))
             except psycopg.Error as error:
                 self.errors[type(error).__name__] += 1
-                # Soon, but a session that is refused costs the server a process.
+                # Retry soon, but not at once: a session that is refused costs the server a process.
                 self.stop.wait(0.1)
                 raise
             self.acknowledged.append(entry)
@@ -71,7 +71,7 @@ def writing(*dsns: str, options: str = "") -> Iterator[list[Writer]]:
 
 @contextmanager
 def restored(runs: Runs, name: str) -> Iterator[list[Node]]:
-    """The newest state of the snapshot, in databases beside those of the fleet."""
+    """Restore the newest state of the snapshot into databases beside those of the fleet; yield their nodes."""
     nodes = tuple(with_database(node, RESTORED) for node in runs.fleet.primaries)
     try:
         runs.restore(name, replace(runs.fleet, nodes=nodes))
@@ -81,12 +81,12 @@ def restored(runs: Runs, name: str) -> Iterator[list[Node]]:
             execute(with_database(node, "postgres"), f"DROP DATABASE IF EXISTS {RESTORED} WITH (FORCE)")
 
 
-def check_final(runs: Runs, name: str, writers: list[Writer]) -> None:
-    """The fleet is what the snapshot restores to, whatever the writers still try; nothing acknowledged is missing."""
+def assert_final(runs: Runs, name: str, writers: list[Writer]) -> None:
+    """Check that the snapshot restores to the fleet's state, while writers still try, with all acknowledged rows."""
     with restored(runs, name) as copies:
         for node, copy in zip(runs.fleet.primaries, copies, strict=True):
             assert sorted_copies(node.dsn) == sorted_copies(copy.dsn)
-            assert value(node, "SELECT last_value FROM entry_number_seq") == value(
+            assert read_value(node, "SELECT last_value FROM entry_number_seq") == read_value(
                 copy, "SELECT last_value FROM entry_number_seq"
             )
         for writer, copy in zip(writers, copies, strict=True):
@@ -95,12 +95,12 @@ def check_final(runs: Runs, name: str, writers: list[Writer]) -> None:
                 found = {row[0] for row in connection.execute("SELECT id FROM entry")}
             assert found >= set(writer.acknowledged)
             assert writer.errors["ReadOnlySqlTransaction"] > 0
-            # A session that is ended says so, or is just gone.
+            # A terminated session gets AdminShutdown, or just loses its connection.
             assert set(writer.errors) <= {"ReadOnlySqlTransaction", "AdminShutdown", "OperationalError"}
         assert read_invariants([copy.dsn for copy in copies]).hold
 
 
-def value(node: Node, query: str) -> Any:
+def read_value(node: Node, query: str) -> Any:
     with psycopg.connect(node.dsn) as connection:
         (found,) = connection.execute(query.encode()).fetchone() or (None,)
         return found

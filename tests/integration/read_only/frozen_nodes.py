@@ -1,4 +1,4 @@
-"""What is set in a database that tests make read-only, and what is seen of it."""
+"""Settings of a database that tests make read-only, and whether it accepts writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.nodes.connections import connect
 
 FLEET_ID = "ab12cd34"
 WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"
-# All that is set in or for the database, the fleet's own comment included.
+# Every setting in or for the database, including the comment on the fleet's own publication.
 STATE = """
 SELECT coalesce(d.datname, ''), coalesce(r.rolname, ''), setting FROM pg_db_role_setting g
   CROSS JOIN unnest(g.setconfig) AS setting LEFT JOIN pg_database d ON d.oid = g.setdatabase
@@ -23,7 +23,7 @@ ORDER BY 1, 2, 3
 """
 
 
-def state(node: Node) -> list[Any]:
+def read_settings(node: Node) -> list[Any]:
     with connect(node) as connection:
         return connection.execute(STATE).fetchall()
 
@@ -36,7 +36,7 @@ def execute(node: Node, *statements: str) -> None:
 
 @contextmanager
 def role(node: Node, name: str, *grants: str) -> Iterator[str]:
-    """A role of the node that may do what `grants` say; its connection string."""
+    """Create a role with these grants on the node; yield its connection string."""
     execute(node, f"CREATE ROLE {name} LOGIN", f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}", *grants)
     try:
         yield psycopg.conninfo.make_conninfo(node.dsn, user=name)
@@ -45,7 +45,7 @@ def role(node: Node, name: str, *grants: str) -> Iterator[str]:
 
 
 def may_write(dsn: str, **options: Any) -> bool:
-    """Whether a session that begins now may write."""
+    """Return whether a session that begins now may write."""
     with psycopg.connect(dsn, application_name="tests", **options) as connection:
         try:
             connection.execute(WRITE)

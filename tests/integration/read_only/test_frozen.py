@@ -1,4 +1,4 @@
-"""A database is made read-only for all who connect, sessions from before are ended, and it is undone to what it was."""
+"""A freeze makes a database read-only for all new sessions, older ones are ended, and a thaw restores the settings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.integration.read_only.frozen_nodes import (
     WRITE,
     execute,
     may_write,
+    read_settings,
     role,
-    state,
 )
 
 
@@ -46,28 +46,28 @@ from tests.integration.read_only.frozen_nodes import (
     ],
     ids=["nothing", "off", "on", "role", "role-in-database", "all"],
 )
-def test_nobody_may_write_while_it_is_frozen_and_all_is_as_before_after_it(node: Node, before: list[str]) -> None:
+def test_nobody_may_write_to_a_frozen_database_and_a_thaw_restores_its_settings(node: Node, before: list[str]) -> None:
     with role(node, "writer") as dsn, ExitStack() as stack:
         stack.callback(execute, node, "ALTER DATABASE bank RESET ALL")
         execute(node, *before)
-        was, could = state(node), [may_write(node.dsn), may_write(dsn)]
+        was, could = read_settings(node), [may_write(node.dsn), may_write(dsn)]
         with connect(node) as connection:
             frozen = freeze(connection, FLEET_ID, "operation-1", "last")
             assert read_frozen(connection) == read_record(connection) == frozen
             assert [may_write(node.dsn), may_write(dsn)] == [False, False]
             assert thaw(node, connection, Silent(), operation="another") is None
             assert [may_write(node.dsn), may_write(dsn)] == [False, False]
-            # Our own session writes all the time.
+            # Our own session can always write.
             connection.execute(WRITE)
             thawed = thaw(node, connection, Silent(), operation="operation-1")
             assert thawed
             assert (thawed.was, thawed.left) == (frozen, ())
             assert thaw(node, connection, Silent()) is None
-        assert state(node) == was
+        assert read_settings(node) == was
         assert [may_write(node.dsn), may_write(dsn)] == could
 
 
-def test_what_was_changed_by_hand_since_stays(node: Node) -> None:
+def test_settings_changed_by_hand_since_the_freeze_stay(node: Node) -> None:
     with role(node, "writer"), ExitStack() as stack:
         stack.callback(execute, node, "ALTER DATABASE bank RESET ALL")
         execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
@@ -76,28 +76,28 @@ def test_what_was_changed_by_hand_since_stays(node: Node) -> None:
             freeze(connection, FLEET_ID, "operation-1", "last")
             execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
             assert read_frozen(connection) is None
-            # A record without effect keeps no other freeze from knowing what was before.
-            again = freeze(connection, FLEET_ID, "operation-2", "last")
-            assert read_record(connection) == again
+            # A record without effect does not keep another freeze from recording the earlier settings.
+            second = freeze(connection, FLEET_ID, "operation-2", "last")
+            assert read_record(connection) == second
             execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
             assert thaw(node, connection, Silent())
             assert read_record(connection) is None
-        settings = [row for row in state(node) if row[1] != "comment"]
+        settings = [row for row in read_settings(node) if row[1] != "comment"]
         assert settings == [("", "writer", "default_transaction_read_only=off")]
 
 
-def test_a_role_that_is_gone_keeps_nothing_frozen(node: Node) -> None:
-    was = state(node)
+def test_a_dropped_role_keeps_nothing_frozen(node: Node) -> None:
+    was = read_settings(node)
     with connect(node) as connection:
         with role(node, "writer"):
             execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
             freeze(connection, FLEET_ID, "operation-1", "last")
         assert thaw(node, connection, Silent())
-    assert state(node) == was
+    assert read_settings(node) == was
 
 
 def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) -> None:
-    """Clients connect without a pause while it is frozen; whoever is left over after that may not write."""
+    """Clients connect without a pause during the freeze; no session that survives it may write."""
     stop = threading.Event()
     sessions: list[psycopg.Connection[Any]] = []
 
@@ -135,7 +135,7 @@ def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) ->
                     pytest.fail(f"a session wrote after {frozen_at}")
             assert refused
             thawed = thaw(node, connection, Silent())
-            # Those that began read-only would stay so.
+            # Sessions that began read-only would stay so.
             assert thawed
             assert thawed.ended == refused
         finally:
@@ -163,8 +163,8 @@ def test_a_setting_is_read_as_the_server_reads_it(node: Node, text: str) -> None
         assert is_on(text) == (connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",))
 
 
-def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_changed(fleet: Fleet, node: Node) -> None:
-    was = state(node)
+def test_everything_that_keeps_a_role_from_freezing_is_named_before_any_change(fleet: Fleet, node: Node) -> None:
+    was = read_settings(node)
     with (
         role(node, "owner", "GRANT pg_monitor TO owner") as dsn,
         role(node, "writer"),
@@ -174,8 +174,8 @@ def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_ch
         execute(node, "CREATE SUBSCRIPTION inbound CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)")
         execute(node, "ALTER SUBSCRIPTION inbound ENABLE", "GRANT ALL ON DATABASE bank TO owner")
         try:
-            lesser = replace(fleet, nodes=(replace(node, dsn=dsn),))
-            with open_sessions(lesser, lesser.nodes) as sessions, pytest.raises(NodeUnfitError) as caught:
+            limited = replace(fleet, nodes=(replace(node, dsn=dsn),))
+            with open_sessions(limited, limited.nodes) as sessions, pytest.raises(NodeUnfitError) as caught:
                 check_freezable(sessions, FLEET_ID)
         finally:
             execute(node, "ALTER SUBSCRIPTION inbound DISABLE")
@@ -188,21 +188,21 @@ def test_all_that_keeps_a_role_from_ending_writes_is_named_before_anything_is_ch
             assert problem in caught.value.message
         assert 'GRANT pg_signal_backend TO "owner";' in caught.value.hint
         assert 'ALTER SUBSCRIPTION "inbound" DISABLE;' in caught.value.hint
-    assert state(node) == was
+    assert read_settings(node) == was
 
 
-def test_a_role_with_just_what_the_refusals_ask_for_can_freeze_and_thaw(fleet: Fleet, node: Node) -> None:
+def test_a_role_with_only_the_privileges_that_refusals_ask_for_can_freeze_and_thaw(fleet: Fleet, node: Node) -> None:
     grants = ["GRANT pg_monitor, pg_signal_backend TO owner", "ALTER DATABASE bank OWNER TO owner"]
     grants += [f"ALTER PUBLICATION cutline_{FLEET_ID} OWNER TO owner", "ALTER ROLE owner CREATEROLE"]
     with role(node, "writer"), role(node, "owner", *grants) as dsn:
         execute(node, "GRANT writer TO owner WITH ADMIN OPTION")
         execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
-        was = state(node)
+        was = read_settings(node)
         with connect(replace(node, dsn=dsn)) as connection:
             freeze(connection, FLEET_ID, "operation-1", "last")
             assert not may_write(node.dsn)
             assert not may_write(psycopg.conninfo.make_conninfo(node.dsn, user="writer"))
             assert end_sessions(node, connection, None, 5, Silent())[1] == []
             assert thaw(node, connection, Silent())
-        assert state(node) == was
+        assert read_settings(node) == was
         execute(node, "ALTER DATABASE bank OWNER TO postgres")

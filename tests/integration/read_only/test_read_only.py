@@ -1,4 +1,4 @@
-"""`resume` lets a whole fleet accept writes again: everywhere it can, and only while nothing else changes the fleet."""
+"""`resume` makes a fleet accept writes again: every node that it can reach, and only while no other operation runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from fleet.read_only.frozen import freeze
 from fleet.read_only.resume import ReadOnlyLeftError, resume_fleet
+from tests.commands.watching import Watching
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,
     may_write,
-    state,
+    read_settings,
 )
-from tests.watching import Watching
 
 if TYPE_CHECKING:
     from embedded.fleet import EmbeddedFleet
 
 
-def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
-    was = [state(node) for node in fleet.primaries]
+def test_resume_thaws_every_node_and_can_be_repeated(fleet: Fleet) -> None:
+    before = [read_settings(node) for node in fleet.primaries]
     for one in fleet.primaries:
         with connect(one) as connection:
             freeze(connection, FLEET_ID, f"operation-{one.id}", "last")
@@ -45,10 +45,10 @@ def test_resume_undoes_it_everywhere_and_can_be_repeated(fleet: Fleet) -> None:
         for session in pooled:
             with pytest.raises(psycopg.OperationalError):
                 session.execute("SELECT 1")
-        # A command that settles what another one has left needs its own.
+        # A command that resumes the fleet to settle an operation needs its own sessions.
         for session in ours:
             session.execute(WRITE)
-    assert [state(node) for node in fleet.primaries] == was
+    assert [read_settings(node) for node in fleet.primaries] == before
     assert resume_fleet(fleet, Silent()).results == ()
 
 
@@ -63,7 +63,7 @@ def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node:
     assert may_write(node.dsn)
 
 
-def test_resume_names_a_node_that_is_away_and_does_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
+def test_resume_names_an_unreachable_node_and_thaws_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
     for one in fleet.primaries:
         with connect(one) as connection:
             freeze(connection, FLEET_ID, "operation-1", "last")

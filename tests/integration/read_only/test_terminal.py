@@ -1,4 +1,4 @@
-"""A terminal snapshot is the final state of a fleet that is written to; whatever goes wrong, writes come back."""
+"""A terminal snapshot is the final state of a busy fleet; if anything goes wrong, the fleet accepts writes again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from snapshots.create.request import CreateRequest
 from snapshots.create.terminal import FinalStateError
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.operations.crash_points import FULL_POINTS, PER_NODE, CrashPoint, terminal_crash_points
-from snapshots.operations.operation import pending_operations
+from snapshots.operations.operation import read_open_intents
 from snapshots.records.commits import SnapshotExistsError, read_chain
 from storage.errors import SnapshotError
-from tests.cli_runs import run_here
-from tests.integration.read_only.entry_writers import ENTRY, TABLE, check_final, restored, value, writing
-from tests.integration.read_only.frozen_nodes import WRITE, execute, may_write, state
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies
+from tests.commands.watching import Reached, Watching
+from tests.integration.read_only.entry_writers import ENTRY, TABLE, assert_final, read_value, restored, writing
+from tests.integration.read_only.frozen_nodes import WRITE, execute, may_write, read_settings
 from tests.integration.test_waits import gids
-from tests.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies
-from tests.watching import Reached, Watching
 from wal.slots.waiting import SlotWaitError
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from fleet.config import Fleet, Node
     from storage.store import ObjectStore
 
-NEXT = "SELECT nextval('entry_number_seq')"
 INSISTING = "-c default_transaction_read_only=off"
 
 
@@ -53,8 +52,8 @@ def runs(servers: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark
 
 
 @pytest.fixture(autouse=True)
-def writable_in_the_end(runs: Runs) -> Iterator[None]:
-    """What a test that failed has left keeps no other one from writing."""
+def writable_at_the_end(runs: Runs) -> Iterator[None]:
+    """Let the fleet accept writes again after a test that failed, for the next test."""
     yield
     with suppress(SnapshotError):
         resume_fleet(runs.fleet, Silent())
@@ -63,7 +62,7 @@ def writable_in_the_end(runs: Runs) -> Iterator[None]:
             execute(node, f"ROLLBACK PREPARED '{gid}'")
 
 
-def taken(runs: Runs, name: str, watching: Watching, *, incremental: bool = False, wait: float = 20.0) -> Any:
+def create_terminal(runs: Runs, name: str, watching: Watching, *, incremental: bool = False, wait: float = 20.0) -> Any:
     request = CreateRequest(name, terminal=True, wait_seconds=wait)
     return (create_increment if incremental else create_full)(runs.fleet, request, runs.spark, watching)
 
@@ -72,17 +71,17 @@ def store_of(runs: Runs) -> ObjectStore:
     return runs.fleet.store.open()
 
 
-def settings(fleet: Fleet) -> list[Any]:
-    return [state(node) for node in fleet.primaries]
+def fleet_settings(fleet: Fleet) -> list[Any]:
+    return [read_settings(node) for node in fleet.primaries]
 
 
-def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(runs: Runs) -> None:
+def test_a_terminal_snapshot_is_the_final_state_and_the_chain_continues_after_it(runs: Runs) -> None:
     dsns = [node.dsn for node in runs.fleet.primaries]
-    was, watching = settings(runs.fleet), Watching()
+    original, watching = fleet_settings(runs.fleet), Watching()
     with writing(*dsns) as writers:
         workload = BankWorkload(dsns, clients=2, pause_seconds=0.005)
         workload.start()
-        commit = taken(runs, "last", watching)
+        commit = create_terminal(runs, "last", watching)
         with pytest.raises(BankStoppedError):
             workload.stop()
         assert commit.terminal
@@ -91,27 +90,27 @@ def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(r
         assert [one.point for one in watching.reached_points] == [
             point for point in terminal_crash_points(FULL_POINTS) for _ in range(2 if point in twice else 1)
         ]
-        check_final(runs, "last", writers)
-        # An ordinary one has the same state, and says what it finds; a terminal one would lose the way back.
+        assert_final(runs, "last", writers)
+        # An ordinary increment has the same state and a note; a terminal one would lose the settings to restore.
         notes = Watching()
         create_increment(runs.fleet, CreateRequest("last"), runs.spark, notes)
         assert any("read-only since" in note and "snapshot resume" in note for note in notes.notes)
         with pytest.raises(FleetFrozenError):
-            taken(runs, "last", Watching(), incremental=True)
+            create_terminal(runs, "last", Watching(), incremental=True)
         assert not may_write(dsns[0])
         before = len(writers[0].acknowledged)
         assert len(resume_fleet(runs.fleet, Silent()).results) == 2
-        assert settings(runs.fleet) == was
+        assert fleet_settings(runs.fleet) == original
         assert may_write(dsns[0])
         while len(writers[0].acknowledged) == before:
             writers[0].stop.wait(0.05)
         workload = BankWorkload(dsns, clients=2, pause_seconds=0.005)
         workload.start()
         assert not runs.increment("last").terminal
-        assert taken(runs, "last", Watching(), incremental=True).terminal
+        assert create_terminal(runs, "last", Watching(), incremental=True).terminal
         with pytest.raises(BankStoppedError):
             workload.stop()
-        check_final(runs, "last", writers)
+        assert_final(runs, "last", writers)
     chain = read_chain(store_of(runs), "last")
     assert [commit.terminal for commit in chain.commits] == [True, False, False, True]
     code, listed = run_here(runs.fleet, "list")
@@ -124,16 +123,16 @@ def test_a_terminal_snapshot_is_the_final_state_and_the_chain_goes_on_after_it(r
     resume_fleet(runs.fleet, Silent())
 
 
-def after_a_failure(runs: Runs, name: str, was: list[Any]) -> None:
-    """Nothing is committed, everybody may write, all is set as before, and nothing is left to settle."""
+def assert_undone(runs: Runs, name: str, original: list[Any]) -> None:
+    """Check that nothing is committed, everybody may write, the settings are as before, and no operation is open."""
     assert name not in names_of_snapshots(runs.fleet)
-    assert settings(runs.fleet) == was
+    assert fleet_settings(runs.fleet) == original
     assert all(may_write(node.dsn) for node in runs.fleet.primaries)
-    assert pending_operations(store_of(runs)) == []
+    assert read_open_intents(store_of(runs)) == []
 
 
-def at(point: CrashPoint, act: Callable[[], object], count: int = 1) -> Watching:
-    """Do it when the point is reached."""
+def act_at(point: CrashPoint, act: Callable[[], object], count: int = 1) -> Watching:
+    """Return a Watching that calls `act` when the point is reached."""
 
     def then(reached: Reached) -> None:
         if (reached.point, reached.count) == (point, count):
@@ -142,7 +141,7 @@ def at(point: CrashPoint, act: Callable[[], object], count: int = 1) -> Watching
     return Watching(then)
 
 
-def insist(node: Node) -> None:
+def insist_on_writing(node: Node) -> None:
     with psycopg.connect(node.dsn, options=INSISTING) as connection:
         connection.execute(ENTRY, (uuid.uuid4(),))
 
@@ -159,63 +158,63 @@ def interrupt() -> None:
 
 def test_a_client_that_insists_on_writing_is_found(runs: Runs) -> None:
     first, second = runs.fleet.primaries
-    was = settings(runs.fleet)
+    original = fleet_settings(runs.fleet)
     with pytest.raises(
         FinalStateError, match=rf"node {first.id}: tables were written after writes had ended: public.entry"
     ) as caught:
-        taken(runs, "insisted", at(CrashPoint.STARTS_WRITTEN, lambda: insist(first)))
+        create_terminal(runs, "insisted", act_at(CrashPoint.STARTS_WRITTEN, lambda: insist_on_writing(first)))
     assert caught.value.exit_code == 3
     assert caught.value.details == {"node": first.id, "groups": ["public.entry"]}
-    after_a_failure(runs, "insisted", was)
+    assert_undone(runs, "insisted", original)
     with writing(second.dsn, options=INSISTING) as (writer,):
         with pytest.raises(FinalStateError, match=f"node {second.id}: "):
-            taken(runs, "insisted", Watching())
+            create_terminal(runs, "insisted", Watching())
         before = len(writer.acknowledged)
         while len(writer.acknowledged) == before:
             writer.stop.wait(0.05)
-    after_a_failure(runs, "insisted", was)
+    assert_undone(runs, "insisted", original)
     with pytest.raises(FinalStateError, match=rf"node {first.id}: 1 changes were written after the cut"):
-        taken(runs, "insisted", at(CrashPoint.ARCHIVED, lambda: insist(first)))
-    after_a_failure(runs, "insisted", was)
+        create_terminal(runs, "insisted", act_at(CrashPoint.ARCHIVED, lambda: insist_on_writing(first)))
+    assert_undone(runs, "insisted", original)
 
 
 def test_a_node_that_somebody_makes_writable_meanwhile_is_found(runs: Runs) -> None:
-    was, (node, _) = settings(runs.fleet), runs.fleet.primaries
+    original, (node, _) = fleet_settings(runs.fleet), runs.fleet.primaries
     reset = "ALTER DATABASE bank RESET default_transaction_read_only"
     with pytest.raises(FinalStateError, match=rf"node {node.id}: it was made writable again before the commit"):
-        taken(runs, "reset", at(CrashPoint.ARCHIVED, lambda: execute(node, reset)))
-    after_a_failure(runs, "reset", was)
+        create_terminal(runs, "reset", act_at(CrashPoint.ARCHIVED, lambda: execute(node, reset)))
+    assert_undone(runs, "reset", original)
 
 
-def test_nobody_is_disturbed_for_what_is_prepared_for_ever(runs: Runs) -> None:
+def test_no_session_is_ended_if_a_prepared_transaction_is_never_decided(runs: Runs) -> None:
     runs.full("doubt")
-    was, (node, _) = settings(runs.fleet), runs.fleet.primaries
+    original, (node, _) = fleet_settings(runs.fleet), runs.fleet.primaries
     watching = Watching()
     with closing(psycopg.connect(node.dsn, autocommit=True)) as session:
         prepare(session, "in-doubt")
         try:
             with pytest.raises(SlotWaitError, match="'in-doubt'"):
-                taken(runs, "doubt", watching, incremental=True, wait=1)
+                create_terminal(runs, "doubt", watching, incremental=True, wait=1)
             assert CrashPoint.FROZEN not in {one.point for one in watching.reached_points}
             session.execute(WRITE)
         finally:
             session.execute("ROLLBACK PREPARED 'in-doubt'")
-    after_a_failure(runs, "doubt at 1", was)
+    assert_undone(runs, "doubt at 1", original)
     assert read_chain(store_of(runs), "doubt").last.increment == 0
 
 
-def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Runs) -> None:
+def test_transactions_that_ended_sessions_left_prepared_are_awaited(runs: Runs) -> None:
     runs.full("left")
-    was, (node, _) = settings(runs.fleet), runs.fleet.primaries
+    original, (node, _) = fleet_settings(runs.fleet), runs.fleet.primaries
     with closing(psycopg.connect(node.dsn, autocommit=True)) as session:
-        leaving = at(CrashPoint.FROZEN, lambda: prepare(session, "left-1"), 2)
+        preparing = act_at(CrashPoint.FROZEN, lambda: prepare(session, "left-1"), 2)
         with pytest.raises(SlotWaitError, match=r"the last cut: .*'left-1'"):
-            taken(runs, "left", leaving, incremental=True, wait=1)
-    after_a_failure(runs, "left at 1", was)
+            create_terminal(runs, "left", preparing, incremental=True, wait=1)
+    assert_undone(runs, "left at 1", original)
     execute(node, "ROLLBACK PREPARED 'left-1'")
 
     def decide() -> None:
-        # A read-only session may do that.
+        # PostgreSQL allows COMMIT PREPARED in a read-only session.
         with psycopg.connect(node.dsn, autocommit=True) as connection:
             connection.execute("COMMIT PREPARED 'left-2'")
 
@@ -229,10 +228,10 @@ def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Ru
             elif (reached.point, reached.count) == (CrashPoint.SESSIONS_ENDED, 2):
                 timer.start()
 
-        entries = value(node, "SELECT count(*) FROM entry")
-        assert taken(runs, "left", Watching(then), incremental=True).terminal
+        entries = read_value(node, "SELECT count(*) FROM entry")
+        assert create_terminal(runs, "left", Watching(then), incremental=True).terminal
         timer.join()
-        assert value(node, "SELECT count(*) FROM entry") == entries + 1
+        assert read_value(node, "SELECT count(*) FROM entry") == entries + 1
         with restored(runs, "left") as copies:
             assert sorted_copies(copies[0].dsn) == sorted_copies(node.dsn)
     resume_fleet(runs.fleet, Silent())
@@ -241,18 +240,18 @@ def test_what_sessions_leave_prepared_when_they_are_ended_is_waited_for(runs: Ru
 @pytest.mark.parametrize(
     "point", [CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED, CrashPoint.FINISHES_WRITTEN, CrashPoint.SEQUENCES_READ]
 )
-def test_ctrl_c_brings_the_writes_back(runs: Runs, point: CrashPoint) -> None:
-    was = settings(runs.fleet)
+def test_after_ctrl_c_the_fleet_accepts_writes_again(runs: Runs, point: CrashPoint) -> None:
+    original = fleet_settings(runs.fleet)
     with pytest.raises(KeyboardInterrupt):
-        taken(runs, "stopped", at(point, interrupt))
-    after_a_failure(runs, "stopped", was)
+        create_terminal(runs, "stopped", act_at(point, interrupt))
+    assert_undone(runs, "stopped", original)
 
 
 def test_names_and_the_freeze_on_the_command_line(runs: Runs) -> None:
-    was = settings(runs.fleet)
+    original = fleet_settings(runs.fleet)
     code, document = run_here(runs.fleet, "create", "move-{n}", "--terminal", "--dry-run")
     assert (code, document["snapshot"]) == (0, "move-1")
-    assert settings(runs.fleet) == was
+    assert fleet_settings(runs.fleet) == original
     runs.full("move-1")
     code, document = run_here(runs.fleet, "create", "move-{n}", "--incremental", "--terminal", spark=runs.spark.running)
     assert (code, document["snapshot"], document["increment"], document["terminal"]) == (0, "move-1", 1, True)
@@ -267,15 +266,15 @@ def test_names_and_the_freeze_on_the_command_line(runs: Runs) -> None:
     assert run_here(runs.fleet, "resume") == (
         0, {"schema": "cutline/resume/1", "asked": [node.id for node in runs.fleet.primaries], "nodes": []}
     )  # fmt: skip
-    assert settings(runs.fleet) == was
+    assert fleet_settings(runs.fleet) == original
 
 
-def test_of_two_creates_that_made_the_same_name_the_second_says_so(runs: Runs) -> None:
+def test_the_second_of_two_creates_that_chose_the_same_name_is_refused(runs: Runs) -> None:
     template = "both-{n}"
     first, second = new_name(runs.fleet, template), new_name(runs.fleet, template)
     assert first == second == "both-1"
-    # The second one has made its checks when the first one begins, and is over.
-    watching = at(CrashPoint.CHECKED, lambda: runs.full(first))
+    # The second has passed its checks before the first begins and ends.
+    watching = act_at(CrashPoint.CHECKED, lambda: runs.full(first))
     with pytest.raises(SnapshotExistsError, match="snapshot both-1 exists already") as caught:
         create_full(runs.fleet, CreateRequest(second), runs.spark, watching)
     assert caught.value.exit_code == 3

@@ -1,6 +1,6 @@
-"""What a network does to a store: a proxy before a real S3 server that loses requests or answers, or says no.
+"""Network faults before a real S3 server: a proxy that loses requests or answers, or refuses requests.
 
-Everything that is not a fault is forwarded to the server, which decides.
+All other requests are forwarded to the server, whose answers are sent back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSCon
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one request: whether the server gets it, and the answer; status 0 is none at all.
+    """What happens to one request: whether it arrives at the server, and the answer; status 0 means no answer.
 
-    `of` is the S3 operation that meets it, where its path has the text `key`. With `ends_early` the server's own answer
-    ends in the middle of its body. What is `held` waits on the way until that is set, and is then as any other request;
-    of what is `late` the answer is lost at once, and the server gets it when that is set. `then` is done after all.
+    It applies to the S3 operation `of`, if the request's path contains `key`. With `ends_early` the server's own answer
+    ends in the middle of its body. With `held` the request waits until that is set, and is then like any other. With
+    `late` its answer is lost at once, and it arrives when that is set. `then` is called last.
     """
 
     arrives: bool
@@ -50,43 +50,43 @@ ANSWER_LOST = Fault(arrives=True)
 
 @dataclass(slots=True)
 class S3Proxy:
-    """A running proxy. The next requests of the right kind meet `faults` in turn; `asked` counts all that came.
+    """A running proxy. `faults` apply to the next matching requests in turn; `requests` counts all requests.
 
-    Requests of every kind meet `outage` while there is one, take `delay_seconds` longer, and wait while `answering`
-    is not set: those that waited are lost. The access keys in `expired` are refused as S3 refuses an old token, the
-    operations in `forbidden` as it refuses what a policy does not allow. `puts_headers` are those of all puts,
-    `holding` the paths of what is held, and `came_late` what the server said to what was late.
+    While there is an `outage`, it applies to all other requests. Each request takes `delay_seconds` longer, and waits
+    while `answering` is not set: requests that waited are lost. Access keys in `expired` are refused as S3 refuses an
+    expired token, operations in `forbidden` as it refuses what a policy does not allow. `put_headers` has the headers
+    of all puts, `held_paths` the paths of held requests, `late_statuses` the server's answers to late ones.
     """
 
     endpoint_url: str
     faults: list[Fault] = field(default_factory=list)
-    asked: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
     outage: Fault | None = None
     expired: set[str] = field(default_factory=set)
     forbidden: frozenset[str] = frozenset()
-    puts_headers: list[dict[str, str]] = field(default_factory=list)
-    holding: list[str] = field(default_factory=list)
-    came_late: list[int] = field(default_factory=list)
+    put_headers: list[dict[str, str]] = field(default_factory=list)
+    held_paths: list[str] = field(default_factory=list)
+    late_statuses: list[int] = field(default_factory=list)
     delay_seconds: float = 0
     answering: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def puts(self) -> int:
-        """The puts that came."""
-        return self.asked["PutObject"]
+        """How many puts there were."""
+        return self.requests["PutObject"]
 
-    def forget(self) -> None:
-        """Begin anew: no faults, and nothing counted."""
+    def reset(self) -> None:
+        """Clear the faults, the counts and the expired keys."""
         self.faults.clear()
-        self.asked.clear()
+        self.requests.clear()
         self.expired.clear()
 
     def next_fault(self, operation: str, path: str, headers: Message) -> Fault | None:
         with self.lock:
-            self.asked[operation] += 1
+            self.requests[operation] += 1
             if operation == "PutObject":
-                self.puts_headers.append(dict(headers.items()))
+                self.put_headers.append(dict(headers.items()))
             if any(f"Credential={key}/" in headers.get("Authorization", "") for key in self.expired):
                 return EXPIRED
             if operation in self.forbidden:
@@ -98,14 +98,14 @@ class S3Proxy:
             return self.outage
 
     def passes(self, fault: Fault, path: str) -> bool:
-        """Whether the server's own answer is sent, once what is held may go on."""
+        """Wait while the request is held; return whether the server's own answer is sent."""
         if fault.held:
-            self.holding.append(path)
+            self.held_paths.append(path)
             fault.held.wait()
         return fault.ends_early or fault.held is not None
 
     def carry_out(self, fault: Fault, ask: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
-        """Let the server get the request now, later or never; its answer is lost."""
+        """Forward the request now, later or never; the server's answer is lost."""
         if fault.late:
             threading.Thread(target=self.let_arrive, args=(ask, fault.late), daemon=True).start()
         if fault.arrives:
@@ -114,9 +114,9 @@ class S3Proxy:
             fault.then()
 
     def let_arrive(self, ask: Callable[[], tuple[int, dict[str, str], bytes]], when: threading.Event) -> None:
-        """Send on what is late, when it is time."""
+        """Forward a late request once `when` is set."""
         when.wait()
-        self.came_late.append(ask()[0])
+        self.late_statuses.append(ask()[0])
 
 
 EXPIRED = Fault(arrives=False, status=400, code="ExpiredToken")
@@ -141,15 +141,15 @@ def operation_of(command: str, path: str) -> str:
 
 
 class Listener(ThreadingHTTPServer):
-    """A server that takes a connection's end as what the tests are about: clients give up, and are killed."""
+    """A server that ignores lost connections: in these tests clients give up, or are killed."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
-def asked(server_url: str, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """The server's own answer to the request: status, headers, body."""
+def forward_request(server_url: str, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Forward the request; return the server's own answer: status, headers, body."""
     address = urlsplit(server_url)
     connection = CONNECTIONS[address.scheme](address.netloc, timeout=ANSWER_SECONDS_MAX)
     try:
@@ -170,7 +170,7 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            ask = partial(asked, server_url, self, body)
+            ask = partial(forward_request, server_url, self, body)
             time.sleep(proxy.delay_seconds)
             if not proxy.answering.is_set():
                 proxy.answering.wait()
@@ -183,19 +183,19 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
                 return
             proxy.carry_out(fault, ask)
             if fault.status:
-                # Some servers say more than is good.
-                told = f"{self.headers.get('Authorization')} {self.headers.get('X-Amz-Security-Token')}"
-                error = f"<Error><Code>{fault.code}</Code><Message>not for {told}</Message></Error>"
+                # Some servers put secrets into their messages.
+                secrets = f"{self.headers.get('Authorization')} {self.headers.get('X-Amz-Security-Token')}"
+                error = f"<Error><Code>{fault.code}</Code><Message>not for {secrets}</Message></Error>"
                 self.reply(fault.status, dict(fault.headers), error.encode())
             else:
                 self.close_connection = True
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward  # noqa: N815  # the names it looks for
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward  # noqa: N815  # http.server's names
 
         def reply(self, status: int, headers: dict[str, str], body: bytes, *, ends_early: bool = False) -> None:
             self.send_response_only(status)
             for name, text in headers.items():
-                # The length of a HEAD is that of the object; everything else is sent as it was read.
+                # The length in the answer to a HEAD is the object's; all other bodies have the length that was read.
                 if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                     self.send_header(name, text)
             length = headers.get("Content-Length") if self.command == "HEAD" else None

@@ -1,4 +1,4 @@
-"""Damaging a copy of a folder store in ways that an operator, a disk or a bug would."""
+"""Damage a copy of a folder store as an operator, a disk or a bug would."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def flip_byte(path: Path, place: float = 0.5) -> None:
 
 
 def truncate(path: Path) -> None:
-    """Take the last byte away."""
+    """Remove the last byte of a file."""
     path.write_bytes(path.read_bytes()[:-1])
 
 
 def extend(path: Path) -> None:
-    """Add a byte."""
+    """Add a byte to a file."""
     path.write_bytes(path.read_bytes() + b"x")
 
 
 def empty(path: Path) -> None:
-    """Leave nothing in it."""
+    """Leave the file empty."""
     path.write_bytes(b"")
 
 
 def remove(path: Path) -> None:
-    """Take the file away."""
+    """Delete the file."""
     path.unlink()
 
 
 def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
-    """Change a commit's document and seal it anew, with those of the increments after it: no digest tells."""
+    """Change a commit's document, then reseal it and the later commits of the chain, so that all digests match."""
     path = store / commit_key(name, increment)
     document = json.loads(path.read_bytes())
     change(document)
@@ -65,16 +65,16 @@ def change_commit(store: Path, name: str, increment: int, change: Callable[[Docu
 
 
 def change_document(path: Path, change: Callable[[Document], None]) -> None:
-    """Change any other document of the store and seal it anew."""
+    """Change any other document of the store and reseal it."""
     document = json.loads(path.read_bytes())
     change(document)
     path.write_bytes(seal(document))
 
 
 def change_segment(store: Path, name: str, increment: int, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change the rows of a node's first segment with changes, and all that its commit says of it."""
+    """Change the rows of a node's first segment that has changes, and its entry in the commit to match."""
 
-    def entry_changed(document: Document) -> None:
+    def change_entry(document: Document) -> None:
         entry = next(one for one in document["segments"][node] if one["changes"])
         path = store / entry["key"]
         table = change(pq.read_table(path).cast(SEGMENT_SCHEMA))
@@ -95,13 +95,13 @@ def change_segment(store: Path, name: str, increment: int, node: str, change: Ca
         path.write_bytes(body)
         entry.update(counts, size=len(body), digest=digest(body))
 
-    change_commit(store, name, increment, entry_changed)
+    change_commit(store, name, increment, change_entry)
 
 
 def change_base(store: Path, name: str, node: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change the rows of a node's largest base object, and all that the commit says of it."""
+    """Change the rows of a node's largest base object, and its entry in the commit to match."""
 
-    def entry_changed(document: Document) -> None:
+    def change_entry(document: Document) -> None:
         entries = [one for one in document["objects"] if one["kind"] == "base" and one["node"] == node]
         entry = max(entries, key=lambda one: int(one["size"]))
         path = store / entry["key"]
@@ -110,12 +110,12 @@ def change_base(store: Path, name: str, node: str, change: Callable[[pa.Table], 
         pq.write_table(table, sink)
         body = sink.getvalue().to_pybytes()
         path.write_bytes(body)
-        entry.update(size=len(body), digest=digest(body), rows=_counted(table))
+        entry.update(size=len(body), digest=digest(body), rows=_count_rows(table))
 
-    change_commit(store, name, 0, entry_changed)
+    change_commit(store, name, 0, change_entry)
 
 
-def _counted(table: pa.Table) -> Mapping[str, int]:
+def _count_rows(table: pa.Table) -> Mapping[str, int]:
     counts = table["group"].value_counts().to_pylist()
     return {str(entry["values"]): entry["counts"] for entry in counts}
 

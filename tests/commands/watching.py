@@ -1,4 +1,4 @@
-"""A Progress that notes everything it is told, and does what a test wants at a point."""
+"""A Progress that records crash points and notes, and calls a test's function at every crash point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A point that was reached: the how manieth of its name, from 1, and on which node, where it is done by node."""
+    """A crash point that was reached: how often by now, and on which node if it is a point of every node."""
 
     point: str
     count: int
@@ -18,7 +18,7 @@ class Reached:
 
 @dataclass(slots=True)
 class Watching:
-    """Notes points and lines; `then` is called at every point, in the thread that reached it."""
+    """Records crash points and notes; `then` is called at every point, in the thread that reached it."""
 
     then: Callable[[Reached], None] = lambda _: None
     reached_points: list[Reached] = field(default_factory=list)
@@ -32,11 +32,11 @@ class Watching:
         """Ignore it."""
 
     def note(self, text: str) -> None:
-        """Keep the line."""
+        """Record the note."""
         self.notes.append(text)
 
     def reached(self, point: str, *, node: str = "") -> None:
-        """Keep the point, and do what is wanted there."""
+        """Record the crash point, and call `then`."""
         with self._lock:
             count = sum(one.point == point for one in self.reached_points) + 1
             self.reached_points.append(Reached(str(point), count, node))

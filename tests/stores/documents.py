@@ -1,4 +1,4 @@
-"""Every document of a store that real commands have filled is of a known kind, and what its type says to the byte."""
+"""Check that every document that real commands have stored is of a known kind and round-trips to the byte."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from wal.segments.segments import METADATA_KEY, SegmentMetadata
 SUFFIX = ".json"
 
 
-def documents_known(store: ObjectStore) -> Counter[str]:
-    """Read every document into its type and write it again, to the very same bytes; how many there are of each type."""
+def check_documents(store: ObjectStore) -> Counter[str]:
+    """Check that every document, read into its type, is written as the same bytes; return the number of each type."""
     found: Counter[str] = Counter()
     for key in store.list(""):
         kind = kind_of(key)

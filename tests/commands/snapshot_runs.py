@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a fleet with a store of its own, the commands, and COPY to compare by."""
+"""What tests of whole runs share: a fleet with its own store, the commands as calls, and COPY for comparisons."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from snapshots.create.initialise import initialise
 from snapshots.create.request import CreateRequest
 from snapshots.records.commit import Commit
 from snapshots.records.commits import snapshot_names
-from tests.quick_spark import with_spark
+from tests.run.quick_spark import with_spark
 from wal.slots.slots import drop_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COMMAND_SECONDS_MAX = 120
-# Every ordinary table with its own rows; PostgreSQL's own text of every value, and PostgreSQL sorts it.
+# Every ordinary table, with its own rows only. PostgreSQL itself prints the values and sorts the rows.
 TABLES_QUERY = """
 SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' ORDER BY 1
@@ -46,12 +46,12 @@ SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A SparkSource whose session runs already."""
+    """A SparkSource whose session is already running."""
 
     running: SparkSession
 
     def begin(self) -> None:
-        """Do nothing: it has begun."""
+        """Do nothing: the session is running."""
 
     def session(self) -> SparkSession:
         """Return the session."""
@@ -75,7 +75,7 @@ class Runs:
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def restore(self, name: str, target: Fleet, increment: int | None = None, **options: Any) -> RestoreReport:
-        """Restore into `target`, putting aside what is there."""
+        """Restore into `target`, whose databases are moved aside."""
         request = RestoreRequest(name, increment, replace=True, **options)
         return restore_fleet(plan_restore(self.fleet, target, request), self.spark, Silent())
 
@@ -87,10 +87,10 @@ class Runs:
         return report
 
 
-def described(
+def configure_fleet(
     embedded: EmbeddedFleet, path: Path, store_url: str, options: Mapping[str, object] | None = None, more: str = ""
 ) -> Fleet:
-    """Write a copy of the fleet's fleet.toml to `path`, with another store and the tables `more`, Spark's too."""
+    """Copy the fleet's fleet.toml to `path`, with another store, the tables `more` and Spark settings, and load it."""
     text = re.sub(r"(?m)^store = .*$", f"store = {json.dumps(store_url)}", embedded.fleet_toml.read_text())
     if options:
         text += "\n[store_options]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
@@ -99,8 +99,8 @@ def described(
 
 
 @contextmanager
-def chains_dropped(fleet: Fleet) -> Iterator[None]:
-    """Drop the slots of the chains in the fleet's store at the end: others use the servers after this."""
+def dropping_slots(fleet: Fleet) -> Iterator[None]:
+    """Drop Cutline's slots on the fleet's nodes at the end: other tests use the servers afterwards."""
     try:
         yield
     finally:
@@ -110,8 +110,8 @@ def chains_dropped(fleet: Fleet) -> Iterator[None]:
 
 
 @contextmanager
-def transfers_taken_back(dsns: Iterable[str]) -> Iterator[None]:
-    """Take away again what a test writes by hand into the bank's transfers: others look whether its books are right."""
+def removing_new_transfers(dsns: Iterable[str]) -> Iterator[None]:
+    """Delete at the end the transfers that a test writes by hand: other tests check the bank's books."""
     before: dict[str, list[object]] = {}
     for dsn in dsns:
         with psycopg.connect(dsn) as connection:
@@ -126,10 +126,10 @@ def transfers_taken_back(dsns: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def runs_on(embedded: EmbeddedFleet, directory: Path, spark: SparkSession) -> Iterator[Runs]:
-    """The fleet with a new store in `directory`, initialised; what its chains leave on the servers goes at the end."""
-    fleet = described(embedded, directory / "fleet.toml", f"file://{directory}/store")
+    """The fleet, initialised with a new store in `directory`; the slots of its chains are dropped at the end."""
+    fleet = configure_fleet(embedded, directory / "fleet.toml", f"file://{directory}/store")
     runs = Runs(fleet, Ready(spark))
-    with chains_dropped(fleet):
+    with dropping_slots(fleet):
         runs.init()
         yield runs
 
@@ -144,14 +144,14 @@ def slots_of(dsn: str) -> list[str]:
 
 
 def sorted_copies(dsn: str) -> dict[str, bytes]:
-    """Every table's rows as PostgreSQL's own COPY prints them, in an order that PostgreSQL made."""
+    """Every table's rows as PostgreSQL's own COPY prints them, sorted by PostgreSQL."""
     with psycopg.connect(dsn) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         tables = [row[0] for row in connection.execute(TABLES_QUERY)]
-        return {table: _copied(connection, table) for table in tables}
+        return {table: _copy_table(connection, table) for table in tables}
 
 
-def _copied(connection: psycopg.Connection[Any], table: str) -> bytes:
+def _copy_table(connection: psycopg.Connection[Any], table: str) -> bytes:
     statement = f'COPY (SELECT * FROM ONLY {table} AS "this row" ORDER BY "this row"::text COLLATE "C") TO STDOUT'
     with connection.cursor().copy(statement.encode()) as copy:
         return b"".join(bytes(piece) for piece in copy)
@@ -163,12 +163,12 @@ def names_of_snapshots(fleet: Fleet) -> list[str]:
 
 
 def command_line(fleet: Fleet, *words: str) -> list[str]:
-    """`snapshot` as a process: its command line."""
+    """The command line that runs `snapshot` as a process."""
     return [sys.executable, "-c", "from cli.main import main; main()", "--fleet", str(fleet.path), *words]
 
 
 def run_command(fleet: Fleet, *words: str) -> tuple[int, dict[str, Any]]:
-    """Run `snapshot … --json` as a process of its own; its exit code and its document."""
+    """Run `snapshot … --json` as a separate process; return its exit code and its document."""
     done = subprocess.run(
         [*command_line(fleet, *words), "--json"],
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,

@@ -1,7 +1,7 @@
-"""S3 servers as processes of their own, on a free loopback port.
+"""S3 servers as separate processes, each on a free loopback port.
 
-moto's honours conditional puts and keeps its objects in its memory. rclone's ignores the condition and
-overwrites, so it is the one to refuse. tests/versitygw.py has one more; tests/s3_kinds.py chooses among them.
+moto's honours conditional puts and keeps its objects in memory. rclone's ignores the condition and overwrites,
+so Cutline must refuse it. tests/s3/versitygw.py has another server; tests/s3/kinds.py chooses among them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECRET_KEY = "test-secret-key"
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server that was started; `options` are the store_options that reach it."""
+    """A running server; `options` are the store_options that reach it."""
 
     endpoint_url: str
     process: subprocess.Popen[bytes]
@@ -49,7 +49,7 @@ class S3Server:
 
     @cached_property
     def client(self) -> Any:
-        """A client, for what an operator does to a bucket."""
+        """A client for what an operator does to a bucket."""
         import boto3
 
         return boto3.client(
@@ -80,7 +80,7 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     """Start moto's server, yield it, and stop it."""
     port = free_port()
-    with running_server([sys.executable, "-m", "tests.s3_server", str(port)], port) as process:
+    with running_server([sys.executable, "-m", "tests.s3.server", str(port)], port) as process:
         yield S3Server(f"http://127.0.0.1:{port}", process)
 
 
@@ -105,7 +105,7 @@ def overwriting_s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 def in_folder(store: ObjectStore, folder: str) -> ObjectStore:
-    """Return `store` in a folder of it. Opening one anew for each test would take longer than the tests."""
+    """Return `store` with `folder` as its root. Opening a store for each test would take longer than the tests."""
     assert isinstance(store, FsspecStore)
     return replace(store, root=f"{store.root}/{folder}")
 
@@ -122,7 +122,7 @@ def rclone() -> str:
 @contextlib.contextmanager
 def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `command` for the block, which begins once it answers on `port`; show its log on failure."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -142,7 +142,7 @@ def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[b
         finally:
             process.terminate()
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)  # a stopped process does not see that it shall end
+                process.send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only once it continues
             try:
                 process.wait(STOP_SECONDS_MAX)
             except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ def wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5):
                 return
         except urllib.error.HTTPError:
-            return  # an answer, even if it is no
+            return  # an error is an answer, too
         except OSError:
             time.sleep(0.05)
     raise TimeoutError(f"no answer on port {port} for {START_SECONDS_MAX} seconds")

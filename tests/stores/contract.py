@@ -1,4 +1,4 @@
-"""What every ObjectStore must do. A store's own test inherits ObjectStoreContract and gives it a `store`."""
+"""What every ObjectStore must do. A store's own test inherits ObjectStoreContract and provides `store`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ObjectStoreContract:
         raise NotImplementedError
 
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 4096])
-    def test_what_was_created_is_read_back(self, store: ObjectStore, body: bytes) -> None:
+    def test_a_created_object_is_read_back(self, store: ObjectStore, body: bytes) -> None:
         store.create("a/b/object", body)
         assert store.read("a/b/object") == body
         assert store.size("a/b/object") == len(body)
@@ -56,7 +56,7 @@ class ObjectStoreContract:
         assert store.read("a/object") == b"first"
         assert store.list("") == ["a/object"]
 
-    def test_an_empty_object_is_taken_too(self, store: ObjectStore) -> None:
+    def test_an_empty_object_takes_its_key_too(self, store: ObjectStore) -> None:
         store.create("empty", b"")
         with pytest.raises(ObjectExistsError):
             store.create("empty", b"body")
@@ -107,7 +107,7 @@ class ObjectStoreContract:
             with pytest.raises(ValueError, match="range"):
                 store.read_range("object", start, length)
 
-    def test_listing_is_sorted_whole_and_ends_at_the_folder(self, store: ObjectStore) -> None:
+    def test_a_listing_is_sorted_and_complete_and_ends_at_the_folder(self, store: ObjectStore) -> None:
         keys = [
             "snapshots/b/x",
             "snapshots/a/2/deep/er",
@@ -158,7 +158,7 @@ class ObjectStoreContract:
         assert store.read("a/b/c") == b"again"
 
     @pytest.mark.parametrize("key", BAD_KEYS)
-    def test_what_is_no_key_is_refused(self, store: ObjectStore, key: str) -> None:
+    def test_an_invalid_key_is_refused(self, store: ObjectStore, key: str) -> None:
         for ask in (store.read, store.size, store.exists, store.delete, lambda key: store.create(key, b"x")):
             with pytest.raises(ValueError, match="not a valid object key"):
                 ask(key)
@@ -171,11 +171,11 @@ class ObjectStoreContract:
         assert store.list("a") == sorted(keys)
         assert [store.read(key) for key in keys] == [key.encode() for key in keys]
 
-    def test_it_passes_the_probe_which_leaves_nothing(self, store: ObjectStore) -> None:
+    def test_the_store_passes_the_probe_which_leaves_nothing(self, store: ObjectStore) -> None:
         probe_store(store)
         assert store.list("") == []
 
-    def test_an_inventory_tells_sizes_and_times_of_what_is_listed(self, store: ObjectStore) -> None:
+    def test_an_inventory_has_the_sizes_and_times_of_the_listed_objects(self, store: ObjectStore) -> None:
         before = datetime.now(UTC) - CLOCKS_DIFFER
         for key, size in (("a/1", 0), ("a/b/2", 5), ("c", 7)):
             store.create(key, b"x" * size)
@@ -192,7 +192,7 @@ class ObjectStoreContract:
         with pytest.raises(ObjectMissingError):
             store.digest("nothing")
 
-    def test_a_create_that_is_done_leaves_nothing_unfinished(self, store: ObjectStore) -> None:
+    def test_a_completed_create_leaves_nothing_unfinished(self, store: ObjectStore) -> None:
         store.create("object", b"x")
         with pytest.raises(ObjectExistsError):
             store.create("object", b"y")

@@ -1,6 +1,6 @@
-"""pgoutput's messages made by hand, field by field as the PostgreSQL manual has them.
+"""pgoutput messages built by hand, field by field, as the PostgreSQL manual specifies them.
 
-Source: PostgreSQL manual, "Logical Replication Message Formats". Nothing here uses the code that reads them.
+Source: PostgreSQL manual, "Logical Replication Message Formats". Nothing here uses the product's decoder.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The S3 servers that the same tests run on: moto's, versitygw, and any that a user names.
+"""The S3 servers that the same tests run on: moto's, versitygw, and one that the user may name.
 
-    SNAPSHOT_TEST_S3=http://127.0.0.1:9000/bucket/folder    a server of one's own (https as well)
+    SNAPSHOT_TEST_S3=http://127.0.0.1:9000/bucket/folder    your own server (https as well)
     SNAPSHOT_TEST_S3=s3://bucket/folder                     AWS, or what AWS_ENDPOINT_URL names
-    SNAPSHOT_TEST_S3_OPTIONS='{"key": "…", "secret": "…"}'  store_options besides; else AWS_ACCESS_KEY_ID, …
+    SNAPSHOT_TEST_S3_OPTIONS='{"key": "…", "secret": "…"}'  more store_options; default: AWS_ACCESS_KEY_ID, …
 
-The bucket must exist; what the tests store lies in a folder of their own below, and is deleted at the end.
+The bucket must exist. The tests store everything in a new folder below it, which they delete at the end.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from urllib.parse import urlsplit
 
 from storage.errors import SnapshotError
 from storage.open import open_store
-from tests.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SEED, SOAK_SECONDS
 
 NAMED_URL = os.environ.get("SNAPSHOT_TEST_S3", "")
 NAMED_OPTIONS = os.environ.get("SNAPSHOT_TEST_S3_OPTIONS", "{}")
-# Each is the name of a fixture of tests/integration. Only the last is a server whose keeper is not the test.
+# Each is the name of a fixture of tests/integration. Only named_s3 is a server that the tests don't start.
 REAL_KINDS = ["versitygw", "named_s3"] if NAMED_URL else ["versitygw"]
 KINDS = ["s3", *REAL_KINDS]
-# Before which of them a proxy loses requests: that is the same before each, so in short before one that is drawn.
+# The servers behind a proxy that loses requests. Its faults are the same for each, so the short form draws one.
 _OWN = ["s3", *["versitygw"] * bool(shutil.which("go"))]
-# Where whole chains are: the server that is no test double, where it can be built.
+# The server for whole chains: the one that is not a test double, if it can be built.
 ONE_KIND = _OWN[-1]
 DRAWN_KINDS = KINDS if SOAK_SECONDS else [_OWN[SEED % len(_OWN)], *REAL_KINDS[1:]]
 
 
 class S3Place(Protocol):
-    """Where the tests may keep objects: `options` are the store_options, `endpoint_url` is "" for AWS."""
+    """A server for the objects of tests: `options` are the store_options, `endpoint_url` is "" for AWS."""
 
     @property
     def endpoint_url(self) -> str: ...
@@ -45,13 +45,13 @@ class S3Place(Protocol):
     def options(self) -> dict[str, object]: ...
 
     def bucket(self, name: str) -> str:
-        """Make room for a test and return its URL for open_store."""
+        """Create a place for a test and return its URL for open_store."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NamedS3:
-    """A server that the user keeps; a bucket of a test is a folder of its own there."""
+    """A server that the user runs; the bucket of a test is a folder there."""
 
     url: str
     options: dict[str, object]
@@ -66,7 +66,7 @@ class NamedS3:
         return f"{self.url}/{self.folder}/{name}"
 
     def clean(self) -> list[str]:
-        """Delete what the tests stored; what could not be deleted, and why."""
+        """Delete what the tests stored; return a message for each object that could not be deleted."""
         store = open_store(f"{self.url}/{self.folder}", self.options)
         left: list[str] = []
         for key in store.list(""):
@@ -79,8 +79,8 @@ class NamedS3:
 
 @contextlib.contextmanager
 def named_s3() -> Iterator[NamedS3]:
-    """The server that the environment names; what could not be deleted at the end is an error."""
-    server = named(NAMED_URL, NAMED_OPTIONS)
+    """The server that the environment names; fails if objects can't be deleted at the end."""
+    server = parse_named_s3(NAMED_URL, NAMED_OPTIONS)
     try:
         yield server
     finally:
@@ -88,8 +88,8 @@ def named_s3() -> Iterator[NamedS3]:
         assert not left, f"left below {server.bucket('')}: {left}"
 
 
-def named(url: str, options_json: str) -> NamedS3:
-    """What the two variables say; raises ValueError."""
+def parse_named_s3(url: str, options_json: str) -> NamedS3:
+    """Parse the two environment variables; raises ValueError."""
     options = json.loads(options_json)
     if not isinstance(options, dict):
         raise ValueError("SNAPSHOT_TEST_S3_OPTIONS is not a JSON object")

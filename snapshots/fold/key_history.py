@@ -1,4 +1,4 @@
-"""Lineage: find the earlier images that hold the unchanged values of partial images, and complete these.
+"""Key history: find the earlier images that hold the unchanged values of partial images, and complete these.
 
 Only planned if there are partial images. A row may have had other keys before. An UPDATE that changed its key and left
 values unchanged (a *move*) records both keys, so the earlier images are looked up under the old key.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HISTORY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, row binary"
-LINEAGE_SCHEMA = pa.schema(
+KEY_HISTORY_SCHEMA = pa.schema(
     [
         pa.field("node", pa.int32()),
         pa.field("group", pa.int32()),
@@ -46,13 +46,13 @@ _ENDS = (
     (AFTER_ALL[0], "high_lsn"),
     (AFTER_ALL[1], "high_seq"),
 )
-# Up to this many entries, Spark broadcasts the lineage by way of the driver; a larger one is shuffled.
+# Up to this many entries, Spark broadcasts the history by way of the driver; a larger one is shuffled.
 BROADCAST_KEYS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """Under which keys rows lived: `entries` (LINEAGE_SCHEMA), at most `count` of them, and the `keys` in them."""
+class KeyHistory:
+    """Under which keys rows lived: `entries` (KEY_HISTORY_SCHEMA), at most `count` of them, and the `keys` in them."""
 
     entries: DataFrame
     count: int
@@ -106,21 +106,21 @@ def complete_images(
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     wanted = latest.where(f"op = {PARTIAL}").select("node", "group", "key", "op", "place")
-    lineage = _find_lineage(spark, wanted, _moves(changes, sources.multisets), sources.changes)
-    base = base_rows(lineage.keys)
+    history = _find_key_history(spark, wanted, _moves(changes, sources.multisets), sources.changes)
+    base = base_rows(history.keys)
     base = base.selectExpr(
         "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row", "place"
     )
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row", "place").unionByName(base)
     place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
-    entries = F.broadcast(lineage.entries) if lineage.count <= BROADCAST_KEYS_MAX else lineage.entries
+    entries = F.broadcast(history.entries) if history.count <= BROADCAST_KEYS_MAX else history.entries
     own = images.join(entries, ["node", "group", "key"]).where((place >= low) & (place < high))
     line = F.when(F.col("op") == DELETE, F.lit(b"")).otherwise(F.col("row"))
-    history = own.groupBy("node", "group", "target").agg(
+    collected = own.groupBy("node", "group", "target").agg(
         F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line"), "place"))).alias("images")
     )
     targets = latest.where(f"op = {PARTIAL}").selectExpr("node", "`group`", "partition", "key AS target", "lsn")
-    histories = targets.join(history, ["node", "group", "target"], "left").persist()
+    histories = targets.join(collected, ["node", "group", "target"], "left").persist()
     has_long_lines = f"coalesce(exists(images, one -> one.place <> {NO_PLACE}), false)"
     ready = histories.where(f"NOT {has_long_lines}")
     counts = dict(sources.column_counts)
@@ -147,8 +147,8 @@ def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
     return moves.selectExpr("node", "`group`", "key", "substring(row, 1, length(row) - 1) AS row", "lsn", "seq")
 
 
-def _find_lineage(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> Lineage:
-    """Find the lineage of all `wanted` rows; there are at most `changes` of them.
+def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, changes: int) -> KeyHistory:
+    """Find the key history of all `wanted` rows; there are at most `changes` of them.
 
     The driver holds only the moves, and those wanted keys to which a row moved.
     """
@@ -156,20 +156,20 @@ def _find_lineage(spark: SparkSession, wanted: DataFrame, moves: DataFrame, chan
     moved = moves.toArrow()
     if len(moved) == 0:
         changed = collect_changed_keys(wanted, changes)
-        return Lineage(wanted.selectExpr(*own), changed.count, changed.keys)
+        return KeyHistory(wanted.selectExpr(*own), changed.count, changed.keys)
     arrived = moves.selectExpr("node", "`group`", "row AS key").distinct()
     names = ["node", "group", "key"]
-    lineage = lineage_of(wanted.select(*names).join(arrived, names, "left_semi").toArrow(), moved)
+    history = build_key_history(wanted.select(*names).join(arrived, names, "left_semi").toArrow(), moved)
     stayed = wanted.join(arrived, names, "left_anti")
-    entries = spark.createDataFrame(lineage).unionByName(stayed.selectExpr(*own))
+    entries = spark.createDataFrame(history).unionByName(stayed.selectExpr(*own))
     earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
     changed = collect_changed_keys(earlier, 2 * changes)
     # Several rows may have had the same key, one after the other.
-    return Lineage(entries, changed.count + len(lineage), changed.keys)
+    return KeyHistory(entries, changed.count + len(history), changed.keys)
 
 
-def lineage_of(wanted: pa.Table, moves: pa.Table) -> pa.Table:
-    """Compute under which keys each wanted row lived, and from when to when, as LINEAGE_SCHEMA.
+def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
+    """Compute under which keys each wanted row lived, and from when to when, as KEY_HISTORY_SCHEMA.
 
     Takes about 700 bytes per move, tables included (measured with a million moves, keys of 16 bytes). The loop runs as
     often as the row with the most moves was moved.
@@ -213,9 +213,9 @@ def _codes(places: pa.Table) -> Ints:
 
 
 def _build_entries(steps: list[_Step], places: pa.Table, code: Ints, moves: _Moves) -> pa.Table:
-    """Build the lineage (LINEAGE_SCHEMA) from the steps of all rows."""
+    """Build the key history (KEY_HISTORY_SCHEMA) from the steps of all rows."""
     if not steps:
-        return LINEAGE_SCHEMA.empty_table()
+        return KEY_HISTORY_SCHEMA.empty_table()
     row, here, move, until = (np.concatenate(column) for column in zip(*steps, strict=True))
     # The appended value stands for no move: index -1 at the low end, the number of moves at the high end.
     low_lsn, low_seq = np.append(moves.lsn, BEFORE_ALL[0])[move], np.append(moves.seq, BEFORE_ALL[1])[move]
@@ -226,7 +226,7 @@ def _build_entries(steps: list[_Step], places: pa.Table, code: Ints, moves: _Mov
     keys = places.take(pa.array(first[here]))
     numbers = [to_arrow(values.astype(np.int64)) for values in (low_lsn, low_seq, high_lsn, high_seq)]
     columns = [keys["node"], keys["group"], keys["key"], *numbers, places["key"].take(pa.array(row))]
-    return pa.table(columns, names=LINEAGE_SCHEMA.names).cast(LINEAGE_SCHEMA)
+    return pa.table(columns, names=KEY_HISTORY_SCHEMA.names).cast(KEY_HISTORY_SCHEMA)
 
 
 def _complete(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
-"""versitygw, an S3 server that is no test double: built from source, once for each user, where there is a Go toolchain.
+"""versitygw, an S3 server that is not a test double: built from source, once per user, if there is a Go toolchain.
 
 It keeps its buckets in a folder, has versions, Object Lock, users and bucket policies, and checks signatures.
-`python -m tests.versitygw` builds it; any number may do so at once.
+`python -m tests.s3.versitygw` builds it; several processes may do so at once.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from pathlib import Path
 import pytest
 
 from cli.spark.cache_folder import cache_folder
-from tests.s3_server import ACCESS_KEY, LOG_CHARACTERS_MAX, SECRET_KEY, S3Server, free_port, running_server
+from tests.s3.server import ACCESS_KEY, LOG_CHARACTERS_MAX, SECRET_KEY, S3Server, free_port, running_server
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 BUILD_SECONDS_MAX = 900
 ADMIN_SECONDS_MAX = 30
 NICENESS = 10
-# What Go says where it can't download: that is a machine without a toolchain that could build it.
+# What Go reports if it can't download: such a machine can't build the server, as if it had no toolchain.
 NO_NETWORK = ("dial tcp", "no such host", "i/o timeout", "connection refused", "TLS handshake", "proxyconnect")
 
 
 class NoGoError(Exception):
-    """It can't be built on this machine; says why."""
+    """The server can't be built on this machine; the message says why."""
 
 
 class Building:
-    """A build in a process of its own, begun before it is needed."""
+    """A build in a separate process, begun before it is needed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Begin to build, with what the machine has left, unless it is built or can't be."""
-        if self._process is None and shutil.which("go") and not built().exists():
+        """Begin to build, at low priority, unless the program exists or can't be built."""
+        if self._process is None and shutil.which("go") and not program_path().exists():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.versitygw"],
+                [sys.executable, "-m", "tests.s3.versitygw"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=Path(__file__).resolve().parent.parent,
+                cwd=Path(__file__).resolve().parents[2],
                 start_new_session=True,
             )
 
@@ -61,10 +61,10 @@ class Building:
             self._process.wait(BUILD_SECONDS_MAX)
 
     def program(self) -> Path:
-        """Return the program; skip the test that asks where there is no Go."""
+        """Return the program; skip the calling test if it can't be built."""
         self.wait()
         try:
-            return build()  # what went wrong before is said here
+            return build()  # after a failed build, this one raises its error
         except NoGoError as error:
             pytest.skip(f"versitygw {VERSION} can't be built: {error}")
 
@@ -78,15 +78,15 @@ class Building:
 BUILDING = Building()
 
 
-def built() -> Path:
-    """Where the program lies once it is built."""
+def program_path() -> Path:
+    """The path of the program once it is built."""
     folder = cache_folder() or Path(tempfile.gettempdir())
     return folder / f"versitygw-{VERSION}-{sysconfig.get_platform()}"
 
 
 def build() -> Path:
-    """Build the program unless that was done, and return it; raises NoGoError."""
-    target = built()
+    """Build the program unless it exists, and return it; raises NoGoError."""
+    target = program_path()
     if target.exists():
         return target
     go = shutil.which("go")
@@ -142,14 +142,14 @@ def versitygw_server() -> Iterator[S3Server]:
 
 
 def needs_versitygw(item: pytest.Item) -> bool:
-    """Whether a test asks for the server, or is told to start one."""
+    """Whether a test uses the fixture of the server, or starts a server itself."""
     chosen = getattr(item, "callspec", None)
-    needed = [*getattr(item, "fixturenames", ()), *(chosen.params.values() if chosen else ())]
-    return "versitygw" in needed or versitygw_server in needed
+    fixtures = [*getattr(item, "fixturenames", ()), *(chosen.params.values() if chosen else ())]
+    return "versitygw" in fixtures or versitygw_server in fixtures
 
 
 def has_attributes(folder: Path) -> bool:
-    """Whether files can carry attributes of the user's there."""
+    """Whether files in the folder can have extended attributes."""
     try:
         os.setxattr(folder, "user.cutline", b"x")
     except (OSError, AttributeError):
@@ -166,7 +166,7 @@ def create_user(server: S3Server, access_key: str, secret_key: str) -> None:
 
 
 def main() -> None:
-    """Build it, and give way to whatever else runs; leave nothing half done when told to end."""
+    """Build the program at low priority; on SIGTERM, leave nothing half done."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.nice(NICENESS)
     build()

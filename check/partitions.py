@@ -17,6 +17,7 @@ from check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
 from check.report import Conflict
 from columns.arrow_numbers import to_arrow
 from columns.bytes_column import from_arrow, xxhash64
+from columns.python_workers import map_batches
 from fleet.progress import Progress
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
@@ -125,7 +126,7 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
     if folded.long_images is not None:
         long_images = order_by_place(images.sparkSession, folded.long_images)
-        entries = entries.unionByName(long_images.mapInArrow(partial(hash_images, reader=reader), ENTRY_ROWS))
+        entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)
         .agg(

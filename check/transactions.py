@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from check.hashing import hash_aggregates
 from check.report import Conflict
+from columns.python_workers import map_batches
 from snapshots.fold.fold import TASKS_PER_CORE, balance_by_size
 from snapshots.fold.sources import SegmentSource
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -104,7 +105,7 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
                         names=["node", "global_id", "included"],
                     )
 
-    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, PART_ROWS)
+    return map_batches(spark.range(0, len(segments), 1, tasks), read, PART_ROWS)
 
 
 def _part_batches(one: SegmentSource, events: pa.Table) -> Iterator[pa.RecordBatch]:

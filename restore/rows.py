@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from columns.python_workers import map_batches
 from fleet.progress import Progress
 from restore.load import BaseLoadTask, load_base, load_images
 from restore.load_target import LoadTarget
@@ -86,7 +87,7 @@ def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadT
     spread = images.select("node", "group", "row", "key").repartition(parts, "node", "group", "key", "row")
     if sum(len(target.groups) for target in targets.values()) > MIXED_GROUPS_MAX:
         spread = spread.sortWithinPartitions("node", "group")
-    _run(session, spread.mapInArrow(load, LOADED_ROWS), progress)
+    _run(session, map_batches(spread, load, LOADED_ROWS), progress)
 
 
 def _load_long_images(
@@ -102,7 +103,7 @@ def _load_long_images(
         context = TaskContext.get()
         yield from load_images(reader.read_images(batches), targets, f"long-{context.partitionId() if context else 0}")
 
-    _run(session, order_by_place(session, images).mapInArrow(load, LOADED_ROWS), progress)
+    _run(session, map_batches(order_by_place(session, images), load, LOADED_ROWS), progress)
 
 
 def _run(session: SparkSession, loaded: Any, progress: Progress) -> None:

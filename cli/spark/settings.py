@@ -21,6 +21,8 @@ SHUFFLE_PARTITIONS_MIN = 8
 TASK_ATTEMPTS_MAX = 4
 DRIVER_MEMORY_BYTES_MIN = 1024**3
 DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
+# The path of a socket has at most 104 bytes (macOS; Linux: 108), of which Spark's name for it takes 43.
+SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -119,6 +121,10 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
+    if len(str(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
+        # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.python.unix.domain.socket.dir"] = str(temporary)
     if cores := cores_of(master):
         settings["spark.sql.shuffle.partitions"] = str(max(SHUFFLE_PARTITIONS_MIN, 2 * cores))
     return settings

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from columns.bytes_column import column_of, runs
+from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.changed_keys import Keys
@@ -83,7 +84,7 @@ def read_wanted_rows(
                 yield from _read_wanted(opened, chosen[number], sent.value)
 
     tasks = max(len(chosen), 1)
-    return spark.range(0, len(chosen), 1, tasks).mapInArrow(read, WANTED_ROWS)
+    return map_batches(spark.range(0, len(chosen), 1, tasks), read, WANTED_ROWS)
 
 
 def _read_wanted(

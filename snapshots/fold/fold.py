@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from columns.bytes_column import column_of
+from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.fold.base_rows import read_wanted_rows
 from snapshots.fold.changed_keys import Keys, collect_changed_keys
@@ -180,7 +181,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
             for number in batch.column(0).to_pylist():
                 yield from _changes_of(opened, numbers[number], segments[number], multisets)
 
-    return spark.range(0, len(segments), 1, tasks).mapInArrow(read, CHANGE_ROWS)
+    return map_batches(spark.range(0, len(segments), 1, tasks), read, CHANGE_ROWS)
 
 
 def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[SegmentSource, ...]:

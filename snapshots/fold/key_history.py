@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_arrow, to_numpy
 from columns.bytes_column import Ints, column_of
+from columns.python_workers import map_batches
 from snapshots.fold.changed_keys import Keys, collect_changed_keys
 from snapshots.fold.long_lines import NO_PLACE
 from snapshots.fold.merging import Images, merge
@@ -130,7 +131,7 @@ def complete_images(
             yield from _complete(batch, counts)
 
     lines = ready.selectExpr("node", "`group`", "partition", "target", "lsn", "images.line AS lines")
-    completed = lines.mapInArrow(complete, HISTORY_ROWS)
+    completed = map_batches(lines, complete, HISTORY_ROWS)
     with_places = "transform(images, one -> named_struct('line', one.line, 'place', one.place)) AS lines"
     remote = histories.where(has_long_lines)
     remote = remote.selectExpr("node", "`group`", "partition", "target AS key", "lsn", with_places)

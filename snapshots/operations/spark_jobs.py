@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from columns.python_workers import freeze_modules
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
 from snapshots.operations.crash_points import CrashPoint
@@ -55,10 +57,15 @@ def run_tasks(
     if not tasks:
         return []
     with job_progress(spark, progress, watch) as seen:
-        reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+        reports = list(spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_run, work)).collect())
     # The tasks that ended after the last poll.
     progress.advance(len(tasks) - sum(seen.values()))
     return reports
+
+
+def _run(work: Callable[[Task], Report], task: Task) -> Report:
+    freeze_modules()
+    return work(task)
 
 
 @contextmanager

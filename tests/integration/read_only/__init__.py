@@ -1,0 +1,1 @@
+"""Terminal snapshots: what makes a fleet read-only, what undoes it, and who may still write."""

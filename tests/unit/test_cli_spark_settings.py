@@ -57,6 +57,26 @@ def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
     assert not {"spark.driver.host", "spark.local.dir", "spark.executorEnv.PYTHONPATH"} & set(remote)
 
 
+@pytest.mark.parametrize(
+    ("master", "length", "is_used"),
+    [
+        ("local[2]", 60, True),
+        ("local-cluster[2,1,1024]", 60, True),
+        ("local[2]", 61, False),
+        ("spark://m:7077", 60, False),
+    ],
+)
+def test_workers_are_reached_by_unix_sockets_where_the_path_is_short_enough(
+    master: str,
+    length: int,
+    is_used: bool,  # noqa: FBT001  # a parameter of the case
+) -> None:
+    folder = Path("/" + "t" * (length - 1))
+    settings = session_settings(master, {}, "x", folder, [])
+    assert settings.get("spark.python.unix.domain.socket.dir") == (str(folder) if is_used else None)
+    assert settings.get("spark.python.unix.domain.socket.enabled") == ("true" if is_used else None)
+
+
 def test_the_drivers_memory_is_within_bounds() -> None:
     assert 1024**3 <= driver_memory_bytes() <= 8 * 1024**3
 

@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 SAMPLED := tests/integration/exact tests/spark/test_session.py tests/spark/test_changed_definitions.py \
   $(addprefix tests/integration/,test_definitions.py test_main_job.py test_money.py test_policies.py \
   test_refusals_store.py test_schema_attempts.py test_storage_s3_credentials.py test_storage_s3_faults.py \
-  test_storage_s3_parts.py test_storage_s3_reads.py)
+  test_storage_s3_parts.py test_storage_s3_reads.py test_storage_versions.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test quick soak fuzz lint format bench writers scale wheel schemas lock clean

@@ -1,4 +1,7 @@
-"""Buckets with versioning or Object Lock: a delete frees the bytes, or says what keeps them."""
+"""Buckets with versioning or Object Lock: a delete frees the bytes, or says what keeps them.
+
+The short form runs on one server, drawn by the seed; the long one (CUTLINE_SOAK) on each.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.probe import probe_store
 from storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore
+from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server, in_folder
 from tests.stores.contract import ObjectStoreContract
 
 KINDS = ["s3", "versitygw"]
+DRAWN_KINDS = KINDS if SOAK_SECONDS else [KINDS[SEED % len(KINDS)]]
 LOCK_SECONDS = 5
 KEY = "a/object"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=DRAWN_KINDS)
 def server(request: pytest.FixtureRequest) -> S3Server:
     found: S3Server = request.getfixturevalue(request.param)
     return found

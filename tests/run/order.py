@@ -16,26 +16,42 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = "tests/integration"
-# The longest first, as far as it matters; the end of a run names those that are missing here.
+# The longest first, and early among them those that mostly wait (for S3 servers, silent nodes, pauses of retries):
+# beside the rest they cost little time. The end of a run names long ones that are missing here.
 LONG = (
     "tests/integration/exact",
     "tests/simulation/test_repository.py",
     "tests/integration/test_fault_walk.py",
+    "tests/integration/test_storage_s3_faults.py",
+    "tests/integration/test_storage_versions.py",
     "tests/simulation/test_cut.py",
+    "tests/integration/test_stalled_nodes.py",
+    "tests/integration/test_lost_commits.py",
     "tests/fuzz/test_database.py",
-    "tests/integration/test_causal_chains.py",
+    "tests/integration/test_storage_s3.py",
+    "tests/integration/test_storage_s3_parts.py",
+    "tests/integration/test_storage_s3_reads.py",
+    "tests/integration/test_storage_s3_credentials.py",
+    "tests/integration/test_waits.py",
     "tests/spark/test_session.py",
     "tests/spark/test_killed_executors.py",
-    "tests/fuzz/test_decoder.py",
-    "tests/integration/test_drain_killed.py",
-    "tests/simulation/test_repository_mutants.py",
     "tests/integration/test_demo.py",
-    "tests/integration/test_bank.py",
-    "tests/integration/test_lost_commits.py",
+    "tests/integration/test_drain_killed.py",
+    "tests/integration/test_causal_chains.py",
     "tests/integration/test_fencing.py",
-    "tests/integration/test_secrets.py",
     "tests/integration/damage",
+    "tests/integration/test_secrets.py",
     "tests/integration/test_schema_attempts.py",
+    "tests/integration/test_drain_sizes.py",
+    "tests/integration/test_delete.py",
+    "tests/integration/test_rules_since.py",
+    "tests/integration/test_global_ids.py",
+    "tests/integration/test_gc.py",
+    "tests/integration/test_pgbench.py",
+    "tests/integration/test_main_job.py",
+    "tests/integration/test_policies.py",
+    "tests/simulation/test_repository_mutants.py",
+    "tests/fuzz/test_decoder.py",
 )
 PLACES = {unit: place for place, unit in enumerate(LONG)}
 

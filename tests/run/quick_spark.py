@@ -11,7 +11,7 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": QUICK,
     "spark.executor.extraJavaOptions": QUICK,
     # No test has rows for the eight partitions of a usual session, and each is a task with a Python worker.
-    "spark.sql.shuffle.partitions": "3",
+    "spark.sql.shuffle.partitions": "2",
 }
 # The same settings as lines of a fleet.toml, for its table [spark].
 LINES = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())

@@ -22,7 +22,7 @@ _modules_frozen = 0
 def map_batches(
     rows: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """Run `work` on the Arrow batches of each of the partitions; it yields batches of `schema`."""
+    """Return the rows that `work` yields for the Arrow batches of each Spark partition, as `schema` (DDL text)."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_modules()
@@ -32,9 +32,10 @@ def map_batches(
 
 
 def freeze_modules() -> None:
-    """Exempt all present objects from later garbage collections, unless that was done since the last import.
+    """Exempt all objects that exist now from later garbage collections, unless that was done since the last import.
 
-    Garbage is collected first, so none is kept. A function that runs in a worker begins with this.
+    Garbage is collected first. A cycle that exists now and is dropped later is never freed, so every function that runs
+    in a worker begins with this.
     """
     global _modules_frozen  # the state of this process
     if len(sys.modules) != _modules_frozen:

@@ -17,7 +17,8 @@ from fleet.lsn import Lsn
 
 T = TypeVar("T")
 INTEGER_MAX = 2**63 - 1
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+TIME = re.compile(TIME_PATTERN)
 # The end of a pattern. A `$` alone would also match before a newline at the end.
 END = r"$(?!\n)"
 
@@ -27,14 +28,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 
 
 class Time(str):
-    """A moment that exists, as RFC 3339 writes it, with its time zone. Kept as text: it is written as it was read."""
+    """A time that exists, as RFC 3339 writes it, with its offset from UTC. It stays text, written as it was read."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, moment: datetime) -> Time:
-        """The moment, in milliseconds; `moment` has its time zone."""
-        return cls(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+        """The time of `moment` in milliseconds; raise ValueError if it has no time zone."""
+        return cls.parse(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
 
     @classmethod
     def parse(cls, text: str) -> Time:
@@ -94,5 +95,5 @@ def _schema_of(kind: type[Any]) -> dict[str, Any]:
     if kind is Lsn:
         return {"type": "string", "pattern": "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"}
     if kind is Time:
-        return {"type": "string", "format": "date-time"}
+        return {"type": "string", "format": "date-time", "pattern": TIME_PATTERN}
     raise NotImplementedError(kind.__name__)

@@ -110,8 +110,8 @@ class VersionedDeletion:
         page: dict[str, Any] = {}
         while True:
             # Keys that only begin with this one are listed after it.
-            place = {"Bucket": self.bucket, "Prefix": self.name}
-            answer = self.store.filesystem.call_s3("list_object_versions", **place, **page)
+            address = {"Bucket": self.bucket, "Prefix": self.name}
+            answer = self.store.filesystem.call_s3("list_object_versions", **address, **page)
             for kind, is_marker in (("Versions", False), ("DeleteMarkers", True)):
                 versions += [
                     Version(one["VersionId"], is_marker) for one in answer.get(kind, []) if one["Key"] == self.name

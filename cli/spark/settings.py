@@ -121,7 +121,7 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
-    if len(str(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
+    if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
         # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = str(temporary)

@@ -24,6 +24,7 @@ from fleet.config import Node
 from fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
 from fleet.progress import Progress
 from fleet.record import Record, Time, fields_of, from_json
+from fleet.tables.groups import quote_identifier
 from fleet.tables.publications import publication_names
 from storage.errors import RefusedError
 
@@ -82,8 +83,11 @@ class EffectiveSetting:
         return is_on(self.value_in_effect)
 
 
-class Frozen(Record, frozen=True, tag_field="schema", tag="cutline/frozen/1"):
-    """The operation that froze a database, and the previous settings. `since` is RFC 3339, by the node's clock."""
+class Frozen(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema", tag="cutline/frozen/1"):
+    """The operation that froze a database, and the previous settings. `since` is the time of the node's clock.
+
+    A newer version may add fields; none of them can be needed to undo the freeze.
+    """
 
     operation: str
     snapshot: str
@@ -119,7 +123,7 @@ def read_settings(connection: psycopg.Connection[Any]) -> list[EffectiveSetting]
     ]
 
 
-def read_record(connection: psycopg.Connection[Any]) -> Frozen | None:
+def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
     """The stored record of the database's freeze; None if there is none. Raises FreezeRecordError."""
     row = connection.execute(RECORD_QUERY).fetchone()
     if row is None:
@@ -128,31 +132,33 @@ def read_record(connection: psycopg.Connection[Any]) -> Frozen | None:
     try:
         frozen: Frozen = from_json(comment, Frozen)
     except msgspec.MsgspecError as error:
+        database = quote_identifier(connection.info.dbname)
         raise FreezeRecordError(
-            f"database {connection.info.dbname}: the comment of publication {publication} is not a record of a"
-            f" terminal snapshot that this version can read: {error}",
-            hint="a newer version of Cutline may have written it: use that one; or undo the settings by hand:"
-            f" ALTER DATABASE {connection.info.dbname} RESET default_transaction_read_only;"
-            f" COMMENT ON PUBLICATION {publication} IS NULL",
-            details={"database": connection.info.dbname, "publication": publication},
+            f"node {node.id}: the comment of publication {publication} is not a record of a terminal snapshot that this"
+            f" version can read: {error}",
+            hint="a newer version of Cutline may have written it: use that one; or undo it by hand:"
+            f" SET default_transaction_read_only = off; ALTER DATABASE {database} RESET default_transaction_read_only;"
+            f" COMMENT ON PUBLICATION {quote_identifier(publication)} IS NULL; and for each role that \\drds lists with"
+            f" it: ALTER ROLE … IN DATABASE {database} RESET default_transaction_read_only",
+            details={"node": node.id, "publication": publication},
         ) from error
     return frozen
 
 
-def read_frozen(connection: psycopg.Connection[Any]) -> Frozen | None:
+def read_frozen(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
     """The record of a freeze that is in effect: a database restored from pg_dump may have only the record."""
-    frozen = read_record(connection)
+    frozen = read_record(node, connection)
     return frozen if frozen and read_settings(connection)[0].is_on else None
 
 
-def freeze(connection: psycopg.Connection[Any], fleet_id: str, operation: str, snapshot: str) -> Frozen:
+def freeze(node: Node, connection: psycopg.Connection[Any], fleet_id: str, operation: str, snapshot: str) -> Frozen:
     """Make new sessions on the database read-only and store the previous settings, in one transaction.
 
     Open sessions are not changed. The database must not be frozen; a record that is not in effect is undone first.
     """
     since = Time.of(server_time(connection))
     with connection.transaction():
-        if stale := read_record(connection):
+        if stale := read_record(node, connection):
             _undo(connection, stale)
         settings = read_settings(connection)
         changed = [one.setting for number, one in enumerate(settings) if number == 0 or not one.is_on]
@@ -170,7 +176,7 @@ def thaw(
 
     With `operation`, undo only a freeze by that operation. A setting that is no longer on was changed later and stays.
     """
-    frozen = read_record(connection)
+    frozen = read_record(node, connection)
     if frozen is None or operation not in (None, frozen.operation):
         return None
     with connection.transaction():

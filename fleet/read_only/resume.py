@@ -21,7 +21,7 @@ from fleet.nodes.preconditions import NodeUnfitError
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from fleet.read_only.freezable import check_freezable
-from fleet.read_only.frozen import ThawResult, read_frozen, thaw
+from fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, read_frozen, thaw
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 
 THAW_SECONDS_MAX = 30.0
@@ -34,9 +34,19 @@ class FleetFrozenError(RefusedError):
 def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, terminal: bool) -> None:
     """Note which nodes are read-only. Before a `terminal` snapshot, raise if any is, or if the nodes can't be frozen.
 
-    Raises FleetFrozenError, NodeUnfitError.
+    Raises FleetFrozenError, NodeUnfitError, FreezeRecordError.
     """
-    frozen_nodes = {node: frozen for node, frozen in sessions.ask_primaries(read_frozen).items() if frozen}
+
+    def read(node: Node, connection: psycopg.Connection[Any]) -> Frozen | None:
+        try:
+            return read_frozen(node, connection)
+        except FreezeRecordError as error:
+            if terminal:
+                raise
+            progress.note(f"{error.message}; {error.hint}")
+            return None
+
+    frozen_nodes = {node: frozen for node, frozen in sessions.ask_named_primaries(read).items() if frozen}
     if terminal:
         for node, frozen in frozen_nodes.items():
             raise FleetFrozenError(
@@ -58,6 +68,9 @@ def undo_freeze(nodes: Iterable[Node], operation: str, progress: Progress) -> bo
         try:
             with connect(node) as connection, shut_down_after(connection, THAW_SECONDS_MAX):
                 thawed = thaw(node, connection, progress, operation)
+        except RefusedError as error:
+            progress.note(f"node {node.id} may still be read-only ({error.message}); {error.hint}")
+            return False
         except (psycopg.Error, SnapshotError) as error:
             progress.note(f"node {node.id} may still be read-only ({error}); once it answers, run: snapshot resume")
             return False
@@ -83,8 +96,8 @@ class ResumeReport:
 def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     """Undo the freeze of any terminal snapshot on every primary that answers. Safe to repeat; needs no store.
 
-    Raises FleetBusyError, with nothing changed, if another operation is running; ReadOnlyLeftError or NodeUnfitError
-    after the other nodes are done.
+    Raises FleetBusyError, with nothing changed, if another operation is running; ReadOnlyLeftError, NodeUnfitError or
+    FreezeRecordError after the other nodes are done.
     """
     progress.step("accept writes", total=len(fleet.primaries), unit="nodes")
     with ExitStack() as stack:
@@ -139,8 +152,8 @@ def _thaw(node: Node, connection: psycopg.Connection[Any], progress: Progress) -
 
 def _left_error(problems: Mapping[str, SnapshotError], results: tuple[ThawResult, ...]) -> SnapshotError:
     text = "; ".join(error.message for error in problems.values())
-    refused = [error for error in problems.values() if isinstance(error, NodeUnfitError)]
-    return (NodeUnfitError if refused else ReadOnlyLeftError)(
+    refused = [error for error in problems.values() if isinstance(error, RefusedError)]
+    return (type(refused[0]) if refused else ReadOnlyLeftError)(
         f"these nodes may still be read-only: {', '.join(problems)}: {text}"
         + (f"; {', '.join(one.node for one in results)} accept writes again" if results else ""),
         hint=refused[0].hint if refused else "once they answer, repeat: snapshot resume",

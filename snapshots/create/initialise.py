@@ -41,8 +41,8 @@ class InitReport:
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
-    Everything is checked before anything is changed. With `forgets_nodes` the primaries
-    that fleet.toml names now are recorded even if there were more. Raises what the checks raise.
+    Everything is checked before anything is changed. With `forgets_nodes`, record the
+    primaries that fleet.toml names now, even if they are fewer than before. Raises what the checks raise.
     """
     progress.step("check nodes")
     store = fleet.store.open()

@@ -55,7 +55,10 @@ class CutUnreachableError(UnreachableError):
 
 
 class _AttemptFailedError(Exception):
-    """One attempt is invalid. The text names the node and the cause; `unreachable` is the error if the node is away."""
+    """One attempt at a cut was inconsistent. The text names the node and the cause.
+
+    `unreachable` is the error if the node is away.
+    """
 
     def __init__(self, cause: str, unreachable: SnapshotError | None = None) -> None:
         super().__init__(cause)
@@ -142,7 +145,7 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
 
 
 def pause_seconds(attempt: int) -> float:
-    """The pause after invalid attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
+    """The pause after inconsistent attempt number `attempt` (1 is the first): doubles each time, up to a maximum."""
     seconds = min(PAUSE_SECONDS_FIRST * 2.0 ** (attempt - 1), PAUSE_SECONDS_MAX)
     return seconds * random.uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER)
 

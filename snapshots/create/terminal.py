@@ -72,7 +72,7 @@ def end_writes(
 
     def make_read_only(node: Node) -> None:
         with raising_unreachable(node):
-            freeze(sessions.connections[node.id], fleet_id, operation.id, operation.snapshot)
+            freeze(node, sessions.connections[node.id], fleet_id, operation.id, operation.snapshot)
         progress.reached(CrashPoint.FROZEN, node=node.id)
 
     def end_older_sessions(node: Node) -> None:
@@ -119,7 +119,7 @@ def check_final(
     def check(node: str) -> None:
         with raising_unreachable(plan.tasks[node].node):
             _check_unwritten(sessions.connections[node], plan.tasks[node], cut.record.of(node).finish)
-            frozen = read_frozen(sessions.connections[node])
+            frozen = read_frozen(plan.tasks[node].node, sessions.connections[node])
         if frozen is None or frozen.operation != plan.operation:
             raise _not_final_error(plan.tasks[node].node, "it was made writable again before the commit", [])
 

@@ -121,7 +121,7 @@ def _split_long_images(folded: Fold) -> None:
 
 
 def _add_completed(folded: Fold, completed: CompletedImages) -> None:
-    folded.cached.append(completed.histories)
+    folded.cached.append(completed.image_lists)
     folded.images = completed.images if folded.images is None else folded.images.unionByName(completed.images)
     if completed.long_images is not None:
         earlier = folded.long_images

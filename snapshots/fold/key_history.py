@@ -26,7 +26,7 @@ from wal.segments.segment_schema import DELETE, PARTIAL, UPSERT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HISTORY_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, row binary"
+COMPLETED_ROWS = "node int, `group` int, partition int, key binary, lsn bigint, row binary"
 KEY_HISTORY_SCHEMA = pa.schema(
     [
         pa.field("node", pa.int32()),
@@ -53,7 +53,10 @@ BROADCAST_KEYS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """Under which keys rows lived: `entries` (KEY_HISTORY_SCHEMA), at most `count` of them, and the `keys` in them."""
+    """The keys under which rows were stored, and from when to when.
+
+    `entries` (KEY_HISTORY_SCHEMA), at most `count` of them, and the `keys` in them.
+    """
 
     entries: DataFrame
     count: int
@@ -84,12 +87,12 @@ class _Step(NamedTuple):
 class CompletedImages:
     """Rows whose last image is partial: `images` are completed, `long_images` will be when they are read.
 
-    Both are computed from `histories`, which is cached; the caller releases it.
+    Both are computed from `image_lists`, which is cached; the caller releases it.
     """
 
     images: DataFrame
     long_images: DataFrame | None
-    histories: DataFrame
+    image_lists: DataFrame
 
 
 def complete_images(
@@ -101,7 +104,7 @@ def complete_images(
 ) -> CompletedImages:
     """Complete the last image of every key where it is partial, from earlier images and `base_rows`.
 
-    The result has HISTORY_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
+    The result has COMPLETED_ROWS, or LONG_IMAGE_ROWS if one of a row's images has a long line. An image that can't be
     completed, because an object is damaged or the archive has a hole, is of group PROBLEM, its `partition` the group.
     """
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
@@ -113,17 +116,17 @@ def complete_images(
         "node", "`group`", "key", f"{BASE_LSN}L AS lsn", "0L AS seq", f"{UPSERT}Y AS op", "row", "place"
     )
     images = changes.select("node", "group", "key", "lsn", "seq", "op", "row", "place").unionByName(base)
-    place, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
+    position, low, high = (F.struct(f"{n}lsn", f"{n}seq") for n in ("", "low_", "high_"))
     entries = F.broadcast(history.entries) if history.count <= BROADCAST_KEYS_MAX else history.entries
-    own = images.join(entries, ["node", "group", "key"]).where((place >= low) & (place < high))
+    own = images.join(entries, ["node", "group", "key"]).where((position >= low) & (position < high))
     line = F.when(F.col("op") == DELETE, F.lit(b"")).otherwise(F.col("row"))
     collected = own.groupBy("node", "group", "target").agg(
         F.array_sort(F.collect_list(F.struct("lsn", "seq", line.alias("line"), "place"))).alias("images")
     )
     targets = latest.where(f"op = {PARTIAL}").selectExpr("node", "`group`", "partition", "key AS target", "lsn")
-    histories = targets.join(collected, ["node", "group", "target"], "left").persist()
+    image_lists = targets.join(collected, ["node", "group", "target"], "left").persist()
     has_long_lines = f"coalesce(exists(images, one -> one.place <> {NO_PLACE}), false)"
-    ready = histories.where(f"NOT {has_long_lines}")
+    ready = image_lists.where(f"NOT {has_long_lines}")
     counts = dict(sources.column_counts)
 
     def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -131,11 +134,11 @@ def complete_images(
             yield from _complete(batch, counts)
 
     lines = ready.selectExpr("node", "`group`", "partition", "target", "lsn", "images.line AS lines")
-    completed = map_batches(lines, complete, HISTORY_ROWS)
+    completed = map_batches(lines, complete, COMPLETED_ROWS)
     with_places = "transform(images, one -> named_struct('line', one.line, 'place', one.place)) AS lines"
-    remote = histories.where(has_long_lines)
+    remote = image_lists.where(has_long_lines)
     remote = remote.selectExpr("node", "`group`", "partition", "target AS key", "lsn", with_places)
-    return CompletedImages(completed, None if remote.isEmpty() else remote, histories)
+    return CompletedImages(completed, None if remote.isEmpty() else remote, image_lists)
 
 
 def _moves(changes: DataFrame, multisets: Collection[int]) -> DataFrame:
@@ -170,15 +173,15 @@ def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, 
 
 
 def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
-    """Compute under which keys each wanted row lived, and from when to when, as KEY_HISTORY_SCHEMA.
+    """Compute under which keys each wanted row was stored, and from when to when, as KEY_HISTORY_SCHEMA.
 
     Takes about 700 bytes per move, tables included (measured with a million moves, keys of 16 bytes). The loop runs as
     often as the row with the most moves was moved.
     """
     names = ["node", "group", "key"]
     arrivals = moves.select(["node", "group", "row"]).rename_columns(names)
-    places = pa.concat_tables([wanted.select(names), arrivals, moves.select(names)])
-    code = _codes(places)
+    keys_of_rows = pa.concat_tables([wanted.select(names), arrivals, moves.select(names)])
+    code = _codes(keys_of_rows)
     target, at, came_from = np.split(code, [len(wanted), len(wanted) + len(moves)])
     lsn, seq = to_numpy(moves["lsn"]), to_numpy(moves["seq"])
     order = np.lexsort((seq, lsn))
@@ -196,13 +199,13 @@ def build_key_history(wanted: pa.Table, moves: pa.Table) -> pa.Table:
         steps.append(_Step(row, here, np.where(arrived, move, -1), until))
         row, move = row[arrived], move[arrived]
         here, until = came_from[move], rank[move]
-    return _build_entries(steps, places, code, _Moves(lsn, seq, order))
+    return _build_entries(steps, keys_of_rows, code, _Moves(lsn, seq, order))
 
 
-def _codes(places: pa.Table) -> Ints:
+def _codes(keys_of_rows: pa.Table) -> Ints:
     """Number the rows: equal numbers where node, group and key are equal."""
-    node, group = (to_numpy(places[name]).astype(np.int64) for name in ("node", "group"))
-    key = pc.dictionary_encode(places["key"].cast(pa.large_binary()).combine_chunks())
+    node, group = (to_numpy(keys_of_rows[name]).astype(np.int64) for name in ("node", "group"))
+    key = pc.dictionary_encode(keys_of_rows["key"].cast(pa.large_binary()).combine_chunks())
     columns = (np.asarray(key.indices.to_numpy(), np.int64), group, node)
     order = np.lexsort(columns)
     is_new = np.zeros(len(order), np.bool_)
@@ -213,7 +216,7 @@ def _codes(places: pa.Table) -> Ints:
     return codes
 
 
-def _build_entries(steps: list[_Step], places: pa.Table, code: Ints, moves: _Moves) -> pa.Table:
+def _build_entries(steps: list[_Step], keys_of_rows: pa.Table, code: Ints, moves: _Moves) -> pa.Table:
     """Build the key history (KEY_HISTORY_SCHEMA) from the steps of all rows."""
     if not steps:
         return KEY_HISTORY_SCHEMA.empty_table()
@@ -224,22 +227,22 @@ def _build_entries(steps: list[_Step], places: pa.Table, code: Ints, moves: _Mov
     high_lsn, high_seq = np.append(moves.lsn, AFTER_ALL[0])[last], np.append(moves.seq, AFTER_ALL[1])[last]
     first = np.zeros(int(code.max()) + 1, np.int64)
     first[code] = np.arange(len(code))
-    keys = places.take(pa.array(first[here]))
+    keys = keys_of_rows.take(pa.array(first[here]))
     numbers = [to_arrow(values.astype(np.int64)) for values in (low_lsn, low_seq, high_lsn, high_seq)]
-    columns = [keys["node"], keys["group"], keys["key"], *numbers, places["key"].take(pa.array(row))]
+    columns = [keys["node"], keys["group"], keys["key"], *numbers, keys_of_rows["key"].take(pa.array(row))]
     return pa.table(columns, names=KEY_HISTORY_SCHEMA.names).cast(KEY_HISTORY_SCHEMA)
 
 
 def _complete(batch: pa.RecordBatch, counts: Mapping[tuple[int, int], int]) -> Iterator[pa.RecordBatch]:
     node = np.asarray(batch.column("node").to_numpy())
     group = np.asarray(batch.column("group").to_numpy())
-    for place in sorted({(int(n), int(g)) for n, g in zip(node, group, strict=True)}):
-        rows = batch.filter(pa.array((node == place[0]) & (group == place[1])))
+    for copy in sorted({(int(n), int(g)) for n, g in zip(node, group, strict=True)}):
+        rows = batch.filter(pa.array((node == copy[0]) & (group == copy[1])))
         lists = rows.column("lines")
         lines = column_of(lists.flatten().fill_null(b""))
         sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        merged, complete = merge(Images(lines, offsets), counts[place])
+        merged, complete = merge(Images(lines, offsets), counts[copy])
         names = ["node", "group", "partition", "key", "lsn", "row"]
         columns = [rows.column(name) for name in ("node", "group", "partition", "target", "lsn")]
         if not complete.all():

@@ -20,7 +20,7 @@ from msgspec import UnsetType, structs
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
 from fleet.record import Time
-from snapshots.operations.operation import begin, read_readable_intents, reason_of, record_outcome
+from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
 from snapshots.records.commits import increments_pruned_error
 from snapshots.records.documents import checking
 from snapshots.records.operation_records import (
@@ -147,11 +147,11 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, *, is_held
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
     """The leases of restores without an outcome, of one snapshot or of all, oldest first; some may have expired.
 
-    Raises ManifestError if a lease can't be read.
+    Raises ManifestError if a renewal can't be read; an unreadable intent is skipped.
     """
     return [
         _lease(store, operation)
-        for operation in read_readable_intents(store)
+        for operation in read_open_intents(store, skips_unreadable=True)
         if operation.kind == "restore" and snapshot in (None, operation.snapshot)
     ]
 

@@ -26,7 +26,7 @@ FILE = re.compile(r"(\d{16})\.json")
 
 
 class MajorityMissingError(RefusedError):
-    """The locked nodes are not more than half of the largest fleet that the store has served."""
+    """The locked nodes are not more than half of the recorded primaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
         return
     missing = sorted(primaries - held)
     raise MajorityMissingError(
-        f"{len(held)} of the {len(primaries)} primaries of the largest recorded fleet granted their lock,"
-        f" and {needed} are needed; missing: {', '.join(missing)}",
+        f"{len(held)} of the {len(primaries)} recorded primaries granted their lock, and {needed} are needed;"
+        f" missing: {', '.join(missing)}",
         hint="name all nodes of the fleet in fleet.toml; if the fleet has shrunk, and nothing else takes snapshots of"
         " the missing nodes: snapshot init --forget-nodes",
         details={"granted": sorted(granted), "baseline": sorted(primaries), "needed": needed, "missing": missing},
@@ -82,9 +82,9 @@ def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> N
 
 
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
-    """Record these primaries, whatever was recorded before; return the node ids that this drops.
+    """Record these primaries if the newest record has others too; return the node ids that this drops.
 
-    Only an operator's explicit command makes them fewer. The caller holds the locks of `granted`.
+    No other command makes the record smaller. The caller holds the locks of `granted`.
     """
     while True:
         recorded = read_recorded_primaries(store)

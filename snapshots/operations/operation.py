@@ -158,22 +158,20 @@ def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "f
         write_operation_record(store, "outcome", outcome)
 
 
-def read_open_intents(store: ObjectStore) -> list[Intent]:
-    """All operations without an outcome, oldest first; raises ManifestError if an intent can't be read."""
+def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> list[Intent]:
+    """The intents of all open operations, oldest first; raise ManifestError if one can't be read.
+
+    With `skips_unreadable`, leave those out: they must block nobody.
+    """
     intents: list[Intent] = []
     for operation_id in open_operation_ids(store):
-        # gc removes old records, the intent first.
-        with suppress(ObjectMissingError):
+        try:
             intents.append(read_intent(store, operation_id))
-    return intents
-
-
-def read_readable_intents(store: ObjectStore) -> list[Intent]:
-    """All operations without an outcome whose intent can be read, oldest first: an unreadable one blocks nobody."""
-    intents: list[Intent] = []
-    for operation_id in open_operation_ids(store):
-        with suppress(ManifestError, ObjectMissingError):
-            intents.append(read_intent(store, operation_id))
+        except ObjectMissingError:
+            continue  # gc removes old records, the intent first
+        except ManifestError:
+            if not skips_unreadable:
+                raise
     return intents
 
 

@@ -36,9 +36,9 @@ class RestorePoint(Record, frozen=True):
 class Mark(Record, frozen=True):
     """What was removed, and all that is needed to resume the removal: the slots, and the nodes that may have them.
 
-    `format` says whether the snapshot was deleted or its increments pruned. `chain` and `points` are empty if the
-    commits could not be read. `by` is the label of the command (fleet.label); `objects` and `bytes` count what it
-    planned to delete.
+    The stored field `schema`, here `format`, says whether the snapshot was deleted or its increments pruned. `chain`
+    and `points` are empty if the commits could not be read. `by` is the label of the command (fleet.label); `objects`
+    and `bytes` count what it planned to delete.
     """
 
     format: Literal["cutline/deleted/1", "cutline/only-full/1"] = field(name="schema")

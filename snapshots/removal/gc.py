@@ -133,7 +133,10 @@ def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
 
 
 def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
-    """Find what `collect_garbage` would remove, by reading the store alone; raise StoreUnreachableError."""
+    """Find what `collect_garbage` would remove now, by reading the store alone.
+
+    It settles no operation, so a run may remove more. Raises StoreUnreachableError.
+    """
     store = fleet.store.open()
     read_identity(store, fleet)
     report = find_garbage(store, grace_seconds, progress)

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
-from snapshots.operations.operation import begin, read_readable_intents, reason_of, record_outcome
+from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
 from snapshots.records.commits import snapshot_names
 from snapshots.records.operation_records import Intent, operation_key
 from snapshots.records.tombstones import Mark, put_mark
@@ -119,7 +119,9 @@ def remove_recorded(
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
     """The deletions and prunings without an outcome, of `snapshot` or of all."""
     return [
-        one for one in read_readable_intents(store) if one.kind in (DELETE, PRUNE) and snapshot in (None, one.snapshot)
+        one
+        for one in read_open_intents(store, skips_unreadable=True)
+        if one.kind in (DELETE, PRUNE) and snapshot in (None, one.snapshot)
     ]
 
 

@@ -178,7 +178,7 @@ class World:
         found: list[str] = []
         for node in self.targets.servers.primaries:
             with psycopg.connect(node.dsn()) as connection:
-                found += [node.id] if read_record(connection) else []
+                found += [node.id] if read_record(node, connection) else []
         return found
 
     def newest_increment(self, name: str) -> int | None:

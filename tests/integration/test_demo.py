@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,20 @@ class Running:
 
 
 @pytest.fixture
-def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+def demo(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Run `snapshot demo` in its own process group, with the arguments that the test's parameter gives."""
-    command = [*PROGRAM, *request.param]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    # A short path, so that Spark uses Unix sockets as it does for users.
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:  # only its length matters
+        yield from run_demo(Path(folder), request.param)
+
+
+def run_demo(folder: Path, arguments: Sequence[str]) -> Iterator[Running]:
+    command = [*PROGRAM, *arguments]
+    environment = {**os.environ, "TMPDIR": str(folder)}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as process:  # type: ignore[call-overload]  # the streams are as it wants them
         try:
-            yield Running(process, tmp_path)
+            yield Running(process, folder)
         finally:
             if process.poll() is None:
                 # Terminate it first: only the demo itself knows what to clean up.

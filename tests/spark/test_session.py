@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ def who(_):
 
 with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
     session = start.session()
+    assert session.conf.get("spark.python.unix.domain.socket.enabled") == "true"
     print("started", start._gateway.proc.pid, start.temporary, flush=True)
     if sys.argv[2] == "wait":
         import time
@@ -59,11 +61,11 @@ def draw(cases: list[Any]) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the files of killed processes and the logs of failed starts in the folder of the test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
+def temporary_files_of_subprocesses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the files of killed processes and the logs of failed starts in a folder, short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:  # only its length matters
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
 
 
 def run_job(
@@ -101,9 +103,10 @@ def assert_gone(jvm: int) -> None:
 
 
 def list_processes() -> list[tuple[int, int]]:
-    """Return every process of the machine with its session."""
-    listed = subprocess.run(["ps", "-eo", "pid=,sess="], capture_output=True, text=True, check=True).stdout
-    return [(int(pid), int(session)) for pid, session in (line.split() for line in listed.splitlines())]
+    """Return every running process of the machine with its session; an ended one may wait for init to reap it."""
+    listed = subprocess.run(["ps", "-eo", "stat=,pid=,sess="], capture_output=True, text=True, check=True).stdout
+    entries = (line.split() for line in listed.splitlines())
+    return [(int(pid), int(session)) for state, pid, session in entries if not state.startswith("Z")]
 
 
 def test_a_local_session_runs_jobs_of_every_kind(spark: SparkSession, tmp_path: Path) -> None:

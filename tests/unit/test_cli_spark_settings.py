@@ -71,7 +71,7 @@ def test_workers_are_reached_by_unix_sockets_where_the_path_is_short_enough(
     length: int,
     is_used: bool,  # noqa: FBT001  # a parameter of the case
 ) -> None:
-    folder = Path("/" + "t" * (length - 1))
+    folder = Path("/" + "t" * (length - 3) + "ü")
     settings = session_settings(master, {}, "x", folder, [])
     assert settings.get("spark.python.unix.domain.socket.dir") == (str(folder) if is_used else None)
     assert settings.get("spark.python.unix.domain.socket.enabled") == ("true" if is_used else None)

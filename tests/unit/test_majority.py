@@ -54,7 +54,7 @@ def test_the_refusal_has_the_numbers_and_the_missing_nodes() -> None:
     with pytest.raises(MajorityMissingError) as raised:
         check_majority(RecordedPrimaries(1, FOUR), identities("s1", "s2"))
     error = raised.value
-    assert "2 of the 4 primaries" in error.message
+    assert "2 of the 4 recorded primaries" in error.message
     assert "3 are needed" in error.message
     assert "missing: s3, s4" in error.message
     assert "--forget-nodes" in error.hint

@@ -27,6 +27,7 @@ FLUSHING_MESSAGE_VERSION = 170000
 MARKER_SECONDS_MAX = 30.0
 
 
+# A marker of a newer version may have more fields; only these three are compared.
 class Marker(Record, frozen=True, forbid_unknown_fields=False):
     """The content of a marker: which cut of which chain it starts or finishes. A `cut` id is never used twice."""
 

@@ -75,9 +75,9 @@ def _changes_of(messages: Messages, numbers: Ints, group: Group) -> Iterator[Cha
 
 def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[ChangeColumns]:
     width = len(group.columns)
-    old, place = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
-    refuse(numbers, messages.u8(place) != NEW_TUPLE, f"an UPDATE of {group.name} has no new row")
-    new, _ = read_tuples(messages, numbers, place + 1, width, is_last=True)
+    old, offset = read_tuples(messages, numbers, messages.starts[numbers] + 6, width, is_last=False)
+    refuse(numbers, messages.u8(offset) != NEW_TUPLE, f"an UPDATE of {group.name} has no new row")
+    new, _ = read_tuples(messages, numbers, offset + 1, width, is_last=True)
     if group.is_multiset:
         yield _deleted_rows(messages, numbers, old, group)
         yield from _inserted_rows(
@@ -85,7 +85,7 @@ def _updated_rows(messages: Messages, numbers: Ints, group: Group) -> Iterator[C
         )
         return
     keys = {column.position for column in group.columns[: group.key_width]}
-    new = [n.fill_unchanged(o) if place in keys else n for place, (n, o) in enumerate(zip(new, old, strict=True))]
+    new = [n.fill_unchanged(o) if number in keys else n for number, (n, o) in enumerate(zip(new, old, strict=True))]
     _check_no_unchanged(numbers, _key_columns(new, group), group)
     deleted = _deleted_rows(messages, numbers, old, group)
     new_keys = lines_of(messages.source, messages.data_bytes, _key_columns(new, group), len(numbers))

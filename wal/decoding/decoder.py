@@ -161,8 +161,8 @@ class Decoder:
     ) -> Iterator[tuple[TableDescription, Ints]]:
         bounds = np.searchsorted(numbers, [number for number, _ in descriptions])
         parts = np.split(numbers, bounds)
-        for place, part in enumerate(parts):
-            description = descriptions[place - 1][1] if place else self.descriptions.get(oid)
+        for number, part in enumerate(parts):
+            description = descriptions[number - 1][1] if number else self.descriptions.get(oid)
             if len(part) == 0:
                 continue
             if description is None:

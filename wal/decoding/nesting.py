@@ -52,12 +52,12 @@ def check_order(messages: Messages, after: int) -> int:
     loose = loose[messages.u8(messages.starts[loose] + 1) == 0]
     ended = np.flatnonzero(np.isin(messages.kinds, ORDERED))
     numbers = np.concatenate([ended, loose])
-    places = np.concatenate([messages.u64(messages.starts[ended] + 10), messages.u64(messages.starts[loose] + 2)])
+    positions = np.concatenate([messages.u64(messages.starts[ended] + 10), messages.u64(messages.starts[loose] + 2)])
     order = np.argsort(numbers)
-    numbers, places = numbers[order], places[order]
-    before = np.concatenate([[after], places[:-1]])
-    refuse(numbers, places < before, "a record ends before the record that was decoded before it")
-    return int(places[-1]) if len(places) else after
+    numbers, positions = numbers[order], positions[order]
+    before = np.concatenate([[after], positions[:-1]])
+    refuse(numbers, positions < before, "a record ends before the record that was decoded before it")
+    return int(positions[-1]) if len(positions) else after
 
 
 def _check_ends(messages: Messages, begins: Ints, ends: Ints, before: OpenTransactionHead | None) -> None:

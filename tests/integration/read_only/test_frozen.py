@@ -52,8 +52,8 @@ def test_nobody_may_write_to_a_frozen_database_and_a_thaw_restores_its_settings(
         execute(node, *before)
         was, could = read_settings(node), [may_write(node.dsn), may_write(dsn)]
         with connect(node) as connection:
-            frozen = freeze(connection, FLEET_ID, "operation-1", "last")
-            assert read_frozen(connection) == read_record(connection) == frozen
+            frozen = freeze(node, connection, FLEET_ID, "operation-1", "last")
+            assert read_frozen(node, connection) == read_record(node, connection) == frozen
             assert [may_write(node.dsn), may_write(dsn)] == [False, False]
             assert thaw(node, connection, Silent(), operation="another") is None
             assert [may_write(node.dsn), may_write(dsn)] == [False, False]
@@ -73,15 +73,15 @@ def test_settings_changed_by_hand_since_the_freeze_stay(node: Node) -> None:
         execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
         execute(node, "ALTER DATABASE bank SET default_transaction_read_only = off")
         with connect(node) as connection:
-            freeze(connection, FLEET_ID, "operation-1", "last")
+            freeze(node, connection, FLEET_ID, "operation-1", "last")
             execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
-            assert read_frozen(connection) is None
+            assert read_frozen(node, connection) is None
             # A record without effect does not keep another freeze from recording the earlier settings.
-            second = freeze(connection, FLEET_ID, "operation-2", "last")
-            assert read_record(connection) == second
+            second = freeze(node, connection, FLEET_ID, "operation-2", "last")
+            assert read_record(node, connection) == second
             execute(node, "ALTER DATABASE bank RESET default_transaction_read_only")
             assert thaw(node, connection, Silent())
-            assert read_record(connection) is None
+            assert read_record(node, connection) is None
         settings = [row for row in read_settings(node) if row[1] != "comment"]
         assert settings == [("", "writer", "default_transaction_read_only=off")]
 
@@ -91,7 +91,7 @@ def test_a_dropped_role_keeps_nothing_frozen(node: Node) -> None:
     with connect(node) as connection:
         with role(node, "writer"):
             execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
-            freeze(connection, FLEET_ID, "operation-1", "last")
+            freeze(node, connection, FLEET_ID, "operation-1", "last")
         assert thaw(node, connection, Silent())
     assert read_settings(node) == was
 
@@ -112,7 +112,7 @@ def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) ->
         for thread in threads:
             thread.start()
         time.sleep(0.3)
-        freeze(connection, FLEET_ID, "operation-1", "last")
+        freeze(node, connection, FLEET_ID, "operation-1", "last")
         ended, left = end_sessions(node, connection, None, 10, Silent())
         frozen_at = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
         stop.set()
@@ -199,7 +199,7 @@ def test_a_role_with_only_the_privileges_that_refusals_ask_for_can_freeze_and_th
         execute(node, "ALTER ROLE writer SET default_transaction_read_only = off")
         was = read_settings(node)
         with connect(replace(node, dsn=dsn)) as connection:
-            freeze(connection, FLEET_ID, "operation-1", "last")
+            freeze(node, connection, FLEET_ID, "operation-1", "last")
             assert not may_write(node.dsn)
             assert not may_write(psycopg.conninfo.make_conninfo(node.dsn, user="writer"))
             assert end_sessions(node, connection, None, 5, Silent())[1] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from fleet.nodes.connections import connect
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from fleet.read_only.frozen import freeze
-from fleet.read_only.resume import ReadOnlyLeftError, resume_fleet
+from fleet.read_only.frozen import FreezeRecordError, freeze
+from fleet.read_only.resume import ReadOnlyLeftError, check_terminal, resume_fleet, undo_freeze
 from tests.commands.watching import Watching
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
@@ -32,7 +33,7 @@ def test_resume_thaws_every_node_and_can_be_repeated(fleet: Fleet) -> None:
     before = [read_settings(node) for node in fleet.primaries]
     for one in fleet.primaries:
         with connect(one) as connection:
-            freeze(connection, FLEET_ID, f"operation-{one.id}", "last")
+            freeze(one, connection, FLEET_ID, f"operation-{one.id}", "last")
     with ExitStack() as stack:
         pooled = [stack.enter_context(closing(psycopg.connect(node.dsn))) for node in fleet.primaries]
         ours = [
@@ -54,7 +55,7 @@ def test_resume_thaws_every_node_and_can_be_repeated(fleet: Fleet) -> None:
 
 def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node: Node) -> None:
     with connect(node) as connection:
-        freeze(connection, FLEET_ID, "operation-1", "last")
+        freeze(node, connection, FLEET_ID, "operation-1", "last")
     with open_sessions(fleet, fleet.primaries[1:]) as sessions, lock_fleet(sessions, fleet.name):
         with pytest.raises(FleetBusyError):
             resume_fleet(fleet, Silent())
@@ -66,7 +67,7 @@ def test_resume_changes_nothing_while_another_operation_runs(fleet: Fleet, node:
 def test_resume_names_an_unreachable_node_and_thaws_the_others(servers: EmbeddedFleet, fleet: Fleet) -> None:
     for one in fleet.primaries:
         with connect(one) as connection:
-            freeze(connection, FLEET_ID, "operation-1", "last")
+            freeze(one, connection, FLEET_ID, "operation-1", "last")
     first, second = fleet.primaries
     servers.kill_node(servers.primaries[1])
     watching = Watching()
@@ -82,3 +83,29 @@ def test_resume_names_an_unreachable_node_and_thaws_the_others(servers: Embedded
     assert [may_write(first.dsn), may_write(second.dsn)] == [True, False]
     assert [one.node for one in resume_fleet(fleet, Silent()).results] == [second.id]
     assert may_write(second.dsn)
+
+
+def test_an_unreadable_record_is_refused_and_its_hint_undoes_the_freeze_by_hand(fleet: Fleet, node: Node) -> None:
+    with connect(node) as connection:
+        freeze(node, connection, FLEET_ID, "operation-1", "last")
+        connection.execute(
+            f'COMMENT ON PUBLICATION cutline_{FLEET_ID} IS \'{{"schema": "cutline/frozen/2"}}\''.encode()
+        )
+    with pytest.raises(FreezeRecordError, match=f"node {node.id}: the comment of publication cutline_") as caught:
+        resume_fleet(fleet, Silent())
+    assert caught.value.exit_code == 3
+    watching = Watching()
+    assert not undo_freeze(fleet.primaries, "operation-1", watching)
+    with open_sessions(fleet, fleet.nodes) as sessions:
+        check_terminal(sessions, FLEET_ID, watching, terminal=False)
+        with pytest.raises(FreezeRecordError):
+            check_terminal(sessions, FLEET_ID, watching, terminal=True)
+    assert [note for note in watching.notes if "a newer version of Cutline may have written it" in note][1:]
+    assert not may_write(node.dsn)
+    statements = re.findall(r"[:;] ((?:SET|ALTER DATABASE|COMMENT ON) [^;]+)", str(caught.value.hint))
+    with psycopg.connect(node.dsn, autocommit=True) as session:
+        for statement in statements:
+            session.execute(statement.encode())
+    assert len(statements) == 3
+    assert may_write(node.dsn)
+    assert resume_fleet(fleet, Silent()).results == ()

@@ -41,6 +41,7 @@ LONG = (
     "tests/integration/test_fencing.py",
     "tests/integration/damage",
     "tests/integration/test_secrets.py",
+    "tests/integration/read_only",
     "tests/integration/test_schema_attempts.py",
     "tests/integration/test_drain_sizes.py",
     "tests/integration/test_delete.py",

@@ -80,14 +80,14 @@ def fold(base: dict[bytes, tuple[bytes, bytes]], table: RememberedTable) -> dict
         for lsn, seq, op, key, row in table.changes
         if op == DELETE and row
     ]
-    history = build_key_history(
+    entries = build_key_history(
         pa.Table.from_pylist([{"node": 0, "group": 1, "key": key} for key in wanted], WANTED),
         pa.Table.from_pylist(moves, MOVES),
     ).to_pylist()
     for target in wanted:
         history = sorted(
             (lsn, seq, b"" if op == DELETE else row)
-            for one in history
+            for one in entries
             if one["target"] == target
             for lsn, seq, op, key, row in images
             if key == one["key"] and (one["low_lsn"], one["low_seq"]) <= (lsn, seq) < (one["high_lsn"], one["high_seq"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.config import Fleet
-from fleet.tables.groups import Group, is_matching
+from fleet.tables.groups import Group
+from fleet.tables.names import is_matching
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of

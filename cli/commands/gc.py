@@ -13,7 +13,8 @@ from cli.output.format import count_text, seconds_text, size_text
 from cli.output.results import emit, progress
 from fleet.durations import Duration
 from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import Garbage, GcReport, SizeTotal, collect_garbage, preview_garbage
+from snapshots.removal.gc import collect_garbage, preview_garbage
+from snapshots.removal.gc_report import Garbage, GcReport, SizeTotal
 from storage.errors import UsageError
 
 SCHEMA = "cutline/gc/1"

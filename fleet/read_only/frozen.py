@@ -24,7 +24,7 @@ from fleet.config import Node
 from fleet.nodes.other_sessions import OtherSession, end_sessions, server_time
 from fleet.progress import Progress
 from fleet.record import Record, Time, fields_of, from_json
-from fleet.tables.groups import quote_identifier
+from fleet.tables.names import quote_identifier
 from fleet.tables.publications import publication_names
 from storage.errors import RefusedError
 

@@ -7,9 +7,7 @@ and append-only groups have no key columns: such a table is a multiset of lines.
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +17,7 @@ from fleet.config import GroupRules
 from fleet.nodes.encodings import raw_text
 from fleet.record import Count, Integer, Record, fields_of
 from fleet.tables.column_types import NO_SPECIAL_COLUMNS, SpecialColumns, read_special_columns
+from fleet.tables.names import is_included, is_matching, quote_identifier, table_name
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -65,13 +64,6 @@ SELECT a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
  ORDER BY a.attrelid, a.attnum
 """
-# SQL for the text that `table_name` returns for n.nspname and c.relname.
-TABLE_NAME = """
-(SELECT string_agg(CASE WHEN part ~ '[."]' THEN '"' || replace(part, '"', '""') || '"' ELSE part END, '.'
-                   ORDER BY place)
-   FROM unnest(ARRAY[n.nspname, c.relname]::text[]) WITH ORDINALITY AS parts (part, place))
-"""
-QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
 COPY_ESCAPES = str.maketrans(
     {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r", "\\": "\\\\"}
     # COPY reads these too, but never writes them: bytes that are not UTF-8, as raw text represents them.
@@ -253,22 +245,6 @@ def copy_line(text: str) -> bytes:
     return ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else match[0], text.encode())
 
 
-def table_name(schema: str, table: str) -> str:
-    """`schema.table`. A part with a dot or a quote is quoted, so that every table has a different name."""
-    return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
-
-
-def is_matching(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a table's name, with or without its quotes, matches one of the patterns."""
-    plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
-    return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
-
-
-def is_included(name: str, rules: GroupRules) -> bool:
-    """Whether the rules make `schema.table` a group."""
-    return is_matching(name, rules.include) and not is_matching(name, rules.exclude)
-
-
 def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[str, list[Table]]:
     """Number the groups of all shards by name, and set their partitions by the largest copy of each.
 
@@ -291,11 +267,6 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
         return replace(table, group=group)
 
     return {shard: [number_table(table) for table in some] for shard, some in tables.items()}
-
-
-def quote_identifier(name: str) -> str:
-    """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def qualify(group: Group) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fleet.config import GroupRules, Node
 from fleet.nodes.encodings import fetch_texts
 from fleet.record import Count, Record
-from fleet.tables.groups import TABLE_NAME, Group, is_included, is_matching
+from fleet.tables.groups import Group
+from fleet.tables.names import TABLE_NAME, is_included, is_matching
 
 if TYPE_CHECKING:
     import psycopg

@@ -16,7 +16,8 @@ from psycopg import sql
 
 from fleet.config import GroupRules
 from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import TABLE_NAME, Group, Table, qualify, read_tables
+from fleet.tables.groups import Group, Table, qualify, read_tables
+from fleet.tables.names import TABLE_NAME
 from storage.errors import RefusedError
 
 # The stamps change whenever these rows change, and only then.

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from fleet.config import Node
 from fleet.nodes.relation_locks import bound_lock_waits, raising_locked
-from fleet.tables.groups import quote_identifier
+from fleet.tables.names import quote_identifier
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 

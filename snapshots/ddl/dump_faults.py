@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from fleet.nodes.encodings import RAW, raw_text
-from fleet.tables.groups import quote_identifier
+from fleet.tables.names import quote_identifier
 
 TABLE = re.compile(r'^CREATE (?:\w+ )?TABLE ".*?;$', re.MULTILINE | re.DOTALL)
 UNQUOTED = re.compile(r'^    CONSTRAINT (?!")(?P<name>.+?) NOT NULL (?="(?:[^"]|"")+",?$)', re.MULTILINE | re.DOTALL)

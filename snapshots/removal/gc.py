@@ -11,10 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import NamedTuple
 
 from fleet.config import Fleet
 from fleet.nodes.lock import FleetBusyError
@@ -22,17 +20,18 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Progress
 from snapshots.operations.exclusive import exclusive
 from snapshots.operations.leases import open_leases
-from snapshots.operations.open_operations import CREATE, OpenOperation, read_open_operations
+from snapshots.operations.open_operations import CREATE, read_open_operations
 from snapshots.operations.operation import record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import NAME
 from snapshots.records.keys import Kind, parse_key
 from snapshots.records.store_identity import FLEET_KEY, read_identity
 from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
+from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
 from snapshots.removal.old_records import RecordJudge, judge_probe
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 from storage.probe import PROBES
-from storage.store import DeletionRefusedError, Listed, ObjectStore, StoreUnreachableError, Unfinished
+from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
 
 THREADS_MAX = 16
 # How many removals are submitted at once. An interrupt waits for these.
@@ -45,76 +44,6 @@ PERMANENT = {
     "baselines": re.compile(r"baselines/\d{16}\.json"),
     "deleted": re.compile(rf"deleted/{NAME.pattern}\.json"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Something to remove: `objects`, deleted in this order, or `leftover`, an unfinished upload."""
-
-    kind: Kind
-    why: GarbageReason
-    objects: tuple[Listed, ...]
-    snapshot: str = ""
-    operation: str = ""
-    leftover: Unfinished | None = None
-
-    @property
-    def sizes(self) -> list[int]:
-        """The size in bytes of each."""
-        sizes = [one.size for one in self.objects]
-        return [*sizes, self.leftover.size_bytes] if self.leftover else sizes
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRemoval:
-    """An object that the store refuses to delete, and why."""
-
-    key: str
-    reason: str
-
-
-@dataclass(slots=True)
-class SizeTotal:
-    """A number of objects and their total size."""
-
-    objects: int = 0
-    size_bytes: int = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Count one more object."""
-        self.objects += 1
-        self.size_bytes += size_bytes
-
-
-class KeptKey(NamedTuple):
-    """By what kept objects are counted; `snapshot` is "" for objects of no snapshot."""
-
-    snapshot: str
-    reason: GarbageReason
-    text: str
-
-
-@dataclass(slots=True)
-class GcReport:
-    """What gc found and did. `kept` counts all that is not removed, needed objects included.
-
-    `unsettled` says why earlier operations were not settled first, "" if they were. `unknown` lists what is not
-    Cutline's: objects, and folders, which end with a slash.
-    """
-
-    grace_seconds: float
-    dry_run: bool = False
-    unsettled: str = ""
-    garbage: list[Garbage] = field(default_factory=list)
-    kept: dict[KeptKey, SizeTotal] = field(default_factory=dict)
-    open_operations: tuple[OpenOperation, ...] = ()
-    unknown: list[str] = field(default_factory=list)
-    refused: list[RefusedRemoval] = field(default_factory=list)
-    removed: SizeTotal = field(default_factory=SizeTotal)
-
-    def keep(self, snapshot: str, verdict: GarbageVerdict, size_bytes: int) -> None:
-        """Count an object that is kept."""
-        self.kept.setdefault(KeptKey(snapshot, verdict.why, verdict.text), SizeTotal()).add(size_bytes)
 
 
 def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:

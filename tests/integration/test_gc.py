@@ -25,7 +25,8 @@ from snapshots.operations.operation import record_outcome
 from snapshots.records.commits import increment_numbers, read_chain
 from snapshots.records.store_identity import ensure_identity
 from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import GcReport, collect_garbage, preview_garbage
+from snapshots.removal.gc import collect_garbage, preview_garbage
+from snapshots.removal.gc_report import GcReport
 from storage.errors import BusyError, IndeterminateError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, removing_new_transfers, runs_on, slots_of, sorted_copies

@@ -22,7 +22,8 @@ from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from snapshots.removal.garbage import GarbageReason
-from snapshots.removal.gc import GcReport, find_garbage, remove_garbage
+from snapshots.removal.gc import find_garbage, remove_garbage
+from snapshots.removal.gc_report import GcReport
 from storage.digest import digest
 from storage.local import LocalStore
 from storage.store import ObjectStore

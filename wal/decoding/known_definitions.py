@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet.hints import NEW_CHAIN
-from fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature, table_name
+from fleet.tables.groups import ColumnSignature, Group, SchemaChangedError, Signature
+from fleet.tables.names import table_name
 from wal.decoding.pgoutput import Relation
 from wal.segments.definitions import Definition
 

@@ -1,0 +1,38 @@
+"""Names of tables: as reports and patterns have them, and quoted for SQL."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+
+from fleet.config import GroupRules
+
+# SQL for the text that `table_name` returns for n.nspname and c.relname.
+TABLE_NAME = """
+(SELECT string_agg(CASE WHEN part ~ '[."]' THEN '"' || replace(part, '"', '""') || '"' ELSE part END, '.'
+                   ORDER BY place)
+   FROM unnest(ARRAY[n.nspname, c.relname]::text[]) WITH ORDINALITY AS parts (part, place))
+"""
+QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
+
+
+def table_name(schema: str, table: str) -> str:
+    """`schema.table`. A part with a dot or a quote is quoted, so that every table has a different name."""
+    return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
+
+
+def is_matching(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a table's name, with or without its quotes, matches one of the patterns."""
+    plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
+    return any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns for one in (name, plain))
+
+
+def is_included(name: str, rules: GroupRules) -> bool:
+    """Whether the rules make `schema.table` a group."""
+    return is_matching(name, rules.include) and not is_matching(name, rules.exclude)
+
+
+def quote_identifier(name: str) -> str:
+    """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
+    return '"' + name.replace('"', '""') + '"'

@@ -82,12 +82,12 @@ scale: $(INSTALLED)  ## measure sizes; PART=tables, changes, bytes or rows, TABL
 	  $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
 
 # As a user gets it: nothing of the tree is in reach, so a package that is missing in the wheel is missed here.
-wheel:  ## build the wheel, install it into an empty environment, and run its demo
+wheel: $(INSTALLED)  ## build the wheel, install it into an empty environment, and test its demo
 	@rm -rf build dist .wheel-venv && $(PYTHON) -m venv .wheel-venv
 	@.wheel-venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@sed -n 's/^\([^ #].*==.*\) \\$$/\1/p' requirements.lock > dist/constraints.txt
 	@.wheel-venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint dist/constraints.txt dist/*.whl
-	@cd / && $(CURDIR)/.wheel-venv/bin/snapshot demo
+	@CUTLINE_PROGRAM=$(CURDIR)/.wheel-venv/bin/snapshot $(BIN)/python -m pytest -k story tests/integration/test_demo.py
 	@rm -rf build .wheel-venv
 
 schemas: $(INSTALLED)  ## write the JSON Schemas of all documents to docs/format

@@ -19,6 +19,8 @@ DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
+# A JVM that ended before its first job wrote less than this, about 35 MB; one that ran jobs writes 150 MB or more.
+ARCHIVE_BYTES_MIN = 60_000_000
 
 
 def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
@@ -32,7 +34,7 @@ def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[st
         identity = f"{java.home} {java.version} {spark_home} {installed}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         archive = folder / f"spark-{spark_version}-java-{java.major}-{key}.jsa"
-        if archive.exists():
+        if archive.exists() and not _is_of_few_classes(archive):
             return _options_of_existing(archive)
         _delete_oldest(folder)
         return [*_base_archive(java, folder, key), f"-XX:ArchiveClassesAtExit={archive}"]
@@ -46,20 +48,32 @@ def is_recording(options: list[str]) -> bool:
 
 
 def _options_of_existing(archive: Path) -> list[str]:
-    with archive.open("rb") as file:
-        complete = file.read(4).strip(b"\0")
-    if complete:
+    if _is_complete(archive):
         return [f"-XX:SharedArchiveFile={archive}"]
     if time.time() - archive.stat().st_mtime > WRITING_SECONDS_MAX:
         archive.unlink()
     return []
 
 
+def _is_complete(archive: Path) -> bool:
+    with archive.open("rb") as file:
+        return bool(file.read(4).strip(b"\0"))
+
+
+def _is_of_few_classes(archive: Path) -> bool:
+    """Delete the archive if its JVM ended too early, by kill or by an error; return whether it was deleted."""
+    if archive.stat().st_size >= ARCHIVE_BYTES_MIN or not _is_complete(archive):
+        return False
+    archive.unlink()
+    return True
+
+
 def _delete_oldest(folder: Path) -> None:
-    """Make room for another archive; each takes about 150 MB."""
-    archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
-    for archive in archives[: -ARCHIVES_KEPT + 1]:
-        archive.unlink(missing_ok=True)
+    """Make room for another archive, which takes about 150 MB, and for one of Java's own classes, 14 MB."""
+    for pattern in ("spark-*.jsa", "java-*.jsa"):
+        archives = sorted(folder.glob(pattern), key=lambda archive: archive.stat().st_mtime)
+        for archive in archives[: -ARCHIVES_KEPT + 1]:
+            archive.unlink(missing_ok=True)
 
 
 def _base_archive(java: Java, folder: Path, key: str) -> list[str]:

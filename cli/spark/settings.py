@@ -120,6 +120,7 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         "spark.local.dir": str(temporary / "local"),
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "spark.python.daemon.module": "cli.spark.python_daemon",
     }
     if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
         # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.

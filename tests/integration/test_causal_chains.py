@@ -47,7 +47,7 @@ BACK = "chains_back"
 SHARDS = 4
 INCREMENTS = 30 if SOAK_SECONDS else 7
 # How many of the increments and the full snapshot are restored.
-JUDGED = INCREMENTS + 1 if SOAK_SECONDS else 3
+JUDGED = INCREMENTS + 1 if SOAK_SECONDS else 2
 PAUSE_SECONDS_MAX = 1.0
 # The maximum delay of a cut's markers; every cut draws one of these.
 MARKER_SECONDS_MAX = (0.0, 0.02, 0.1, 0.3)

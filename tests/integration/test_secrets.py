@@ -1,6 +1,6 @@
 """No secret is stored or shown by real commands on an S3 store, which succeed and fail in several ways.
 
-Commands that create snapshots run as processes, the others in this one.
+The create that fails runs as a process, which also starts Spark; the other commands run in this one.
 
 The secrets of the store are searched for, byte by byte, in everything that the commands print and leave: their output
 with `--verbose`, Spark's too, temporary files, the file of a bug's traceback, every object in the store, the nodes'
@@ -138,10 +138,10 @@ def runner(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_p
         yield CommandRunner(servers, fleet, proxy, tmp_path, environment, spark)
 
 
-@pytest.mark.timeout(600)  # two Spark sessions, one after the other
+@pytest.mark.timeout(600)
 def test_no_secret_of_the_store_is_printed_or_stored(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runner.run("init") == 0, runner.last_output()
-    assert runner.run("create", "daily") == 0, runner.last_output()
+    assert runner.run_here("init") == 0, runner.last_output()
+    assert runner.run_here("create", "daily") == 0, runner.last_output()
     assert runner.run_here("list") == 0
     assert runner.run_here("show", "daily") == 0
     assert runner.run_here("check", "daily") == 4  # nothing to compare with

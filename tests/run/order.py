@@ -33,6 +33,7 @@ LONG = (
     "tests/integration/test_storage_s3_reads.py",
     "tests/integration/test_storage_s3_credentials.py",
     "tests/integration/test_waits.py",
+    "tests/integration/test_docs_commands.py",
     "tests/spark/test_session.py",
     "tests/spark/test_killed_executors.py",
     "tests/integration/test_demo.py",

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -179,8 +180,14 @@ def serve(port: int) -> None:
     )
     from werkzeug.serving import run_simple
 
-    application = DomainDispatcherApplication(create_backend_app)
-    run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
+    application, writing = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def write_one_by_one(environ: dict[str, Any], start_response: Any) -> Any:
+        # moto looks for the object and then stores it: of two conditional puts at once, both may succeed.
+        with writing if environ["REQUEST_METHOD"] in ("PUT", "POST") else contextlib.nullcontext():
+            return application(environ, start_response)
+
+    run_simple("127.0.0.1", port, write_one_by_one, threaded=True, request_handler=MotoRequestHandler)
 
 
 if __name__ == "__main__":

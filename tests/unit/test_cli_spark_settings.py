@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,10 @@ def test_a_class_archive_is_recorded_once_then_used_but_never_required(
     archive.write_bytes(b"\0" * 100)
     assert archive_options(java, spark_home, "4.3.0") == []
     archive.write_bytes(b"\xa8\x0b\x0b\xf0")
+    assert is_recording(archive_options(java, spark_home, "4.3.0")), "the JVM that wrote it was killed before any job"
+    assert not archive.exists()
+    archive.write_bytes(b"\xa8\x0b\x0b\xf0")
+    os.truncate(archive, class_archive.ARCHIVE_BYTES_MIN)
     assert archive_options(java, spark_home, "4.3.0") == [f"-XX:SharedArchiveFile={archive}"]
     monkeypatch.setattr(class_archive, "cache_folder", lambda: None)
     assert archive_options(java, spark_home, "4.3.0") == []

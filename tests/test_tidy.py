@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("storage", "columns"),
     ("fleet",),
-    ("fleet/nodes", "cli/spark"),
+    ("fleet/nodes",),
     ("fleet/tables", "fleet/programs", "wal/slots"),
     ("fleet/read_only", "wal/segments", "embedded"),
     ("wal/cut",),
@@ -32,7 +32,7 @@ FLOORS = (
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
     ("restore", "check"),
-    ("cli/output",),
+    ("cli/output", "cli/spark"),
     ("cli/commands", "cli"),
     ("cli/demo",),
 )

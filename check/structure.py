@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from check.report import Conflict, Skipped, SnapshotReport
@@ -18,6 +19,7 @@ from snapshots.records.commits import (
     read_chain,
     snapshot_names,
 )
+from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
 from snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
@@ -28,8 +30,16 @@ ASKING_THREADS_MAX = 16
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Every snapshot that exists, and every recorded one that left objects behind although its commit is missing."""
-    left = [name for name in recorded if store.list_children(f"snapshots/{name}") and not is_deleted(store, name)]
+    left = [
+        name for name in recorded if store.list_children(f"snapshots/{name}") and not _is_known_deleted(store, name)
+    ]
     return sorted({*snapshot_names(store), *left})
+
+
+def _is_known_deleted(store: ObjectStore, name: str) -> bool:
+    with suppress(ManifestError):
+        return is_deleted(store, name)
+    return False
 
 
 def check_structure(
@@ -45,9 +55,11 @@ def check_structure(
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
-        check_not_deleted(store, name)
-        if increment and is_only_full(store, name):
-            raise increments_pruned_error(name) from error
+        # A mark that can't be read is the error that is reported below.
+        with suppress(ManifestError):
+            check_not_deleted(store, name)
+            if increment and is_only_full(store, name):
+                raise increments_pruned_error(name) from error
         if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
             raise
         report = SnapshotReport(name, increment or 0)

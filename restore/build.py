@@ -12,7 +12,7 @@ from fleet.config import Node
 from fleet.nodes.connections import connect
 from fleet.tables.groups import Group
 from restore.ddl import find_views, refresh_views, remove_foreign_keys, run_section, set_sequences, show_name
-from restore.ledger import LEDGER_SCHEMA, check_counts, create_ledger
+from restore.ledger import check_counts, create_ledger, drop_ledger
 from restore.load_target import LoadTarget
 from restore.partition_roots import find_roots
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, find_ddl_objects, read_ddl
@@ -47,17 +47,17 @@ def create_tables(database: Node, scripts: Mapping[str, str], groups: Iterable[G
     """Create in the empty database everything that the rows need, and the ledger of the load."""
     run_section(database, PRE_DATA, scripts[PRE_DATA])
     with connect(database) as connection:
-        create_ledger(connection)
         chosen = {group.number: group for group in groups}
         roots = find_roots(connection, chosen.values())
-        return LoadTarget(database, chosen, roots, search_path_of(scripts[PRE_DATA]))
+        ledger = create_ledger(connection)
+        return LoadTarget(database, chosen, ledger, roots, search_path_of(scripts[PRE_DATA]))
 
 
 def check_rows(target: LoadTarget) -> int:
     """Compare the row counts with the ledger, drop the ledger, and return the number of rows; raise LoadError."""
     with connect(target.node) as connection:
-        rows = check_counts(connection, target.node.id, list(target.groups.values()), target.roots)
-        connection.execute(f"DROP SCHEMA {LEDGER_SCHEMA} CASCADE")
+        rows = check_counts(connection, target)
+        drop_ledger(connection, target.ledger)
     return rows
 
 

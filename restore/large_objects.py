@@ -20,7 +20,7 @@ from fleet.config import Node
 from fleet.nodes.connections import connect
 from fleet.progress import Progress
 from fleet.tables.large_objects import count_large_objects
-from restore.ledger import LEDGER, LoadError
+from restore.ledger import LoadError
 from restore.load import LoadReport, load_error
 from restore.load_target import LoadTarget
 from snapshots.base_copy.large_objects import PARTS_TOGETHER
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Stored objects, in the order in which they were written, and the database they are loaded into."""
+    """Stored objects, in the order in which they were written, and the database and ledger they are loaded into."""
 
     objects: tuple[StoredObject, ...]
     node: Node
+    ledger: str
     store: StoreLocation
 
 
@@ -56,8 +57,9 @@ def load_large_objects(
     Raises the first error of a task, and LoadError if a target has another number of large objects afterwards.
     """
     tasks = [
-        LargeLoadTask(objects, targets[objects[0].node].node, store)
+        LargeLoadTask(objects, target.node, target.ledger, store)
         for objects in _group_by_copy_task(list_large_objects(full))
+        for target in [targets[objects[0].node]]
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])
@@ -90,7 +92,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
                 for number, parts in enumerate(read_parts(stored, body)):
-                    total += _load_parts(connection, f"{stored.key} {number}", parts)
+                    total += _load_parts(connection, task.ledger, f"{stored.key} {number}", parts)
         return LoadReport(total)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
@@ -108,11 +110,12 @@ def read_parts(stored: StoredObject, body: bytes) -> Iterator[list[dict[str, Any
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
 
 
-def _load_parts(connection: psycopg.Connection[Any], name: str, parts: list[dict[str, Any]]) -> int:
-    """Load a batch unless it is in the ledger; return the number of large objects created."""
+def _load_parts(connection: psycopg.Connection[Any], ledger: str, name: str, parts: list[dict[str, Any]]) -> int:
+    """Load a batch unless it is in the ledger, by its `name`; return the number of large objects created."""
+    entry = f"INSERT INTO {ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     first = [part for part in parts if part["definition"] is not None]
     with connection.transaction(), connection.cursor() as cursor:
-        if cursor.execute(f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING", (name,)).rowcount == 0:
+        if cursor.execute(entry.encode(), (name,)).rowcount == 0:
             return 0
         created = [(part["oid"], part["data"]) for part in first]
         added = [(part["oid"], part["offset"], part["data"]) for part in parts if part["definition"] is None]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from fleet.tables.groups import Group, qualify
+from fleet.tables.groups import qualify
+from restore.load_target import LoadTarget
 from storage.errors import RefusedError
 
-LEDGER_SCHEMA = "cutline_restore"
-LEDGER = f"{LEDGER_SCHEMA}.ledger"
+TOKEN_BYTES = 16
 # A query locks every table that it counts.
 COUNTED_AT_ONCE = 100
 
@@ -21,27 +21,35 @@ class LoadError(RefusedError):
     """A target node refused rows, or holds another number of rows than were loaded; the restore drops its database."""
 
 
-def create_ledger(connection: psycopg.Connection[Any]) -> None:
-    """Create the ledger in the database."""
-    connection.execute(f"CREATE SCHEMA {LEDGER_SCHEMA}")
+def create_ledger(connection: psycopg.Connection[Any]) -> str:
+    """Create the ledger in the database, in a schema of its own; return the table's qualified name.
+
+    The snapshot may have a schema of any name, so this one is drawn.
+    """
+    schema = f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
+    connection.execute(f"CREATE SCHEMA {schema}")
     connection.execute(
-        f"CREATE TABLE {LEDGER} (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
+        f"CREATE TABLE {schema}.ledger (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"
     )
+    return f"{schema}.ledger"
 
 
-def check_counts(
-    connection: psycopg.Connection[Any], node: str, groups: Sequence[Group], roots: Mapping[int, str]
-) -> int:
+def drop_ledger(connection: psycopg.Connection[Any], ledger: str) -> None:
+    """Drop the ledger and its schema."""
+    connection.execute(f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE")
+
+
+def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:
     """Count the rows of all tables and return their sum; raise LoadError if the ledger has another number.
 
-    Groups that are loaded through a root (`roots`, by group number) are counted together, in the root: their rows may
-    be in any of its partitions.
+    Groups that are loaded through a root are counted together, in the root: their rows may be in any of its partitions.
     """
-    loaded = dict(connection.execute(f"SELECT groupno, sum(rows)::bigint FROM {LEDGER} GROUP BY groupno").fetchall())
+    query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} GROUP BY groupno"
+    loaded = dict(connection.execute(query.encode()).fetchall())
     expected: dict[str, int] = {}
     names: dict[str, str] = {}
-    for group in groups:
-        root = roots.get(group.number)
+    for group in target.groups.values():
+        root = target.roots.get(group.number)
         table = root or f"ONLY {qualify(group)}"
         names[table] = root or group.name
         expected[table] = expected.get(table, 0) + loaded.get(group.number, 0)
@@ -53,8 +61,8 @@ def check_counts(
             if found != expected[some[number]]:
                 name = names[some[number]]
                 raise LoadError(
-                    f"node {node}: table {name} has {found} rows, but {expected[some[number]]} were loaded",
+                    f"node {target.node.id}: table {name} has {found} rows, but {expected[some[number]]} were loaded",
                     hint="see whether something else writes to the restored database, then repeat the command",
-                    details={"node": node, "group": name},
+                    details={"node": target.node.id, "group": name},
                 )
     return sum(expected.values())

@@ -19,10 +19,10 @@ from psycopg import sql
 
 from columns.bytes_column import column_of, runs
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.connections import allow_views, connect, unreachable_error
 from fleet.nodes.encodings import RAW
 from fleet.tables.groups import Group, column_list, qualify
-from restore.ledger import LEDGER, LoadError
+from restore.ledger import LoadError
 from restore.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
@@ -58,6 +58,7 @@ def load_base(task: BaseLoadTask) -> LoadReport:
         tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
+            allow_views(connection)
             loader = Loader(connection, task.target, task.base.source.key)
             for batch in (batch for table in tables for batch in table.to_batches()):
                 holds = find_valid_rows(batch, task.base, changed)
@@ -93,9 +94,9 @@ class Loader:
         self._connection, self._target, self._task = connection, target, task
         self._rows: dict[int, int] = {}
         connection.execute("SET LOCAL synchronous_commit = off")
-        entry = f"INSERT INTO {LEDGER} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
+        entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
         # This waits for another attempt of the same task that is still running.
-        self._is_loaded = connection.execute(entry, (task,)).rowcount == 0
+        self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
         connection.execute("SELECT set_config('search_path', %s, true)", (target.search_path,))
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -132,8 +133,8 @@ class Loader:
 
     def finish(self) -> None:
         """Enter the numbers of rows sent into the ledger."""
-        entries = f"INSERT INTO {LEDGER} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
-        self._connection.execute(entries, (self._task, list(self._rows), list(self._rows.values())))
+        entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
+        self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 
 
 def load_images(
@@ -181,6 +182,7 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
 
 def _open_loaders(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
     connection = stack.enter_context(connect(target.node))
+    allow_views(connection)
     stack.enter_context(connection.transaction())
     return Loader(connection, target, task)
 

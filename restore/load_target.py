@@ -14,12 +14,14 @@ from snapshots.ddl.search_path import DEFAULT
 class LoadTarget:
     """A database with its tables, and the groups that are loaded there, by number.
 
+    `ledger` is the table of the load's ledger (restore/ledger.py).
     `roots` are the partitioned tables through which rows are loaded (restore/partition_roots.py), by group number.
     `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
     """
 
     node: Node
     groups: Mapping[int, Group]
+    ledger: str
     roots: Mapping[int, str] = field(default_factory=dict)
     search_path: str = f"pg_catalog, {DEFAULT}"
 

@@ -62,6 +62,10 @@ PINNED_SETTINGS = {
 }
 # Older servers refuse a session that sets transaction_timeout in its connection string.
 TRANSACTION_TIMEOUT_VERSION = 170000
+# Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
+# but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
+RESTRICTION = "SET restrict_nonsystem_relation_kind = 'view, foreign-table'"
+RESTRICTION_VERSIONS = {12: 20, 13: 16, 14: 13, 15: 8, 16: 4}
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 # The open connections of this process, and their servers.
@@ -160,9 +164,24 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
 def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     with _open_lock:
         _open[connection] = _server_of(node)
-    if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+    version = connection.info.server_version
+    if version >= TRANSACTION_TIMEOUT_VERSION:
         connection.execute("SET transaction_timeout = 0")
+    if has_restriction(version):
+        connection.execute(RESTRICTION)
     return connection
+
+
+def has_restriction(version: int) -> bool:
+    """Whether a server of this version can refuse to read views (PostgreSQL manual, "Client Connection Defaults")."""
+    major, minor = divmod(version, 10000)
+    return minor >= RESTRICTION_VERSIONS.get(major, 0 if major > max(RESTRICTION_VERSIONS) else minor + 1)
+
+
+def allow_views(connection: psycopg.Connection[Any]) -> None:
+    """Let the session read views, as functions and materialized views of a restored database may have to."""
+    if has_restriction(connection.info.server_version):
+        connection.execute("RESET restrict_nonsystem_relation_kind")
 
 
 def _server_of(node: Node) -> str:

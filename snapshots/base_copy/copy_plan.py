@@ -39,12 +39,12 @@ def plan_ranges(tables: Sequence[Table]) -> list[tuple[PageRange, ...]]:
         if pages > TASK_PAGES:
             bounds = [*range(0, pages - TASK_PAGES // 2, TASK_PAGES), None]
             for low, high in pairwise(bounds):
-                planned.append((PageRange(table.group, low or 0, high),))
+                planned.append((PageRange(table.group, table.oid, low or 0, high),))
             continue
         if together and (pages_together + pages > TASK_PAGES or len(together) == TASK_TABLES):
             planned.append(tuple(together))
             together, pages_together = [], 0
-        together.append(PageRange(table.group))
+        together.append(PageRange(table.group, table.oid))
         pages_together += pages
     if together:
         planned.append(tuple(together))

@@ -6,7 +6,7 @@ into key and row by whole columns, and stored as Parquet objects of BASE_SCHEMA,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,13 +40,19 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
+REPLACED_QUERY = """
+SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
+ WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'r')
+ LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The pages from `low` to `high`, exclusive, of a group's table; to its end if `high` is None."""
+    """The pages from `low` to `high`, exclusive, of a group's table with this `oid`; to its end if `high` is None."""
 
     group: Group
+    oid: int
     low: int = 0
     high: int | None = None
 
@@ -81,6 +87,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 f"{task.prefix}/part-{task.number:06d}", OBJECT_BYTES, OBJECT_RAW_BYTES,
             )  # fmt: skip
             rows = _Rows(objects)
+            lock_tables(connection, task.node, task.ranges)
             for part in task.ranges:
                 for lines in _copy(connection, task.node, part):
                     rows.add(part.group, lines)
@@ -90,6 +97,32 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             return CopyReport(tuple(objects.objects))
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
+
+
+def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
+    """Lock the tables of the ranges, and raise CopyError unless each is still the one that was planned, by oid.
+
+    Without the lock an owner could put another table or a view in its place, whose functions would run as our role.
+    """
+    planned = {qualify(part.group): part.oid for part in ranges}
+    try:
+        connection.execute(f"LOCK TABLE ONLY {', ONLY '.join(planned)} IN ACCESS SHARE MODE".encode())
+    except psycopg.errors.LockNotAvailable as error:
+        what = ranges[0].group.name if len(planned) == 1 else f"{len(planned)} tables"
+        raise locked_error(node, f"copying {what}", planned) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.WrongObjectType) as error:
+        raise _replaced_error(node, str(error.diag.message_primary)) from error
+    names, oids = list(planned), list(planned.values())
+    for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
+        raise _replaced_error(node, f"{name} is another relation now")
+
+
+def _replaced_error(node: Node, reason: str) -> CopyError:
+    return CopyError(
+        f"node {node.id}: a table was dropped or replaced while the base copy was started: {reason}",
+        hint="repeat the command",
+        details={"node": node.id},
+    )
 
 
 def copy_query(part: PageRange) -> str:

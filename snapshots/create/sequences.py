@@ -24,10 +24,17 @@ from storage.errors import RefusedError
 READ_AT_ONCE = 200
 READINGS_MAX = 5
 SEQUENCES_QUERY = """
-SELECT n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequence_privilege(c.oid, 'SELECT')
+SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequence_privilege(c.oid, 'SELECT')
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
- ORDER BY 1, 2
+ ORDER BY 2, 3
+"""
+# Asking for the last value locks a sequence, by oid, until the transaction ends. No other function or statement does.
+LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
+REPLACED_QUERY = """
+SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
+ WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S')
+ LIMIT 1
 """
 
 
@@ -43,8 +50,8 @@ def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Seq
     for _ in range(READINGS_MAX):
         try:
             return _read(node, connection)
-        except psycopg.errors.UndefinedTable:
-            # Dropped or renamed since it was listed.
+        except (psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType, psycopg.errors.InternalError_):
+            # Dropped, renamed or replaced since it was listed. For an oid that is gone it is an internal error.
             continue
     raise SequenceUnreadableError(
         f"node {node.id}: sequences were dropped or renamed during each of {READINGS_MAX} attempts to read them",
@@ -54,22 +61,35 @@ def read_sequences(node: Node, connection: psycopg.Connection[Any]) -> tuple[Seq
 
 def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ...]:
     rows = connection.execute(SEQUENCES_QUERY).fetchall()
-    if unreadable := [f"{schema}.{name}" for schema, name, *_, readable in rows if not readable]:
+    if unreadable := [f"{schema}.{name}" for _, schema, name, *_, readable in rows if not readable]:
         raise SequenceUnreadableError(
             f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
             hint="GRANT pg_read_all_data TO the role",
         )
     values: list[tuple[int, bool]] = []
     for start in range(0, len(rows), READ_AT_ONCE):
-        names = [(schema, name) for schema, name, *_ in rows[start : start + READ_AT_ONCE]]
-        relations = [".".join(map(quote_identifier, name)) for name in names]
+        some = rows[start : start + READ_AT_ONCE]
+        relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
         with raising_locked(node, "reading sequences", relations), connection.transaction():
+            connection.execute("SET TRANSACTION READ ONLY")
             bound_lock_waits(connection)
-            values += _values(connection, names)
+            _lock(connection, relations)
+            values += _values(connection, [(schema, name) for _, schema, name, *_ in some])
     return tuple(
         Sequence(schema, name, last_value, is_called, increment, cycles)
-        for (schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)
+        for (_, schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)
     )
+
+
+def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> None:
+    """Lock the sequences, planned as name and oid; raise WrongObjectType unless each name is still that sequence's.
+
+    Otherwise an owner could put a view in its place, whose functions would run as our role.
+    """
+    names, oids = list(planned), list(planned.values())
+    connection.execute(LOCK_QUERY, (oids,))
+    for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
+        raise psycopg.errors.WrongObjectType(f"{name} is another relation now")
 
 
 def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:

@@ -12,7 +12,7 @@ from snapshots.records.commits import read_chain, read_full, snapshot_names
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, read_lost
 from snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
-from snapshots.records.tombstones import is_only_full
+from snapshots.records.tombstones import check_not_deleted, is_only_full
 from storage.errors import RefusedError
 from storage.store import ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, RetainedQuery
@@ -98,6 +98,8 @@ def _entry(store: ObjectStore, identity: StoreIdentity, name: str) -> Entry:
         return entry_of(store, chain)
     except (ManifestError, RefusedError) as error:
         try:
+            # Nothing is shown of a snapshot that may have been deleted.
+            check_not_deleted(store, name)
             full = Chain(read_full(store, name))
             check_of_fleet(full, identity)
         except (ManifestError, RefusedError):

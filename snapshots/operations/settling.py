@@ -12,7 +12,7 @@ from snapshots.records.documents import ManifestError
 from snapshots.records.operation_records import Intent, read_intent
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from storage.store import ObjectMissingError, ObjectStore
-from wal.slots.slots import copy_slot_name, drop_slots
+from wal.slots.slots import copy_slot_name, drop_slots, slot_name
 
 # The mark of a deletion or a pruning: once it is stored, the next delete or prune resumes it.
 MARKS = {"delete": tombstone_key, "prune": only_full_key}
@@ -55,7 +55,8 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
 
 def _drop_slots(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
     """Drop the slots that the operation may have made; note those that are left, and return whether none is."""
-    left_on = {slot: drop_slots(nodes, slot) for slot in (operation.slot, copy_slot_name(operation.id)) if slot}
+    # Never the name in the intent: whoever can write to the store could name an application's slot.
+    left_on = {slot: drop_slots(nodes, slot) for slot in (slot_name(operation.id), copy_slot_name(operation.id))}
     for slot, left in left_on.items():
         if left:
             progress.note(f"slot {slot} could not be dropped on {', '.join(left)}")

@@ -8,7 +8,6 @@ without a record of the reason.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fleet.nodes.sessions import Sessions
@@ -65,7 +64,7 @@ def guard_nodes(store: ObjectStore, sessions: Sessions, progress: Progress) -> N
         elif kept.removal_text:
             progress.note(f"{kept.removal_text} but still has slots")
             _drop_kept_slots(kept, sessions, progress)
-        elif kept.snapshot and is_lost(store, kept.snapshot, kept.chain):
+        elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
             progress.note(f"{kept.label} is lost but still has slots")
             _drop_kept_slots(kept, sessions, progress)
         elif kept.worst.is_past_limit:
@@ -110,8 +109,11 @@ def _find_kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, ch
     kept = KeptChain(slot, answers.of_slot(slot), chain=chain or "")
     if chain is None:
         return kept
-    with suppress(ObjectMissingError, ManifestError):
+    try:
         operation = read_intent(store, chain)
+    except (ObjectMissingError, ManifestError):
+        return kept
+    try:
         if has_failed(store, chain) and not has_committed(store, operation):
             return replace(kept, is_failed=True)
         if is_deleted(store, operation.snapshot):
@@ -121,7 +123,21 @@ def _find_kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, ch
         # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
+    except ObjectMissingError:
+        return kept
+    except ManifestError:
+        # What can't be read ends no chain; only the limit does.
+        return replace(kept, snapshot=operation.snapshot)
     return kept
+
+
+def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) -> bool:
+    """Whether the chain is marked as lost; a mark that can't be read is noted, and not believed."""
+    try:
+        return is_lost(store, snapshot, chain)
+    except ManifestError as error:
+        progress.note(f"{error.message}; {error.hint}")
+        return False
 
 
 def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:

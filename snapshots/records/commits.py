@@ -285,9 +285,9 @@ def snapshot_names(store: ObjectStore) -> list[str]:
 
 
 def _is_committed(store: ObjectStore, name: str) -> bool:
-    if is_deleted(store, name):
-        return False
     try:
+        if is_deleted(store, name):
+            return False
         # The size alone tells most commits from a void.
         if store.size(commit_key(name, 0)) > VOID_BYTES_MAX:
             return True

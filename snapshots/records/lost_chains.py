@@ -54,8 +54,8 @@ def lost_key(snapshot: str, chain: str) -> str:
 
 
 def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
-    """Whether the chain is marked as lost."""
-    return store.exists(lost_key(snapshot, chain))
+    """Whether the chain is marked as lost; raise ManifestError if what is in the mark's place is none."""
+    return read_lost(store, snapshot, chain) is not None
 
 
 def mark_lost(store: ObjectStore, lost: LostChain) -> None:

@@ -3,6 +3,9 @@
 A mark is created before the first object is deleted, and is never removed. So a half-deleted snapshot is never listed,
 and its name is never used again. Anything that arrives late under the name is garbage: a put whose answer was lost,
 or the writes of a process that was suspended.
+
+A mark is believed only if every byte is as it was written: an object in its place that is no mark removes nothing and
+ends no chain. Somebody must look at it, so commands that would need to know raise ManifestError.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from typing import Literal
 from msgspec import field
 
 from fleet.record import Count, Record, Time
-from snapshots.records.documents import ManifestError, check_about, read_sealed, seal
+from snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
 from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
+DAMAGED_HINT = (
+    "if nobody deleted or pruned that snapshot, remove this object from the store: Cutline did not write it; otherwise"
+    " put it back from a copy of the store, or delete what is left of the snapshot: snapshot delete NAME --force"
+)
 DELETED: Literal["cutline/deleted/1"] = "cutline/deleted/1"
 ONLY_FULL: Literal["cutline/only-full/1"] = "cutline/only-full/1"
 
@@ -70,25 +77,31 @@ def only_full_key(name: str) -> str:
 
 
 def is_deleted(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot has a tombstone."""
-    return store.exists(tombstone_key(name))
+    """Whether the snapshot has a tombstone; raise ManifestError if what is in its place is none."""
+    return _is_marked(store, tombstone_key(name))
 
 
 def is_only_full(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot's increments were pruned."""
-    return store.exists(only_full_key(name))
+    """Whether the snapshot's increments were pruned; raise ManifestError if what is in the mark's place is none."""
+    return _is_marked(store, only_full_key(name))
+
+
+def _is_marked(store: ObjectStore, key: str) -> bool:
+    try:
+        read_mark(store, key)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def check_not_deleted(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotDeletedError if the snapshot was deleted."""
+    """Raise SnapshotDeletedError if the snapshot was deleted, ManifestError if that can't be told."""
     try:
-        when = f" at {read_mark(store, tombstone_key(name)).at}"
+        mark = read_mark(store, tombstone_key(name))
     except ObjectMissingError:
         return
-    except ManifestError:
-        when = ""
     raise SnapshotDeletedError(
-        f"snapshot {name} was deleted{when}",
+        f"snapshot {name} was deleted at {mark.at}",
         hint="choose another name, such as 'nightly-{date}': a deleted name is never used again; see: snapshot list",
         details={"snapshot": name, "object": tombstone_key(name)},
     )
@@ -110,6 +123,11 @@ def put_mark(store: ObjectStore, mark: Mark) -> Mark:
 
 def read_mark(store: ObjectStore, key: str) -> Mark:
     """Read a mark; raise ObjectMissingError, ManifestError."""
-    mark: Mark = read_sealed(store, key, Mark)
-    check_about(key, mark.key, key)
+    try:
+        mark: Mark = read_sealed(store, key, Mark)
+        check_about(key, mark.key, key)
+    except ManifestError as error:
+        if NEWER_HINT not in error.hint:
+            error.hint = DAMAGED_HINT
+        raise
     return mark

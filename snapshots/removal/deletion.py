@@ -150,7 +150,7 @@ def delete_snapshot(
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    if is_finished(store, check_name(name)):
+    if is_finished(store, check_name(name), force=force):
         return DeletionResult(_unfinished_mark(store, fleet, name), None)
     with hold_fleet(fleet, store, identity.fleet_id, (DELETE, name), progress) as nodes:
         return delete_locked(RemovalRun(fleet, store, nodes, progress, force), name, announce)
@@ -183,20 +183,31 @@ def snapshot_removal(mark: Mark, operation: str) -> Removal:
     return Removal(DELETE, structs.replace(mark, operation=operation), objects_of)
 
 
-def is_finished(store: ObjectStore, name: str) -> bool:
-    """Whether the snapshot was deleted and nothing is left to do."""
+def is_finished(store: ObjectStore, name: str, *, force: bool) -> bool:
+    """Whether the snapshot was deleted and nothing is left to do; raise ManifestError as `_has_tombstone`."""
     return (
-        is_deleted(store, name)
+        _has_tombstone(store, name, force=force)
         and not open_removals(store, name)
         and not any(store.exists(key) for key in store.list(f"snapshots/{name}"))
     )
+
+
+def _has_tombstone(store: ObjectStore, name: str, *, force: bool) -> bool:
+    """Whether the snapshot has a tombstone; raise ManifestError if what is in its place is none, unless `force`."""
+    try:
+        return is_deleted(store, name)
+    except ManifestError:
+        if not force:
+            raise
+        # It stays, so the name can't be used again, and what is left of the snapshot is deleted.
+        return True
 
 
 def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
     """Plan the deletion of the snapshot; raise unless it may be deleted."""
     others = tuple(one for one in snapshot_names(store) if one != name)
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(datetime.now(UTC)))
-    if is_deleted(store, name):
+    if _has_tombstone(store, name, force=force):
         mark = _unfinished_mark(store, fleet, name)
         return DeletionPlan(mark, None, others, _unknown_nodes(fleet, mark), leases)
     surveyed = _survey(store, name)
@@ -291,8 +302,19 @@ def _unknown_nodes(fleet: Fleet, mark: Mark) -> tuple[str, ...]:
     return tuple(node for node in mark.nodes if node not in known)
 
 
-def list_unfinished_deletions(store: ObjectStore) -> list[str]:
-    """The deleted snapshots of which something may be left, in the store or on the nodes."""
+def list_unfinished_deletions(store: ObjectStore) -> tuple[list[str], dict[str, str]]:
+    """The deleted snapshots of which something may be left, in the store or on the nodes.
+
+    Also those whose tombstone can't be read, with the reason: nothing of them is removed.
+    """
     deleted = {child.removesuffix(".json") for child in store.list_children("deleted")}
     unfinished = {*store.list_children("snapshots"), *(one.snapshot for one in open_removals(store))}
-    return sorted(deleted & unfinished)
+    names: list[str] = []
+    unreadable: dict[str, str] = {}
+    for name in sorted(deleted & unfinished):
+        try:
+            if is_deleted(store, name):
+                names.append(name)
+        except ManifestError as error:
+            unreadable[name] = error.message
+    return names, unreadable

@@ -99,8 +99,13 @@ class GarbageRules:
         self._lost = {
             one.key: one.created_at <= now - timedelta(seconds=LOST_SECONDS) for one in listed if "/lost/" in one.key
         }
-        self.is_deleted = is_deleted(store, snapshot)
-        self.is_only_full = is_only_full(store, snapshot)
+        self.is_deleted = self.is_only_full = False
+        self._unclear: GarbageVerdict | None = None
+        try:
+            self.is_deleted = is_deleted(store, snapshot)
+            self.is_only_full = is_only_full(store, snapshot)
+        except ManifestError as error:
+            self._unclear = GarbageVerdict(GarbageReason.UNCLEAR, error.message)
         self._kept_by_restore = self._find_restore() if self.is_deleted or self.is_only_full else None
         self._owners: dict[str, Judge] = {}
 
@@ -108,6 +113,8 @@ class GarbageRules:
         """Judge an object, regardless of its age."""
         if self.is_deleted:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
+        if self._unclear:
+            return self._unclear
         if parsed.kind is Kind.MARK:
             return NEEDED
         if parsed.kind is Kind.COMMIT:

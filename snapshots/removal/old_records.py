@@ -96,7 +96,10 @@ class RecordJudge:
         """Whether the committed snapshot was deleted, or the committed increment pruned."""
         key = (snapshot, is_full)
         if key not in self._removed:
-            removed = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
+            try:
+                removed = is_deleted(self.store, snapshot) or (not is_full and is_only_full(self.store, snapshot))
+            except ManifestError:
+                removed = False
             self._removed[key] = removed
         return self._removed[key]
 

@@ -115,10 +115,8 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
     held = [HeldSnapshot(one.name, one.moments, one.is_whole) for one in surveys.values()]
     verdicts = apply_retention(held, rules, datetime.now(UTC), takes_last=force)
-    steps = [
-        PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True)
-        for name in list_unfinished_deletions(store)
-    ]
+    deleted, unreadable = list_unfinished_deletions(store)
+    steps = [PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True) for name in deleted]
     being_pruned = {one.snapshot for one in open_removals(store) if one.kind == PRUNE}
     for verdict in reversed(verdicts):
         surveyed = surveys[verdict.name]
@@ -128,7 +126,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
             steps.append(PruneStep(PRUNE, _unfinished_mark(store, surveyed), is_resumed=True))
         elif verdict.fate is RetentionFate.ONLY_FULL:
             steps.append(PruneStep(PRUNE, _only_full_mark(surveyed)))
-    problems = {name: one.problem for name, one in surveys.items() if one.problem}
+    problems = unreadable | {name: one.problem for name, one in surveys.items() if one.problem}
     return PrunePlan(rules, tuple(verdicts), tuple(steps), problems)
 
 

@@ -26,12 +26,13 @@ from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
 from snapshots.records.commits import snapshot_names
-from snapshots.records.operation_records import Intent, operation_key
+from snapshots.records.documents import ManifestError
+from snapshots.records.operation_records import Intent, operation_key, read_intent
 from snapshots.records.tombstones import Mark, put_mark
 from storage.errors import SnapshotError
-from storage.store import DeletionRefusedError, Listed, ObjectStore
+from storage.store import DeletionRefusedError, Listed, ObjectMissingError, ObjectStore
 from storage.storing import StoreAnswersLostError
-from wal.slots.slots import chain_of_slot
+from wal.slots.slots import chain_of_slot, slot_name
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
@@ -125,10 +126,37 @@ def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Inten
     ]
 
 
+def check_slots(store: ObjectStore, mark: Mark) -> None:
+    """Raise ManifestError if the mark names a slot that no create of its snapshot can have made.
+
+    Whoever can write to the store could name an application's slot, or that of another chain.
+    """
+    operations = [mark.chain] if mark.chain else store.list_children("operations")
+    made_by = {slot_name(one): one for one in operations}
+    for slot in mark.slots:
+        if slot not in made_by or not _is_of(store, made_by[slot], mark.snapshot):
+            raise ManifestError(
+                f"object {mark.key} names slot {slot}, which is not of snapshot {mark.snapshot}",
+                hint="Cutline did not write it: find out who did, and remove it from the store",
+                details={"object": mark.key, "slot": slot},
+            )
+
+
+def _is_of(store: ObjectStore, operation: str, snapshot: str) -> bool:
+    """Whether the operation was a create of the snapshot, as far as the store knows."""
+    try:
+        intent = read_intent(store, operation)
+    except (ObjectMissingError, ManifestError):
+        # gc has removed its records, or they are damaged. A chain that lives has them.
+        return True
+    return (intent.kind, intent.snapshot) == ("create", snapshot)
+
+
 def _remove(
     store: ObjectStore, removed: RemovalResult, removal: Removal, nodes: NodeCleanup, progress: Progress
 ) -> RemovalResult:
     mark = removed.mark
+    check_slots(store, mark)
     progress.step("drop slots")
     for slot in mark.slots:
         left, unknown = nodes.drop_slot(slot, mark.nodes)

@@ -73,8 +73,9 @@ def survey_snapshots(store: ObjectStore, names: Iterable[str]) -> list[SurveyedS
 def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     """Survey one snapshot."""
     objects = store.inventory(f"snapshots/{name}")
-    only_full = is_only_full(store, name)
     chain, unreadable = _read_newest(store, name)
+    # If the mark can't be read, neither can the chain.
+    only_full = chain is not None and is_only_full(store, name)
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, tuple(objects), only_full)
     restorable, lack = _count_restorable(chain, objects)

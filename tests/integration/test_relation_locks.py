@@ -69,7 +69,9 @@ def copy(fleet: Fleet) -> None:
         (table,) = read_tables(connection, GroupRules())
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
-        task = CopyTask(node, 0, exported, (PageRange(table.group),), "base", StoreLocation("memory://locked"))
+        task = CopyTask(
+            node, 0, exported, (PageRange(table.group, table.oid),), "base", StoreLocation("memory://locked")
+        )
         if problem := copy_ranges(task).problem:
             raise error_of(problem)
 

@@ -83,7 +83,7 @@ def removing(process: Process) -> Iterator[RemovalRun]:
 
 def delete(process: Process, name: str) -> None:
     """`snapshot delete NAME`."""
-    if not is_finished(process.store, name):
+    if not is_finished(process.store, name, force=False):
         with removing(process) as run:
             done = delete_locked(run, name, lambda plan: None)
         if done.removed and not done.removed.is_done:

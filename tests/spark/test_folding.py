@@ -110,7 +110,7 @@ def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSessio
     assert folded.images is not None
     batches = folded.images.select("node", "group", "row", "key").toArrow().to_batches()
     group = Group(GROUP, "public", "log", "full", 0, ())
-    targets = {0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group})}
+    targets = {0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group}, "cutline.ledger")}
     # A batch with such a row is refused before any connection is opened.
     (report,) = load_images(
         iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), targets, "images-0"

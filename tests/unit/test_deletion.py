@@ -47,13 +47,13 @@ from wal.slots.slots import slot_name
 
 def test_a_deletion_that_dies_anywhere_is_finished_by_a_repeat() -> None:
     def run(store: ObjectStore, nodes: InMemoryNodes) -> None:
-        if not is_finished(store, "old"):
+        if not is_finished(store, "old", force=False):
             delete(store, nodes)
 
     def check_end(store: InMemoryStore, nodes: InMemoryNodes, _before: object, others: dict[str, bytes]) -> None:
         assert store.list("snapshots/old") == []
-        assert is_finished(store, "old")
-        assert list_unfinished_deletions(store) == []
+        assert is_finished(store, "old", force=False)
+        assert list_unfinished_deletions(store) == ([], {})
         assert read_open_intents(store) == []
         assert read_mark(store, tombstone_key("old")).points == tuple(starmap(RestorePoint, enumerate(OLD)))
         assert read_objects(store, "new") == others
@@ -103,11 +103,11 @@ def test_a_prune_finishes_an_unfinished_deletion() -> None:
     nodes = store_two_chains(store)
     nodes.unreachable = {"b"}
     delete(store, nodes)
-    assert list_unfinished_deletions(store) == ["old"]
+    assert list_unfinished_deletions(store) == (["old"], {})
     nodes.unreachable = set()
     (removed,) = prune(store, nodes, keep_full=9).removed
     assert (removed.mark.snapshot, removed.is_done) == ("old", True)
-    assert is_finished(store, "old")
+    assert is_finished(store, "old", force=False)
 
 
 def test_an_unreachable_node_keeps_its_slot_and_the_rest_is_deleted() -> None:
@@ -120,7 +120,7 @@ def test_an_unreachable_node_keeps_its_slot_and_the_rest_is_deleted() -> None:
     assert removed.slots_left == [f"{slot} on b"]
     assert not removed.is_done
     assert store.list("snapshots/old") == []
-    assert not is_finished(store, "old")
+    assert not is_finished(store, "old", force=False)
     nodes.unreachable = set()
     again = delete(store, nodes).removed
     assert again is not None
@@ -156,7 +156,7 @@ def test_every_object_that_the_store_keeps_is_named_and_the_rest_is_deleted(part
     again = delete(replace(store, locked=()), nodes).removed
     assert again is not None
     assert (again.is_done, again.objects) == (True, len(kept))
-    assert is_finished(store, "old")
+    assert is_finished(store, "old", force=False)
     assert read_mark(store, tombstone_key("old")).operation == removed.operation
 
 

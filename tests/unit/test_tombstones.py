@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from check.structure import check_listing, check_structure
+from fleet.progress import Silent
 from snapshots.listing.name_templates import used_names
 from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
@@ -18,18 +19,26 @@ from snapshots.records.commits import (
     SnapshotMissingError,
     check_not_pruned,
     commit_key,
+    read_chain,
     snapshot_names,
 )
+from snapshots.records.documents import ManifestError
+from snapshots.records.lost_chains import lost_key
 from snapshots.records.operation_records import operation_key
 from snapshots.records.tombstones import (
+    DELETED,
+    Mark,
     RestorePoint,
     SnapshotDeletedError,
+    only_full_key,
+    put_mark,
     tombstone_key,
 )
 from snapshots.removal.deletion import (
     is_finished,
     list_unfinished_deletions,
 )
+from snapshots.removal.gc import find_garbage
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
 from tests.unit.made_chains import InMemoryNodes, nodes_of
@@ -45,17 +54,73 @@ from wal.slots.retained import Retained, RetainedAnswers
 from wal.slots.slots import chain_of_slot, slot_name
 
 
-def test_an_unreadable_tombstone_still_counts() -> None:
+@pytest.mark.parametrize("body", [b"", b"not what was written"])
+def test_what_is_no_tombstone_deletes_nothing_until_somebody_forces_it(body: bytes) -> None:
     store = memory()
     nodes = store_two_chains(store)
     begin(store, structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0"))
-    store.create(tombstone_key("old"), b"not what was written")
-    assert snapshot_names(store) == ["new"]
-    removed = delete(store, nodes).removed
+    store.create(tombstone_key("old"), body)
+    before = read_objects(store, "old"), set(nodes.slots)
+    assert snapshot_names(store) == ["new", "old"]
+    with pytest.raises(ManifestError, match=r"deleted/old\.json is damaged") as raised:
+        delete(store, nodes)
+    assert "snapshot delete NAME --force" in raised.value.hint
+    assert prune(store, nodes, keep_full=1).removed == ()
+    assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
+    assert (read_objects(store, "old"), nodes.slots) == before
+    with pytest.raises(ManifestError):
+        put_commit(store, structs.replace(commit(0), snapshot="old"))
+    removed = delete(store, nodes, force=True).removed
     assert removed is not None
     assert removed.is_done
     assert store.list("snapshots/old") == []
     assert nodes.slots == nodes_of("op-new-0").slots
+    with pytest.raises(ManifestError):
+        put_commit(store, structs.replace(commit(0), snapshot="old"))
+
+
+def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    before = read_objects(store, "old"), set(nodes.slots)
+    store.create(only_full_key("old"), b"")
+    with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
+        read_chain(store, "old")
+    assert prune(store, nodes, keep_full=9).removed == ()
+    assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
+    store.delete(only_full_key("old"))
+    assert (read_objects(store, "old"), nodes.slots) == before
+    assert len(read_chain(store, "old").commits) > 1
+
+
+def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    before = read_objects(store, "old"), set(nodes.slots)
+    store.create(lost_key("old", "op-old-0"), b"")
+    assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
+    store.delete(lost_key("old", "op-old-0"))
+    assert (read_objects(store, "old"), nodes.slots) == before
+
+
+@pytest.mark.parametrize(
+    ("chain", "slot"),
+    [("op-old-0", "debezium_orders"), ("", "debezium_orders"), ("op-new-0", "cutline_op_new_0")],
+    ids=["of an application", "of an application, without a chain", "of another snapshot"],
+)
+def test_a_tombstone_drops_no_slot_of_anybody_else(chain: str, slot: str) -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    begin(store, structs.replace(new_operation("create", "new", 0, ("a", "b")), operation="op-new-0"))
+    planted = Mark(
+        DELETED, "old", "op-planted", "2026-11-21T10:00:00+00:00", "cutline delete old ops@db7:1", chain,
+        (slot,), ("a", "b"), (), 0, 0,
+    )  # fmt: skip
+    put_mark(store, planted)
+    before = set(nodes.slots)
+    with pytest.raises(ManifestError, match=f"names slot {slot}, which is not of snapshot old"):
+        delete(store, nodes)
+    assert nodes.slots == before
 
 
 def test_a_deleted_name_is_never_used_again() -> None:
@@ -67,9 +132,9 @@ def test_a_deleted_name_is_never_used_again() -> None:
     # A put that was under way arrives: it is garbage, and a repeated deletion removes it.
     store.create(commit_key("old", 0), b"late")
     assert snapshot_names(store) == ["new"]
-    assert not is_finished(store, "old")
+    assert not is_finished(store, "old", force=False)
     delete(store, InMemoryNodes())
-    assert is_finished(store, "old")
+    assert is_finished(store, "old", force=False)
 
 
 def test_a_snapshot_that_never_existed_can_not_be_deleted() -> None:
@@ -128,7 +193,7 @@ def test_a_restore_that_begins_right_before_the_tombstone_keeps_its_objects() ->
     assert (read_objects(store, "old"), nodes.slots) == before
     # For everybody else it is deleted, and a repeated deletion finishes once the restore has ended.
     assert snapshot_names(store) == ["new"]
-    assert list_unfinished_deletions(store) == ["old"]
+    assert list_unfinished_deletions(store) == (["old"], {})
 
 
 def test_a_pruned_chain_is_whole_and_gets_no_more_increments() -> None:

@@ -1,0 +1,115 @@
+"""An ordinary role that owns tables on a source makes Cutline run none of its functions, and blocks no restore.
+
+Each test is an attack that succeeded once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+import fleet.nodes.connections as connections
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Fleet, GroupRules
+from fleet.nodes.connections import connect, with_database
+from fleet.tables.groups import read_tables
+from snapshots.base_copy.copy_ranges import CopyTask, PageRange, copy_ranges
+from snapshots.create.sequences import read_sequences
+from storage.errors import error_of
+from storage.location import StoreLocation
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
+from tests.integration.own_shard import database_on
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS_MAX = 30
+OWNED = (
+    "CREATE ROLE mallory", "CREATE SCHEMA m AUTHORIZATION mallory", "SET ROLE mallory",
+    "CREATE TABLE m.ran (by text PRIMARY KEY)",
+    "CREATE FUNCTION m.evil() RETURNS bigint LANGUAGE sql AS 'INSERT INTO m.ran VALUES (current_user) RETURNING 1'",
+    "CREATE TABLE m.t (id bigint PRIMARY KEY)", "CREATE SEQUENCE m.q",
+)  # fmt: skip
+VIEW_FOR_SEQUENCE = "DROP SEQUENCE m.q; CREATE VIEW m.q AS SELECT m.evil() AS last_value, true AS is_called"
+VIEW_FOR_TABLE = "DROP TABLE m.t; CREATE VIEW m.t AS SELECT m.evil() AS id"
+
+
+def rows_of(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+@pytest.fixture
+def own(shared_fleet: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    try:
+        with database_on(shared_fleet, "attacked", tmp_path_factory.mktemp("attacked")) as fleet:
+            execute(fleet.primaries[0].dsn, *OWNED)
+            yield fleet
+    finally:
+        execute(shared_fleet.primaries[0].dsn("postgres"), "DROP ROLE IF EXISTS mallory")
+
+
+@pytest.fixture(params=[True, False], ids=["a server that can refuse views", "one that can't"])
+def restriction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers before 17 got the setting in a minor version, so an old one may lack it."""
+    if not request.param:
+        monkeypatch.setattr(connections, "has_restriction", lambda _version: False)
+
+
+def await_waiting(dsn: str) -> None:
+    """Wait until a session of Cutline waits for a lock."""
+    query = "SELECT FROM pg_stat_activity WHERE application_name = 'cutline' AND wait_event_type = 'Lock'"
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not rows_of(dsn, query):
+        assert time.monotonic() < deadline, "nothing waits"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("restriction")
+def test_a_view_in_the_place_of_a_sequence_is_not_read(own: Fleet) -> None:
+    (node,) = own.primaries
+    with psycopg.connect(node.dsn) as owner, connect(node) as connection, ThreadPoolExecutor(1) as threads:
+        owner.execute(b"SET ROLE mallory")
+        owner.execute(VIEW_FOR_SEQUENCE.encode())
+        reading = threads.submit(read_sequences, node, connection)
+        await_waiting(node.dsn)
+        owner.commit()
+        assert reading.result() == ()
+    assert rows_of(node.dsn, "SELECT * FROM m.ran") == []
+
+
+@pytest.mark.usefixtures("restriction")
+def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
+    (node,) = own.primaries
+    with connect(node) as connection, connect(node) as holder:
+        (table,) = [one for one in read_tables(connection, GroupRules()) if one.group.name == "m.t"]
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        (exported,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+        execute(node.dsn, "SET ROLE mallory", VIEW_FOR_TABLE)
+        task = CopyTask(node, 0, exported, (PageRange(table.group, table.oid),), "base", StoreLocation("memory://m"))
+        problem = copy_ranges(task).problem
+    assert problem
+    assert "another relation now" in error_of(problem).message
+    assert rows_of(node.dsn, "SELECT * FROM m.ran") == []
+
+
+def test_a_schema_that_cutline_itself_once_used_is_restored(own: Fleet, spark: SparkSession) -> None:
+    (node,) = own.primaries
+    execute(node.dsn, "CREATE SCHEMA cutline_restore", "CREATE TABLE cutline_restore.ledger (id int PRIMARY KEY)")
+    execute(node.dsn, "INSERT INTO cutline_restore.ledger VALUES (7)")
+    runs = Runs(own, Ready(spark))
+    target = replace(own, nodes=(with_database(node, "attacked_again"),))
+    with dropping_slots(own):
+        runs.init()
+        runs.full("hostile")
+        runs.restore("hostile", target)
+    dsn = target.nodes[0].dsn
+    assert rows_of(dsn, "SELECT id FROM cutline_restore.ledger") == [(7,)]
+    assert rows_of(dsn, "SELECT nspname FROM pg_namespace WHERE nspname ^@ 'cutline'") == [("cutline_restore",)]

@@ -5,7 +5,6 @@ Reading it contacts nothing. Every mistake raises a FleetFileError that names th
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from msgspec import Meta
 from fleet.durations import Duration
 from fleet.record import END, Record
 from fleet.sizes import Size
+from fleet.variables import expand, expand_all, expand_dsn
 from storage.errors import UsageError
 from storage.location import StoreLocation
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RETAINED_WAL_MAX = Size(16 * 1024**3)
 GC_GRACE = Duration.parse("24h")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
@@ -202,7 +201,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     return Fleet(
         path=path,
         name=file.name,
-        store=StoreLocation(_expand("store", file.store), _expand_all("store_options", file.store_options)),
+        store=StoreLocation(expand("store", file.store), expand_all("store_options", file.store_options)),
         nodes=nodes,
         global_id=file.cut.global_id,
         groups=GroupRules(file.groups.include, file.groups.exclude, file.groups.append_only),
@@ -215,7 +214,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
 def _node(entry: NodeTable, wal: WalTable) -> Node:
     return Node(
         id=entry.id,
-        dsn=_expand(f"node {entry.id}: dsn", entry.dsn),
+        dsn=expand_dsn(f"node {entry.id}: dsn", entry.dsn),
         backup_of=entry.backup_of,
         retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
     )
@@ -270,26 +269,6 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _expand(key: str, text: str) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name not in os.environ:
-            raise ValueError(f"{key} uses ${{{name}}}, which is not in the environment")
-        return os.environ[name]
-
-    return VARIABLE.sub(value, text)
-
-
-def _expand_all(key: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return _expand(key, value)
-    if isinstance(value, dict):
-        return {name: _expand_all(f"{key}.{name}", item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_expand_all(key, item) for item in value]
-    return value
 
 
 def _spark_key(key: str) -> str:

@@ -11,19 +11,20 @@ import psycopg
 from fleet.config import Node
 from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, allow_views, connect, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
-from restore.statements import batches, split_statements
+from restore.statements import batches, statements_of
 from snapshots.records.commit import Sequence
 from storage.errors import RefusedError
 
-# pg_dump writes a foreign key as one statement of two lines, without ONLY for a partitioned table, and quotes every
-# identifier.
-FOREIGN_KEY = re.compile(
-    r'^ALTER TABLE (?:ONLY )?(?P<table>\S.*)\n    ADD CONSTRAINT (?P<name>".*?") FOREIGN KEY .*?;$', re.MULTILINE
-)
+# Whole statements, as the scanner of restore/statements.py finds them. pg_dump quotes every identifier, and writes a
+# foreign key without ONLY for a partitioned table.
 IDENTIFIER = r'"(?:[^"]|"")+"'
-REFRESH_VIEW = re.compile(rf"^REFRESH MATERIALIZED VIEW (?P<view>{IDENTIFIER}\.{IDENTIFIER});$", re.MULTILINE)
+RELATION = rf"{IDENTIFIER}\.{IDENTIFIER}"
+FOREIGN_KEY = re.compile(
+    rf"ALTER TABLE (?:ONLY )?(?P<table>{RELATION})\s+ADD CONSTRAINT (?P<name>{IDENTIFIER}) FOREIGN KEY .*", re.DOTALL
+)
+REFRESH_VIEW = re.compile(rf"REFRESH MATERIALIZED VIEW (?P<view>{RELATION});")
 # pg_dump 18 writes this for servers of every version.
-TRANSACTION_TIMEOUT = "\nSET transaction_timeout = 0;\n"
+TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 BUILD_SETTINGS = {"maintenance_work_mem": "256MB", "synchronous_commit": "off"}
 SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
@@ -50,7 +51,7 @@ def run_section(node: Node, section: str, script: str) -> None:
         for name, value in BUILD_SETTINGS.items():
             connection.execute(f"SET {name} = '{value}'")
         if connection.info.server_version < TRANSACTION_TIMEOUT_VERSION:
-            script = script.replace(TRANSACTION_TIMEOUT, "\n", 1)
+            script = "".join(one.text for one in statements_of(script) if one.bare != TRANSACTION_TIMEOUT)
         for statements in batches(script):
             result = connection.pgconn.exec_(raw_bytes(statements))
             if result.error_message:
@@ -66,7 +67,8 @@ def _find_refused(connection: psycopg.Connection[Any], statements: str) -> str:
     The batch was one transaction and was rolled back: its statements are run again one by one, and rolled back.
     """
     connection.pgconn.exec_(b"BEGIN")
-    refused = (one for one in split_statements(statements) if connection.pgconn.exec_(raw_bytes(one)).error_message)
+    bare = (one.bare for one in statements_of(statements) if one.bare)
+    refused = (one for one in bare if connection.pgconn.exec_(raw_bytes(one)).error_message)
     statement = next(refused, "")
     connection.pgconn.exec_(b"ROLLBACK")
     return statement
@@ -90,13 +92,19 @@ def shorten_statement(statement: str) -> str:
 
 def remove_foreign_keys(script: str) -> tuple[str, list[str]]:
     """The post-data script without its foreign keys, and their names: some of the tables alone may violate them."""
-    names = [show_name(f"{match['name']} of {match['table']}") for match in FOREIGN_KEY.finditer(script)]
-    return FOREIGN_KEY.sub("", script), names
+    kept: list[str] = []
+    names: list[str] = []
+    for one in statements_of(script):
+        if match := FOREIGN_KEY.fullmatch(one.bare):
+            names.append(show_name(f"{match['name']} of {match['table']}"))
+        else:
+            kept.append(one.text)
+    return "".join(kept), names
 
 
 def find_views(script: str) -> list[str]:
     """The quoted names of the materialized views that were populated, in the order of their dependencies."""
-    return [match["view"] for match in REFRESH_VIEW.finditer(script)]
+    return [match["view"] for one in statements_of(script) if (match := REFRESH_VIEW.fullmatch(one.bare))]
 
 
 def refresh_views(node: Node, script: str, search_path: str) -> list[str]:

@@ -9,36 +9,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
+ESCAPED = r"'(?:[^'\\]|\\.)*(?:'|\Z)"
 # Words matter only where they open or close a routine's body.
-TOKEN = re.compile(
-    r"""
+_TOKEN = r"""
       # A doubled quote within quotes is read as two adjacent strings.
-      (?P<skipped> --[^\n]* | [eE]'(?:[^'\\]|\\.)*(?:'|\Z) | '[^']*(?:'|\Z) | "[^"]*(?:"|\Z) )
+      (?P<skipped> --[^\n]* | [eE]{escaped} | {string} | "[^"]*(?:"|\Z) )
     | (?P<comment> /\* )
     | \$(?P<tag> (?:[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*)? )\$
     | (?P<word> [A-Za-z_\x80-\U0010ffff][A-Za-z_0-9$\x80-\U0010ffff]* )
     | (?P<mark> [();] )
-    """,
-    re.VERBOSE | re.DOTALL,
+"""
+TOKEN, TOKEN_WITH_BACKSLASHES = (
+    re.compile(_TOKEN.replace("{escaped}", ESCAPED).replace("{string}", string), re.VERBOSE | re.DOTALL)
+    for string in (r"'[^']*(?:'|\Z)", ESCAPED)
 )
 COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
-# pg_dump writes this for a database where a backslash within quotes is an escape.
-BACKSLASHES = re.compile(r"^SET standard_conforming_strings = off;$", re.MULTILINE)
+# One of the settings at the beginning of a script: a backslash within quotes is an escape.
+BACKSLASHES = "SET standard_conforming_strings = off;"
+SETTING = re.compile(r"SET |SELECT pg_catalog\.set_config\(")
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
 STATEMENTS_MAX, TEXT_MAX = 200, 1 << 20
 
 
-def batches(script: str) -> Iterator[str]:
-    """Yield the script in batches of whole statements, at most STATEMENTS_MAX and about TEXT_MAX characters each.
+class Statement(NamedTuple):
+    """A statement of a script: its text with all that precedes it, and `bare`, without the comments before it."""
 
-    A script with backslash escapes is one batch.
-    """
-    if BACKSLASHES.search(script):
-        yield script
-        return
+    text: str
+    bare: str
+
+
+def batches(script: str) -> Iterator[str]:
+    """Yield the script in batches of whole statements, at most STATEMENTS_MAX and about TEXT_MAX characters each."""
     begin, count = 0, 0
     for end in statement_ends(script):
         count += 1
@@ -49,21 +54,42 @@ def batches(script: str) -> Iterator[str]:
         yield script[begin:]
 
 
-def split_statements(script: str) -> Iterator[str]:
-    """Yield the statements without the comments before them; none from a script with backslash escapes."""
-    if BACKSLASHES.search(script):
-        return
+def statements_of(script: str) -> Iterator[Statement]:
+    """Yield the statements, and what follows the last one: their texts together are the script."""
     begin = 0
     for end in statement_ends(script):
-        yield COMMENT_LINES.sub("", script[begin:end]).strip()
+        yield _statement(script[begin:end])
         begin = end
+    if begin < len(script):
+        yield _statement(script[begin:])
+
+
+def _statement(text: str) -> Statement:
+    return Statement(text, COMMENT_LINES.sub("", text).strip())
 
 
 def statement_ends(script: str) -> Iterator[int]:
     """Yield the offset after the semicolon of every statement."""
+    return _ends(script, TOKEN_WITH_BACKSLASHES if _has_backslashes(script) else TOKEN)
+
+
+def _has_backslashes(script: str) -> bool:
+    """Whether the settings at the beginning of the script make a backslash within quotes an escape."""
+    begin = 0
+    for end in _ends(script, TOKEN):
+        bare = _statement(script[begin:end]).bare
+        if bare == BACKSLASHES:
+            return True
+        if not SETTING.match(bare):
+            return False
+        begin = end
+    return False
+
+
+def _ends(script: str, tokens: re.Pattern[str]) -> Iterator[int]:
     offset, parentheses, bodies = 0, 0, 0
     is_routine: bool | None = None
-    while token := TOKEN.search(script, offset):
+    while token := tokens.search(script, offset):
         offset = token.end()
         if token["comment"]:
             offset = _comment_end(script, offset)

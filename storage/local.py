@@ -41,6 +41,7 @@ INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 LINK_ATTEMPTS_MAX = 100
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class LocalStore:
         incoming = self.root / INCOMING / uuid.uuid4().hex
         with self._translate_errors(), self._translate_refused_writes():
             make_root(self.root)
-            incoming.parent.mkdir(exist_ok=True)
+            make_folder(incoming.parent)
             try:
                 write_durably(incoming, body)
                 self._link(incoming, target, key)
@@ -137,6 +138,12 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """See ObjectStore."""
         target = self.root / check_key(key)
+        if linked := next(
+            (folder for folder in self._folders(target) if folder != self.root and folder.is_symlink()), None
+        ):
+            # Whoever can write here could otherwise have any file of ours deleted.
+            reason = f"{linked.relative_to(self.root)} is a symbolic link, and nothing is deleted through one"
+            raise DeletionRefusedError(url=self.url, key=key, reason=reason)
         with self._translate_errors():
             with suppress(FileNotFoundError, NotADirectoryError), self._translate_refused_deletions(key):
                 target.unlink()
@@ -144,6 +151,13 @@ class LocalStore:
             for folder in self._folders(target):
                 if folder == self.root or not drop_if_empty(folder):
                     break
+
+    @property
+    def others_may(self) -> str:
+        """What other users of the machine may do with the folder: "read" or "write" it, "" for neither."""
+        with self._translate_errors():
+            mode = self.root.stat().st_mode if self.root.exists() else 0
+        return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""
 
     def unfinished(self) -> Leftovers:
         """See ObjectStore. A hidden file does not show which object it would have become."""
@@ -184,7 +198,7 @@ class LocalStore:
     def _link(self, incoming: Path, target: Path, key: str) -> None:
         """Give the written file its name, or raise ObjectExistsError."""
         for _ in range(LINK_ATTEMPTS_MAX):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             try:
                 os.link(incoming, target)
             except FileNotFoundError:
@@ -241,14 +255,21 @@ def time_of(status: os.stat_result) -> datetime:
 def make_root(root: Path) -> None:
     """Create the store's folder if it is missing, with its parents, and make their names durable."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     for folder in missing:
         sync_folder(folder.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Create the folder and its parents if they are missing: whole databases are in it, so nobody else may enter."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
 def write_durably(path: Path, body: bytes) -> None:
-    """Write a new file and flush it to disk."""
-    with path.open("xb") as file:
+    """Write a new file, which nobody else may read, and flush it to disk."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
         file.write(body)
         file.flush()
         os.fsync(file.fileno())

@@ -19,7 +19,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from cli.output.format import quantity_text, seconds_text
+from cli.output.format import printable, quantity_text, seconds_text
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class LineProgress:
         self._step = None
 
     def _write(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(printable(text) + "\n")
         self._stream.flush()
 
 
@@ -153,7 +153,7 @@ class BarProgress:
     def note(self, text: str) -> None:
         """Print `text` above the running step."""
         with self._lock:
-            self._console.print(Text(f"  {text}", style="yellow"))
+            self._console.print(Text(f"  {printable(text)}", style="yellow"))
 
     def reached(self, point: str, *, node: str = "") -> None:
         """Print the point above the running step, if points are wanted."""

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
+from cli.output.format import printable
 from cli.output.results import write_document
 from storage.errors import SnapshotError
 
@@ -82,9 +83,10 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
         return failure.code
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
-    sys.stderr.write(f"error: {failure.message}\n")
+    sys.stderr.write(f"error: {printable(failure.message)}\n")
     if failure.hint:
-        sys.stderr.write(f"hint: {failure.hint}\n")
+        # Some hints list statements, each on its own line.
+        sys.stderr.write(f"hint: {printable(failure.hint, keep=chr(10))}\n")
     return failure.code
 
 

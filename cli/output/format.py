@@ -5,11 +5,14 @@ Pure functions: the current time is an argument.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fleet.sizes import size_text as size_text
 
+# The marks that embed, override or isolate a direction of writing.
+DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
@@ -60,6 +63,26 @@ def time_text(moment: datetime) -> str:
     if moment.tzinfo is None:
         raise ValueError(f"the time {moment.isoformat()} has no zone")
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """The text with every control character written as its escape sequence in Python, except those of `keep`.
+
+    Names, comments and messages come from databases, whose owners could otherwise move a terminal's cursor, hide text
+    (also by marks that change its direction), or begin lines of their own.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one in keep or not _is_control(one) else _escape(one) for one in text)
+
+
+def _is_control(character: str) -> bool:
+    # Of the format characters, only those of direction hide anything; others join letters and emoji.
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in DIRECTIONS
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def causes_lines(causes: Iterable[str]) -> list[str]:

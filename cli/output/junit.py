@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from check.report import CheckReport, SnapshotReport
+from cli.output.format import printable
 
 
 def junit_of(report: CheckReport) -> str:
@@ -13,6 +14,9 @@ def junit_of(report: CheckReport) -> str:
     for one in report.snapshots:
         suites.append(_suite(one))
     ElementTree.indent(suites)
+    for element in suites.iter():
+        # XML has no form for most control characters.
+        element.attrib.update({name: printable(text) for name, text in element.attrib.items()})
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 

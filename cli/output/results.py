@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.output.context import command_context
-from cli.output.format import time_text
+from cli.output.format import printable, time_text
 from fleet.progress import Progress, Silent
 
 if TYPE_CHECKING:
     import typer
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 # In a pipe nothing is cut or wrapped: grep and awk read the tables.
 WIDTH_OF_A_PIPE = 1000
@@ -83,11 +85,22 @@ def _json_value(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
+@dataclass(frozen=True, slots=True)
+class _Printable:
+    """What `drawn` draws, without the control characters of its texts."""
+
+    drawn: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.drawn, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text, keep="\n"))
+
+
 def _write_lines(lines: Iterable[str | RenderableType]) -> None:
     console = None
     for line in lines:
         if isinstance(line, str):
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(printable(line, keep="\n") + "\n")
             continue
         if console is None:
             from rich.console import Console
@@ -95,4 +108,4 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
             # Names and comments are the user's: no markup, no emoji codes, or "[bold]" would disappear from them.
             width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
             console = Console(width=width, markup=False, emoji=False)
-        console.print(line)
+        console.print(_Printable(line))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
 from fleet.nodes.encodings import ADAPTERS, UTF8
-from storage.errors import UnreachableError
+from storage.errors import UnreachableError, UsageError
 
 CONNECT_SECONDS_MAX = 10
 # Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"). search_path is one:
@@ -104,6 +104,27 @@ def conninfo(dsn: str, **more: str) -> str:
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
     return make_conninfo("", **(merged | {"options": options, "client_encoding": UTF8} | more))
+
+
+class ProgramConnection(NamedTuple):
+    """How a client program connects: a connection string for its command line, and variables for its environment."""
+
+    conninfo: str
+    environment: dict[str, str]
+
+
+def program_connection(dsn: str, **more: str) -> ProgramConnection:
+    """As `conninfo`, with the password in the environment: every user of the machine can read a command line."""
+    parameters = conninfo_to_dict(conninfo(dsn, **more))
+    password = parameters.pop("password", None)
+    environment = {} if password is None else {"PGPASSWORD": str(password)}
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if "sslpassword" in given:
+        raise UsageError(
+            "a dsn has sslpassword, which PostgreSQL's programs take only on their command line, for everybody to read",
+            hint="use a client key without a password, in a file that only you can read",
+        )
+    return ProgramConnection(make_conninfo("", **given), environment)
 
 
 def connect(node: Node, **more: str) -> psycopg.Connection[Any]:

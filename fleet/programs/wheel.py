@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -104,18 +104,25 @@ def run_tool(
     name: str,
     *arguments: str,
     seconds_max: float = 600,
+    environment: Mapping[str, str] | None = None,
     ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run client program `name`, with the caller's working directory and environment (PGPASSFILE and so on).
 
-    Its output is raw text (fleet.nodes.encodings). `ended_by` is given a function that kills the program, and returns a
-    context that may call it while the program runs. Raises ProgramFailedError if the program fails or takes longer than
-    `seconds_max`.
+    `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
+    (fleet.nodes.encodings). `ended_by` is given a function that kills the program, and returns a context that may call
+    it while the program runs. Raises ProgramFailedError if the program fails or takes longer than `seconds_max`.
     """
     command = [*tool(name), *arguments]
     with (
         _limit_seconds(command, seconds_max),
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | dict(environment or {}),
+        ) as process,
     ):
         try:
             with ended_by(process.kill) if ended_by else nullcontext():

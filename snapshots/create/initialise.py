@@ -17,6 +17,7 @@ from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import DDL_RACE_ERRORS
 from snapshots.operations.majority import forget_nodes
 from snapshots.records.store_identity import StoreIdentity, ensure_identity
+from storage.local import LocalStore
 from storage.probe import probe_store
 from storage.store import ObjectStore
 
@@ -52,6 +53,11 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         check_admissible(tables)
         progress.step("probe the store")
         refused = probe_store(store)
+        if isinstance(store, LocalStore) and store.others_may:
+            progress.note(
+                f"other users of this machine may {store.others_may} {store.url}, which will hold whole databases;"
+                f" to end that: chmod -R go= {store.root}"
+            )
         identity, created = ensure_identity(store, fleet)
         progress.step("update publications")
         published = {

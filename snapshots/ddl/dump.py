@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,12 +21,12 @@ import zstandard
 
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
-from fleet.nodes.connections import connect, conninfo, raising_unreachable
+from fleet.nodes.connections import connect, program_connection, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.relation_locks import LockWatch, locked_error
 from fleet.nodes.watch import Watch
 from fleet.programs.wheel import ProgramFailedError, run_tool
-from snapshots.ddl.dump_faults import correct_script, read_other_types, restore_types
+from snapshots.ddl.dump_faults import DumpFaults, read_dump_faults
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 from snapshots.ddl.search_path import read_search_path
 from snapshots.records.chain import Chain
@@ -38,7 +40,8 @@ from wal.segments.damage import ObjectDamagedError
 SECTIONS = PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL
 DUMP_SECONDS_MAX = 3600
 # A line of pg_restore's list: the entry's number, the oids of its catalog and of itself, its type, schema and name.
-ENTRY = re.compile(r"^(?P<number>\d+); \d+ \d+ (?P<what>.*)$", re.MULTILINE)
+# pg_dump replaces the newlines of names.
+ENTRY = re.compile(r"^(?P<number>\d+); \d+ (?P<oid>\d+) (?P<what>.*)$", re.MULTILINE)
 # Entries of pg_dump's two sections that go to a section of ours, or to none. The comment on Cutline's own publication
 # is left out: it records a node's settings before it was made read-only, and a restored database is not read-only.
 EVENT_TRIGGER_ENTRY = re.compile(r"(?:(?:COMMENT|SECURITY LABEL) - )?EVENT TRIGGER ")
@@ -82,6 +85,7 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
     view stays locked.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
+    access = program_connection(node.dsn, application_name=application)
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         archive = Path(folder) / "archive"
         locks = LockWatch(connection, application)
@@ -94,34 +98,43 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
         try:
             run_tool(
                 # Constants in the DDL depend on the session's settings, so the dump uses ours, as the restore does.
-                "pg_dump", "--dbname", conninfo(node.dsn, application_name=application), "--format=custom",
+                "pg_dump", "--dbname", access.conninfo, "--format=custom",
                 "--compress=none", "--no-sync",
                 # Not --schema-only, which omits the refresh of materialized views. Not --lock-wait-timeout, which
                 # bounds the locks of tables alone: LockWatch bounds all.
                 "--section=pre-data", "--section=post-data", "--no-large-objects", "--no-statistics",
                 "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive}",
                 *([f"--snapshot={exported}"] if exported else []),
-                seconds_max=DUMP_SECONDS_MAX, ended_by=ending,
+                seconds_max=DUMP_SECONDS_MAX, environment=access.environment, ended_by=ending,
             )  # fmt: skip
         except ProgramFailedError as error:
             if not locks.found:
                 raise
             raise locked_error(node, "reading the DDL", locks.found) from error
-        sections = _sections_of(archive)
+        sections = _sections_of(archive, read_dump_faults(connection))
         dropped = "".join(f"{statement}\n" for (statement,) in connection.execute(DROPPED_QUERY))
-        pre_data = restore_types(sections[PRE_DATA], read_other_types(connection))
-        return sections | {PRE_DATA: read_search_path(connection) + dropped + pre_data}
+        return sections | {PRE_DATA: read_search_path(connection) + dropped + sections[PRE_DATA]}
 
 
-def _sections_of(archive: Path) -> dict[str, str]:
-    """The SQL of each section of pg_dump's archive."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry of the archive: its number, and the oid of what it creates."""
+
+    number: str
+    oid: int
+
+
+def _sections_of(archive: Path, faults: DumpFaults) -> dict[str, str]:
+    """The SQL of each section of pg_dump's archive, without pg_dump's faults."""
     listed = run_tool("pg_restore", "--list", str(archive)).stdout
-    entries = [(entry["number"], _section_of(entry["what"])) for entry in ENTRY.finditer(listed)]
+    found = [
+        (_Entry(entry["number"], int(entry["oid"])), _section_of(entry["what"])) for entry in ENTRY.finditer(listed)
+    ]
     scripts: dict[str, str] = {}
     for section in SECTIONS:
         # pg_restore itself divides the other entries into pre-data and post-data.
-        chosen = [number for number, own in entries if own == (section if section in (REFRESH, EVENT_TRIGGERS) else "")]
-        scripts[section] = _script(archive, section, chosen) if chosen else ""
+        chosen = [entry for entry, own in found if own == (section if section in (REFRESH, EVENT_TRIGGERS) else "")]
+        scripts[section] = _script(archive, section, chosen, faults) if chosen else ""
     return scripts
 
 
@@ -133,23 +146,36 @@ def _section_of(what: str) -> str | None:
     return ""
 
 
-def _script(archive: Path, section: str, entries: list[str]) -> str:
-    """The SQL of the archive's entries, in the archive's order.
+def _script(archive: Path, section: str, entries: Sequence[_Entry], faults: DumpFaults) -> str:
+    """The SQL of the archive's entries, in the archive's order; those with a fault of pg_dump are written apart."""
+    pieces: list[str] = []
+    for oid, some in groupby(entries, lambda entry: entry.oid if faults.has(entry.oid) else 0):
+        lines = _lines_of(archive, section, some)
+        if pieces:
+            # Each text begins with the same settings.
+            settings = _lines_of(archive, section, ())
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(lines, settings, strict=False))
+            lines = lines[len(list(same)) :]
+        text = "\n".join(lines)
+        pieces.append(faults.correct(oid, text) if oid else text)
+    return "\n".join(pieces)
+
+
+def _lines_of(archive: Path, section: str, entries: Iterable[_Entry]) -> list[str]:
+    """The lines that pg_restore writes for the entries.
 
     It is raw text (fleet.nodes.encodings): literals and comments may hold any bytes of the database's encoding.
     The lines of psql's restrict mode, which no server understands, are removed.
     """
     guard = secrets.token_hex(16)
     chosen, script = archive.with_name("entries"), archive.with_name("script")
-    chosen.write_text("".join(f"{number};\n" for number in entries))
+    chosen.write_text("".join(f"{entry.number};\n" for entry in entries))
     run_tool(
         "pg_restore", f"--use-list={chosen}", f"--file={script}", f"--restrict-key={guard}",
         *([f"--section={section}"] if section in (PRE_DATA, POST_DATA) else []), str(archive),
     )  # fmt: skip
     lines = raw_text(script.read_bytes()).split("\n")
-    return correct_script(
-        "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
-    )
+    return [line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}")]
 
 
 def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:

@@ -1,13 +1,14 @@
-"""Correct faults of pg_dump before its script is stored: it would not load, or would create something else.
+"""Correct two faults of pg_dump: what it writes would not load, or would create something else.
 
-Scripts are raw text (fleet.nodes.encodings), with all identifiers quoted.
+Only the text of the entry that has the fault is changed, and only where the catalogs say exactly what pg_dump wrote
+there. Nothing that an owner of tables can choose (names, comments, defaults, function bodies) can look like that: in
+quotes, a name's own quotes are doubled. Texts are raw (fleet.nodes.encodings), with all identifiers quoted.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -15,11 +16,19 @@ import psycopg
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.tables.names import quote_identifier
 
-TABLE = re.compile(r'^CREATE (?:\w+ )?TABLE ".*?;$', re.MULTILINE | re.DOTALL)
-UNQUOTED = re.compile(r'^    CONSTRAINT (?!")(?P<name>.+?) NOT NULL (?="(?:[^"]|"")+",?$)', re.MULTILINE | re.DOTALL)
-# CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER SEQUENCE … AS make such sequences.
+# From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if the
+# name has a space, and another name if it has a capital letter.
+UNQUOTED_QUERY = """
+SELECT c.conrelid::bigint, namesend(c.conname), namesend(a.attname)
+  FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
+ WHERE c.contype = 'n' AND quote_ident(c.conname) <> c.conname
+ ORDER BY c.oid
+"""
+# pg_dump does not write the type of the sequence of an identity column (dumpSequence), so it would get the type of its
+# column, which is an error if that is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER
+# SEQUENCE … AS make such sequences.
 OTHER_TYPES_QUERY = """
-SELECT namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid::regtype::text,
+SELECT c.oid::bigint, namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid::regtype::text,
        s.seqstart, s.seqmin, s.seqmax
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0 AND d.deptype = 'i'
@@ -28,12 +37,20 @@ SELECT namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid
  WHERE a.atttypid <> s.seqtypid
  ORDER BY c.oid
 """
-TYPE_OPTION = re.compile(r"    (?:START WITH|MINVALUE|MAXVALUE|NO MINVALUE|NO MAXVALUE)\b")
+TYPE_OPTIONS = ("    START WITH ", "    MINVALUE ", "    MAXVALUE ", "    NO MINVALUE", "    NO MAXVALUE")
+
+
+@dataclass(frozen=True, slots=True)
+class UnquotedName:
+    """A NOT NULL constraint whose name needs quotes, and its column."""
+
+    constraint: str
+    column: str
 
 
 @dataclass(frozen=True, slots=True)
 class OtherType:
-    """The sequence of an identity column whose type differs from the column's; names are raw text."""
+    """The sequence of an identity column whose type differs from the column's."""
 
     column: str
     schema: str
@@ -44,51 +61,64 @@ class OtherType:
     largest: int
 
 
-def correct_script(script: str) -> str:
-    """The script with the names of inherited NOT NULL constraints quoted, as all other identifiers are.
+@dataclass(frozen=True, slots=True)
+class DumpFaults:
+    """The relations whose entries pg_dump writes wrong, by oid: tables with such names, and such sequences."""
 
-    From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if
-    the name has a space, and another name if it has a capital letter.
-    """
-    return TABLE.sub(lambda table: UNQUOTED.sub(_quote, table[0]), script)
+    names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)
+    types: Mapping[int, OtherType] = field(default_factory=dict)
+
+    def has(self, oid: int) -> bool:
+        """Whether the entry of this relation has to be corrected."""
+        return oid in self.names or oid in self.types
+
+    def correct(self, oid: int, text: str) -> str:
+        """The text of the relation's entry without the fault."""
+        if oid in self.types:
+            text = restore_type(text, self.types[oid])
+        return quote_names(text, self.names.get(oid, ()))
 
 
-def _quote(match: re.Match[str]) -> str:
-    name = match["name"].replace('"', '""')
-    return f'    CONSTRAINT "{name}" NOT NULL '
-
-
-def read_other_types(connection: psycopg.Connection[Any]) -> list[OtherType]:
-    """The database's identity columns whose sequences have another type. No transaction may be open."""
+def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
+    """The database's relations whose entries pg_dump writes wrong. No transaction may be open."""
     with connection.transaction():
         connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-        rows = connection.execute(OTHER_TYPES_QUERY).fetchall()
-    return [OtherType(raw_text(column), raw_text(schema), raw_text(name), *of) for column, schema, name, *of in rows]
+        unquoted = connection.execute(UNQUOTED_QUERY).fetchall()
+        others = connection.execute(OTHER_TYPES_QUERY).fetchall()
+    names: dict[int, list[UnquotedName]] = {}
+    for oid, constraint, column in unquoted:
+        names.setdefault(oid, []).append(UnquotedName(raw_text(constraint), raw_text(column)))
+    types = {
+        oid: OtherType(raw_text(column), raw_text(schema), raw_text(name), *of)
+        for oid, column, schema, name, *of in others
+    }
+    return DumpFaults(names, types)
 
 
-def restore_types(script: str, sequences: Iterable[OtherType]) -> str:
-    """The script with the types and bounds of these sequences.
+def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
+    """The entry of a table with the names of these constraints quoted."""
+    # A longer name may contain the text of a shorter one.
+    for one in sorted(names, key=lambda name: -len(name.constraint)):
+        column = quote_identifier(one.column)
+        written = f"    CONSTRAINT {one.constraint} NOT NULL {column}"
+        text = text.replace(written, f"    CONSTRAINT {quote_identifier(one.constraint)} NOT NULL {column}")
+    return text
 
-    pg_dump does not write their type (dumpSequence), so they would get the type of their column, which is an error if
-    that type is too small for their bounds.
-    """
-    for one in sequences:
-        script = _restore_type(script, one)
-    return script
 
-
-def _restore_type(script: str, one: OtherType) -> str:
+def restore_type(text: str, one: OtherType) -> str:
+    """The entry of an identity column's sequence, with the sequence's type and bounds."""
     name = f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}"
     begins = (
         f" ALTER COLUMN {quote_identifier(one.column)} ADD GENERATED {kind} AS IDENTITY (\n    SEQUENCE NAME {name}\n"
         for kind in ("ALWAYS", "BY DEFAULT")
     )
-    begin = next((text for text in begins if script.count(text) == 1), None)
+    begin = next((written for written in begins if text.count(written) == 1), None)
     if begin is None:
-        return script
-    before, after = script.split(begin)
+        return text
+    before, after = text.split(begin)
+    # From here to the parenthesis there are only numbers and keywords.
     options, end, rest = after.partition("\n);\n")
-    other_options = "\n".join(line for line in options.split("\n") if not TYPE_OPTION.match(line))
+    other_options = "\n".join(line for line in options.split("\n") if not line.startswith(TYPE_OPTIONS))
     altered = (
         f"ALTER SEQUENCE {name} AS {one.type} MINVALUE {one.smallest} MAXVALUE {one.largest}"
         f" START WITH {one.start} RESTART;\n"

@@ -100,6 +100,43 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
     assert rows_of(node.dsn, "SELECT * FROM m.ran") == []
 
 
+# Quoting what looks like a constraint's name ended the first column's name; the second one ended the comment.
+COLUMNS = ("c\n    CONSTRAINT int);ALTER ROLE mallory SUPERUSER;/* NOT NULL ", "\n*/ SELECT (1 --")
+# Removing what looks like a foreign key removed the quote that ends the first comment.
+COMMENTS = (
+    '\nALTER TABLE ONLY "m"."t"\n    ADD CONSTRAINT "x" FOREIGN KEY ',
+    ";ALTER ROLE mallory SUPERUSER;--",
+)
+BODY = '\n    CONSTRAINT int NOT NULL "a",\nSET standard_conforming_strings = off;\n'
+
+
+@pytest.mark.parametrize("groups", [(), ("m.t",)], ids=["the whole", "one table"])
+def test_names_comments_and_bodies_run_no_statement_at_a_restore(
+    own: Fleet, spark: SparkSession, groups: tuple[str, ...]
+) -> None:
+    (node,) = own.primaries
+    columns = ", ".join(f'"{name}" int' for name in COLUMNS)
+    execute(
+        node.dsn, "SET ROLE mallory", f"CREATE TABLE m.named (id int PRIMARY KEY, {columns})",
+        "CREATE INDEX one ON m.t (id)", "CREATE INDEX two ON m.t (id)",
+        *(f"COMMENT ON INDEX m.{name} IS '{text}'" for name, text in zip(("one", "two"), COMMENTS, strict=True)),
+        f"CREATE FUNCTION m.body() RETURNS text LANGUAGE sql AS $$SELECT '{BODY}'::text$$",
+    )  # fmt: skip
+    runs = Runs(own, Ready(spark))
+    target = replace(own, nodes=(with_database(node, "attacked_again"),))
+    with dropping_slots(own):
+        runs.init()
+        runs.full("hostile")
+        runs.restore("hostile", target, groups=groups)
+    dsn = target.nodes[0].dsn
+    assert rows_of(dsn, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'") == [(False,)]
+    assert rows_of(dsn, "SELECT m.body()") == [(BODY,)]
+    found = "SELECT attname FROM pg_attribute WHERE attrelid = 'm.named'::regclass AND attnum > 1 ORDER BY attnum"
+    assert rows_of(dsn, found) == [(name,) for name in COLUMNS]
+    commented = "SELECT obj_description(('m.' || name)::regclass) FROM unnest(ARRAY['one', 'two']) AS of (name)"
+    assert rows_of(dsn, commented) == [(text,) for text in COMMENTS]
+
+
 def test_a_schema_that_cutline_itself_once_used_is_restored(own: Fleet, spark: SparkSession) -> None:
     (node,) = own.primaries
     execute(node.dsn, "CREATE SCHEMA cutline_restore", "CREATE TABLE cutline_restore.ledger (id int PRIMARY KEY)")

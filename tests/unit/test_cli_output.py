@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
+import xml.etree.ElementTree as ElementTree
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from check.report import CheckReport, Conflict, SnapshotReport
 from cli.output.bars import BarProgress, LineProgress
 from cli.output.context import CommandContext, command_context
+from cli.output.failure import CommandFailure, report
+from cli.output.junit import junit_of
 from cli.output.results import emit, progress
 from fleet.progress import Progress, Silent
 
@@ -145,3 +150,47 @@ def test_quiet_is_silent_and_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "copy base: 2.9 KiB" in captured.err
+
+
+HOSTILE = "a\x1b[2Jb\rc\x9bd\u202ee"
+ESCAPED = "a\\x1b[2Jb\\rc\\x9bd\\u202ee"
+
+
+def test_names_from_databases_are_printed_without_control_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table("name")
+    table.add_row(HOSTILE)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        emit(context_of(CommandContext()), {}, [HOSTILE, table])
+        written = capsys.readouterr().out
+        # rich itself drops some.
+        assert written.count("a\\x1b[2Jb") == 2
+        assert not {"\x1b[2J", "\r", "\x9b", "\u202e"} & {
+            written[i : i + n] for i in range(len(written)) for n in (1, 4)
+        }
+
+
+def test_notes_and_errors_have_no_control_characters_either(capsys: pytest.CaptureFixture[str]) -> None:
+    stream, console = io.StringIO(), Console(file=io.StringIO(), width=200)
+    for progress_ in (LineProgress(stream), BarProgress(console)):
+        with progress_:
+            progress_.note(f"{HOSTILE}\nerror: faked")
+    for text in (stream.getvalue(), console.file.getvalue()):  # type: ignore[attr-defined]  # it is a StringIO
+        assert f"{ESCAPED}\\nerror: faked" in text
+    report(
+        CommandFailure(3, "s", f"{HOSTILE}\nhint: faked", f"{HOSTILE}\n  GRANT"),
+        ValueError(),
+        json=False,
+        verbose=False,
+    )
+    assert capsys.readouterr().err == f"error: {ESCAPED}\\nhint: faked\nhint: {ESCAPED}\n  GRANT\n"
+
+
+def test_a_junit_report_has_no_control_characters() -> None:
+    damaged = SnapshotReport("nightly", 0)
+    damaged.conflicts.append(Conflict("rows", f"table {HOSTILE}"))
+    written = junit_of(CheckReport((damaged,), 1.0))
+    assert ESCAPED in written
+    ElementTree.fromstring(written)

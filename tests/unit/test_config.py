@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+import traceback
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from embedded.folder import describe
 from embedded.server import EmbeddedNode
@@ -59,7 +62,7 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     assert (fleet.name, fleet.store.url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
     assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
     assert fleet.nodes == (
-        Node("a", "postgresql://u:p$@h/shop", retained_wal_bytes_max=1000),
+        Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000),
         Node("a-b", "dbname=shop", "a", retained_wal_bytes_max=1536),
     )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
@@ -76,6 +79,40 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     }
     with pytest.raises(KeyError):
         fleet.node("nobody")
+
+
+@pytest.mark.parametrize("dsn", ["host=h dbname=shop password=${PASSWORD}", "postgresql://h/shop?password=${PASSWORD}",
+    "postgresql://:${PASSWORD}@h/shop", "host=h password='${PASSWORD}' dbname=shop"])  # fmt: skip
+@pytest.mark.parametrize("value", [
+    " host=elsewhere", "' host=elsewhere", "p%", "%41", "a@elsewhere/b?host=elsewhere",
+    "\\' host=elsewhere '", "${PASSWORD}",
+])  # fmt: skip
+def test_a_variable_of_a_dsn_is_a_value_and_never_text(
+    fleet_file: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, value: str
+) -> None:
+    monkeypatch.setenv("PASSWORD", value)
+    fleet_file.write_text(f"{HEAD}[[node]]\nid = 'a'\ndsn = {json.dumps(dsn)}\n")
+    given = conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)
+    assert given == {"host": "h", "dbname": "shop", "password": value}
+
+
+def test_a_dsn_that_is_one_variable_is_taken_as_a_whole(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSN", "postgresql://u@h/shop")
+    fleet_file.write_text(f'{HEAD}[[node]]\nid = "a"\ndsn = "${{DSN}}"\n')
+    assert load_fleet(fleet_file).nodes == (Node("a", "postgresql://u@h/shop"),)
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:SECRET%@h", "dbname", "postgresql://u:SECRET%zz@h", "nosuch=SECRET"])
+def test_a_malformed_dsn_is_refused_without_showing_it(
+    fleet_file: Path, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    for written in (dsn, "${DSN}"):
+        monkeypatch.setenv("DSN", dsn)
+        fleet_file.write_text(f"{HEAD}[[node]]\nid = 'a'\ndsn = {json.dumps(written)}\n")
+        with pytest.raises(FleetFileError, match="node a: dsn is not a valid connection string") as raised:
+            load_fleet(fleet_file)
+        assert raised.value.exit_code == 2
+        assert "SECRET" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(("text", "size_bytes"), [

@@ -2,15 +2,30 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
-from fleet.nodes.connections import unreachable_error
+from fleet.nodes.connections import program_connection, unreachable_error
+from storage.errors import UsageError
 
 LOST = """consuming input failed: server closed the connection unexpectedly
 \tThis probably means the server terminated abnormally
 \tbefore or while processing the request."""
 REFUSED = """connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused
 \tIs the server running on that host and accepting TCP/IP connections?"""
+
+
+@pytest.mark.parametrize("password", ["se cret", "se'cret", "se%cret@", "se\\cret"])
+def test_a_password_is_on_no_command_line(password: str) -> None:
+    dsn = make_conninfo("", host="h", user="u", password=password)
+    access = program_connection(dsn, application_name="cutline pg_dump")
+    assert access.environment == {"PGPASSWORD": password}
+    given = conninfo_to_dict(access.conninfo)
+    assert "password" not in given
+    assert (given["host"], given["application_name"]) == ("h", "cutline pg_dump")
+    assert program_connection("host=h").environment == {}
+    with pytest.raises(UsageError, match="sslpassword"):
+        program_connection("host=h sslpassword=secret")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,19 @@ def test_foreign_keys_are_removed_and_named() -> None:
         assert kept in script
 
 
+def test_nothing_is_taken_out_of_literals_names_and_bodies() -> None:
+    """Comments on two indexes once made the script between them disappear, and what the owner wrote was run."""
+    fake = 'ALTER TABLE ONLY "m"."t"\n    ADD CONSTRAINT "x" FOREIGN KEY ("a") REFERENCES "m"."u"("a");'
+    script = (
+        f'COMMENT ON INDEX "m"."one" IS \'\n{fake[:40]}\';\n'
+        'ALTER TABLE ONLY "m"."t"\n    ADD CONSTRAINT "kept" PRIMARY KEY ("id");\n'
+        f'COMMENT ON INDEX "m"."two" IS \'\n{fake}\nALTER ROLE m SUPERUSER;\';\n'
+        f'CREATE FUNCTION "f"() RETURNS "text" LANGUAGE "sql" AS $$\n{fake}\n$$;\n'
+        f'CREATE INDEX "\n{fake.replace(chr(34), chr(34) * 2)}" ON "m"."t" ("a");\n'
+    )
+    assert remove_foreign_keys(script) == (script, [])
+
+
 def test_a_script_without_foreign_keys_is_unchanged() -> None:
     script = 'ALTER TABLE ONLY "a"."b"\n    ADD CONSTRAINT "c" PRIMARY KEY ("d");\n'
     assert remove_foreign_keys(script) == (script, [])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshots.ddl.dump_faults import OtherType, correct_script, restore_types
+from snapshots.ddl.dump_faults import DumpFaults, OtherType, UnquotedName, quote_names, restore_type
 
 # As pg_dump 18.4 writes it, with --quote-all-identifiers.
 HEIR = '''CREATE TABLE "public"."q" (
@@ -13,22 +13,35 @@ HEIR = '''CREATE TABLE "public"."q" (
 )
 INHERITS ("public"."p");
 '''
+# Two columns with which the owner of a table once made a restore run statements of his own.
+COLUMN = "c\n    CONSTRAINT int);ALTER ROLE m SUPERUSER;/* NOT NULL "
+HOSTILE = f'''CREATE TABLE "m"."t" (
+    "{COLUMN}" integer,
+    "*/ --" integer
+);
+'''
 
 
 @pytest.mark.parametrize(("bare", "quoted"), [
-    ("na me", '"na me"'), ('Capital"s', '"Capital""s"'), ("plain", '"plain"'), ("new\nline", '"new\nline"'),
+    ("na me", '"na me"'), ('Capital"s', '"Capital""s"'), ("new\nline", '"new\nline"'), ("int);--", '"int);--"'),
 ])  # fmt: skip
 def test_the_name_of_an_inherited_not_null_constraint_is_quoted(bare: str, quoted: str) -> None:
-    assert correct_script(HEIR.format(bare) * 2) == HEIR.format(quoted) * 2
+    assert quote_names(HEIR.format(bare), [UnquotedName(bare, "B c")]) == HEIR.format(quoted)
 
 
-@pytest.mark.parametrize("script", [
-    HEIR.format('"quoted"'),
-    'CREATE FUNCTION "f"() RETURNS "text"\n    AS $$SELECT \'\n    CONSTRAINT x NOT NULL "B c",\n\'$$;\n',
-    'COMMENT ON TABLE "public"."q" IS \'\n    CONSTRAINT x NOT NULL "y"\n\';\n',
-])  # fmt: skip
-def test_everything_else_stays_unchanged(script: str) -> None:
-    assert correct_script(script) == script
+def test_a_name_that_contains_the_text_of_another_is_quoted_as_a_whole() -> None:
+    inner, outer = "In ner", 'o NOT NULL "a",\n    CONSTRAINT In ner'
+    names = [UnquotedName(inner, "B c"), UnquotedName(outer, "B c")]
+    quoted = '"o NOT NULL ""a"",\n    CONSTRAINT In ner"'
+    assert quote_names(HEIR.format(outer), names) == HEIR.format(quoted)
+    assert quote_names(HEIR.format(outer), names[::-1]) == HEIR.format(quoted)
+
+
+@pytest.mark.parametrize("text", [HEIR.format('"na me"'), HEIR.format("plain"), HOSTILE])
+def test_everything_else_stays_unchanged(text: str) -> None:
+    assert (
+        quote_names(text, [UnquotedName("na me", "B c"), UnquotedName("int);ALTER ROLE m SUPERUSER;/*", "c")]) == text
+    )
 
 
 # As pg_dump 18.4 writes it.
@@ -46,7 +59,15 @@ OTHER = OtherType("id", 'o"p', "t_id_seq", "bigint", 3, 1, 9000000000)
 def test_the_sequence_of_an_identity_column_gets_its_type_before_bounds_that_need_it() -> None:
     rest = 'ALTER TABLE "u" OWNER TO "x";\n'
     altered = 'ALTER SEQUENCE "o""p"."t_id_seq" AS bigint MINVALUE 1 MAXVALUE 9000000000 START WITH 3 RESTART;\n'
-    assert restore_types(rest + WRITTEN + rest, [OTHER]) == rest + IDENTITY.format("", "") + altered + rest
-    # A script stays unchanged without exactly this statement, or if a string might contain it.
-    for script in (rest, WRITTEN.replace('"id"', '"other"'), WRITTEN * 2):
-        assert restore_types(script, [OTHER]) == script
+    assert restore_type(rest + WRITTEN + rest, OTHER) == rest + IDENTITY.format("", "") + altered + rest
+    # A text stays unchanged without exactly this statement, or with more than one.
+    for text in (rest, WRITTEN.replace('"id"', '"other"'), WRITTEN * 2):
+        assert restore_type(text, OTHER) == text
+
+
+def test_only_the_entry_of_the_relation_is_corrected() -> None:
+    faults = DumpFaults({7: [UnquotedName("na me", "B c")]}, {8: OTHER})
+    text = HEIR.format("na me") + WRITTEN
+    assert faults.correct(7, text) == HEIR.format('"na me"') + WRITTEN
+    assert faults.correct(8, text).startswith(HEIR.format("na me"))
+    assert not faults.has(9)

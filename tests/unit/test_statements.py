@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, split_statements, statement_ends
+from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, statement_ends, statements_of
 
 # Statements as pg_dump writes them, with semicolons that do not end them.
 WHOLE = [
@@ -37,7 +37,9 @@ def test_a_script_is_split_where_its_statements_end(chosen: list[str]) -> None:
 def test_statements_are_split_without_the_comments_before_them(chosen: list[str]) -> None:
     script = "".join(f"\n--\n-- Name: {number}; Type: ';\n--\n\n{one}\n" for number, one in enumerate(chosen))
     bare = [one.removeprefix("-- Name: x; Type: TABLE; it's\n") for one in chosen]
-    assert list(split_statements(script)) == bare
+    found = list(statements_of(script))
+    assert [one.bare for one in found if one.bare] == bare
+    assert "".join(one.text for one in found) == script
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,20 @@ def test_batches_are_the_whole_script_in_bounded_pieces() -> None:
     assert list(batches("\n")) == []
 
 
-def test_a_script_in_which_backslashes_escape_is_left_whole() -> None:
-    script = "SET standard_conforming_strings = off;\nSELECT 'a\\';';\n" * STATEMENTS_MAX
-    assert list(batches(script)) == [script]
-    assert list(split_statements(script)) == []
+@pytest.mark.parametrize(
+    "before", ["", "SET lock_timeout = 0;\n", "-- it's\nSELECT pg_catalog.set_config('a', ';', false);\n"]
+)
+def test_backslashes_escape_if_a_setting_at_the_beginning_says_so(before: str) -> None:
+    script = f"{before}SET standard_conforming_strings = off;\n-- Name: it's\nSELECT 'a\\';';\nSELECT 'b';\n"
+    assert [one.bare for one in statements_of(script) if one.bare][-2:] == ["SELECT 'a\\';';", "SELECT 'b';"]
+
+
+def test_the_same_line_in_the_body_of_a_function_says_nothing() -> None:
+    body = "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$\nSET standard_conforming_strings = off;\n$$;"
+    script = f"SET lock_timeout = 0;\n{body}\nSELECT 'a\\';\nSELECT 'b';\n"
+    assert [one.bare for one in statements_of(script) if one.bare] == [
+        "SET lock_timeout = 0;",
+        body,
+        "SELECT 'a\\';",
+        "SELECT 'b';",
+    ]

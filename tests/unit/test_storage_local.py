@@ -12,7 +12,13 @@ import pytest
 
 from storage.errors import SnapshotError
 from storage.local import INCOMING, LocalStore
-from storage.store import AnswerLostError, ObjectExistsError, StoreUnfitError, StoreUnreachableError
+from storage.store import (
+    AnswerLostError,
+    DeletionRefusedError,
+    ObjectExistsError,
+    StoreUnfitError,
+    StoreUnreachableError,
+)
 
 KEY = "snapshots/nightly/snapshot.json"
 BODY = b"the body" * 1000
@@ -51,9 +57,9 @@ def place(argument: Any) -> Path:
 @contextmanager
 def running_on(machine: Machine) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fsync", "link"):
+        for name in ("fsync", "link", "open"):
             patch.setattr(f"storage.local.os.{name}", machine.watch(name, getattr(os, name)))
-        for name in ("mkdir", "open", "unlink"):
+        for name in ("mkdir", "unlink"):
             patch.setattr(Path, name, machine.watch(name, getattr(Path, name)))
         yield
 
@@ -181,3 +187,46 @@ def fail_with(error: OSError) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_may_read_what_is_stored(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = LocalStore(tmp_path / "new/store")
+        store.create(KEY, BODY)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in store.root.rglob("*") if path.is_file()}
+    assert modes == {0o600}
+    folders = [store.root.parent, store.root, *(path for path in store.root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    assert store.others_may == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "may"), [(0o700, ""), (0o750, "read"), (0o701, "read"), (0o720, "write"), (0o777, "write")]
+)
+def test_a_folder_that_others_may_enter_is_said(tmp_path: Path, mode: int, may: str) -> None:
+    store = LocalStore(tmp_path / "store")
+    assert store.others_may == ""
+    store.root.mkdir()
+    store.root.chmod(mode)
+    assert store.others_may == may
+
+
+def test_nothing_is_deleted_through_a_symbolic_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("not in the store")
+    store = LocalStore(tmp_path / "store")
+    store.create(KEY, BODY)
+    (store.root / "snapshots/x").symlink_to(elsewhere)
+    with pytest.raises(DeletionRefusedError, match="snapshots/x is a symbolic link"):
+        store.delete("snapshots/x/file")
+    assert (elsewhere / "file").exists()
+    # A link in an object's place is deleted itself.
+    (store.root / "snapshots/y").symlink_to(elsewhere / "file")
+    store.delete("snapshots/y")
+    assert (elsewhere / "file").exists()
+    assert not (store.root / "snapshots/y").is_symlink()

@@ -1,0 +1,69 @@
+"""Environment variables in fleet.toml: `${NAME}`."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def expand(key: str, text: str) -> str:
+    """The text with the values of its variables; raise ValueError, which names `key`, if one is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in os.environ:
+            raise ValueError(f"{key} uses ${{{name}}}, which is not in the environment")
+        return os.environ[name]
+
+    return VARIABLE.sub(value, text)
+
+
+def expand_dsn(key: str, dsn: str) -> str:
+    """The dsn, in which each variable stands for a value, or for a part of one: none can add parameters.
+
+    A dsn that is one variable is taken from there as a whole. No message shows what a variable holds.
+    """
+    if VARIABLE.fullmatch(dsn):
+        dsn = expand(key, dsn)
+        _parse_dsn(key, dsn)
+        return dsn
+    # Placeholders that mean nothing in a connection string, neither in a URI nor in its other form.
+    names = [found[1] for found in VARIABLE.finditer(dsn)]
+    marks = {f"cutline{number}variable{secrets.token_hex(8)}": name for number, name in enumerate(names)}
+    if not marks:
+        _parse_dsn(key, dsn)
+        return dsn
+    remaining = iter(marks)
+    given = _parse_dsn(key, VARIABLE.sub(lambda _: next(remaining), dsn))
+    for mark, name in marks.items():
+        value = expand(key, f"${{{name}}}")
+        given = {parameter: text.replace(mark, value) for parameter, text in given.items()}
+    return make_conninfo("", **given)
+
+
+def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
+    """The parameters of the dsn; raise ValueError, which shows nothing of it."""
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    except psycopg.Error:
+        raise ValueError(
+            f"{key} is not a valid connection string (in a URI, write special characters as %XX)"
+        ) from None
+
+
+def expand_all(key: str, value: Any) -> Any:
+    """The value, with the variables of all texts in it replaced as by `expand`."""
+    if isinstance(value, str):
+        return expand(key, value)
+    if isinstance(value, dict):
+        return {name: expand_all(f"{key}.{name}", item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [expand_all(key, item) for item in value]
+    return value

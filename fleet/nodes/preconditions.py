@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_
            OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
        has_database_privilege(current_database(), 'CREATE')
 """
+# On a primary with standbys: making a slot on a standby waits for the primary to log its running transactions.
+STANDBY_QUERY = "SELECT has_function_privilege('pg_catalog.pg_log_standby_snapshot()', 'EXECUTE')"
+STANDBY_VERSION = 160000
 # All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
 # of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
 ROLES_QUERY = """
@@ -72,7 +75,22 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
     problems: list[NodeProblem] = []
     for node in sessions.nodes:
         problems += _find_problems(node, sessions.connections[node.id], slots_needed)
+    with_standbys = {node.backup_of for node in sessions.nodes}
+    for primary, connection in sessions.primaries.items():
+        if primary in with_standbys and connection.info.server_version >= STANDBY_VERSION:
+            (may_log,) = connection.execute(STANDBY_QUERY).fetchone() or (False,)
+            problems += [] if may_log else [lacks_standby_snapshots(primary, connection.info.user)]
     refuse_unfit(problems)
+
+
+def lacks_standby_snapshots(primary: str, role: str) -> NodeProblem:
+    """The problem of a primary whose running transactions the role may not have logged."""
+    quoted = role.replace('"', '""')
+    return NodeProblem(
+        primary,
+        f"role {role} may not call pg_log_standby_snapshot(), which slots on standbys need",
+        f'GRANT EXECUTE ON FUNCTION pg_catalog.pg_log_standby_snapshot() TO "{quoted}";',
+    )
 
 
 def check_decoding(sessions: Sessions) -> None:
@@ -111,11 +129,16 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
 def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
     """Raise NodeUnfitError naming all problems and remedies, if there are any."""
     if problems := list(problems):
-        raise NodeUnfitError(
-            "; ".join(f"node {one.node}: {one.problem}" for one in problems),
-            hint="\n".join(dict.fromkeys(one.remedy for one in problems)),
-            details={"problems": [{"node": one.node, "problem": one.problem} for one in problems]},
-        )
+        raise unfit_error(problems)
+
+
+def unfit_error(problems: Sequence[NodeProblem]) -> NodeUnfitError:
+    """The error that names all problems and remedies."""
+    return NodeUnfitError(
+        "; ".join(f"node {one.node}: {one.problem}" for one in problems),
+        hint="\n".join(dict.fromkeys(one.remedy for one in problems)),
+        details={"problems": [{"node": one.node, "problem": one.problem} for one in problems]},
+    )
 
 
 def _find_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:

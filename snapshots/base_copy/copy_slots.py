@@ -32,25 +32,32 @@ def export_snapshots(
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()
 
+    problems: list[BaseException] = []
+
     def create(node: Node) -> ExportedSlot:
-        slot = create_exported_slot(node, fleet.node(node.shard), name, wait_seconds, progress, abandoned)
+        try:
+            slot = create_exported_slot(node, fleet.node(node.shard), name, wait_seconds, progress, abandoned)
+        except BaseException as error:
+            # At once: the others may wait for long, and then give up for a reason that matters less.
+            problems.append(error)
+            abandoned.set()
+            raise
         progress.advance(1)
         progress.reached(CrashPoint.SLOT_MADE, node=node.id)
         return slot
 
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
         futures = {node.id: threads.submit(create, node) for node in nodes}
-        problem: BaseException | None = None
         slots: dict[str, ExportedSlot] = {}
         for node, future in futures.items():
             try:
                 slots[node] = future.result()
                 stack.callback(slots[node].connection.close)
             except BaseException as error:  # noqa: BLE001  # raised below, once all are collected
-                problem = problem or error
+                problems.append(error)
                 abandoned.set()
-        if problem:
-            raise problem
+        if problems:
+            raise problems[0]
         yield slots
 
 

@@ -5,23 +5,28 @@ A role from which row-level security hides rows is refused by name, so that no s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import fleet.nodes.preconditions as preconditions
 from fleet.config import Fleet
 from fleet.nodes.connections import connect, with_database
+from fleet.nodes.preconditions import NodeUnfitError
 from fleet.progress import Silent
 from fleet.tables.groups import read_tables
 from fleet.tables.left_out import LeftOutKind, read_left_out
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError
-from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_database import own_database, restore_target
+from tests.integration.own_shard import database_on
 from tests.integration.refusing import create, execute, refused, take_increment
 
 if TYPE_CHECKING:
@@ -95,6 +100,35 @@ def test_a_role_with_the_documented_privileges_can_run_every_command(fleet: Flee
     assert owners(restore_target(fleet)) == owners(fleet)
     checked = runs.check_one(NAME)
     assert (checked.conflicts, checked.compared.rows) == ([], 50 + 2 + 1)
+
+
+def test_the_grant_for_slots_on_standbys_is_asked_for_and_suffices(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = shared_fleet.primaries[0].dsn("postgres")
+    try:
+        with database_on(shared_fleet, "role", tmp_path) as fleet, dropping_slots(fleet):
+            source = fleet.primaries[0].dsn
+            execute(source, *PRIVILEGES, f"SET ROLE {ROLE}; CREATE SCHEMA own; CREATE TABLE own.t (id int PRIMARY KEY)")
+            runs = Runs(as_role(fleet), Ready(spark))
+            with pytest.raises(NodeUnfitError, match=r"may not call pg_log_standby_snapshot\(\)") as raised:
+                runs.init()
+            with psycopg.connect(source) as writer:
+                writer.execute("SELECT pg_current_xact_id()")
+                # Somebody took the privilege away after init.
+                with monkeypatch.context() as patch:
+                    patch.setattr(preconditions, "STANDBY_QUERY", "SELECT true")
+                    runs.init()
+                    with pytest.raises(NodeUnfitError) as later:
+                        runs.full(NAME)
+                assert later.value.hint == raised.value.hint
+                execute(source, raised.value.hint)
+                threading.Timer(1.0, writer.commit).start()
+                runs.init()
+                runs.full("again")
+            assert sorted_copies(source) == {"own.t": b""}
+    finally:
+        execute(server, f"DROP OWNED BY {ROLE}; DROP ROLE {ROLE}")
 
 
 def owners(fleet: Fleet) -> list[tuple[object, ...]]:

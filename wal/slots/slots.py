@@ -21,6 +21,7 @@ from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
+from fleet.nodes.preconditions import lacks_standby_snapshots, unfit_error
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress, Silent
 from storage.errors import RefusedError, SnapshotError
@@ -156,7 +157,7 @@ class _SlotWait:
         self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
         self._abandoned, self._done = abandoned, threading.Event()
         self._round: set[str] = set()
-        self._problem: psycopg.Error | None = None
+        self._problem: psycopg.Error | SnapshotError | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -191,7 +192,11 @@ class _SlotWait:
 
     def _look(self, primary: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
-            primary.execute("SELECT pg_log_standby_snapshot()")
+            try:
+                primary.execute("SELECT pg_log_standby_snapshot()")
+            except psycopg.errors.InsufficientPrivilege:
+                self._problem = unfit_error([lacks_standby_snapshots(self._primary.id, primary.info.user)])
+                return
         transactions = open_transactions(self._primary.id, primary)
         self.awaited = [one for one in transactions if one.xid in self._round]
         if not self.awaited:

@@ -39,6 +39,9 @@ from wal.segments.damage import ObjectDamagedError
 
 SECTIONS = PRE_DATA, POST_DATA, REFRESH, EVENT_TRIGGERS = DDL
 DUMP_SECONDS_MAX = 3600
+# A section of 10,000 tables has 5 MB.
+DDL_BYTES_MAX, WINDOW_BYTES_MAX = 512 << 20, 128 << 20
+UNKNOWN_SIZE = -1
 # A line of pg_restore's list: the entry's number, the oids of its catalog and of itself, its type, schema and name.
 # pg_dump replaces the newlines of names.
 ENTRY = re.compile(r"^(?P<number>\d+); \d+ (?P<oid>\d+) (?P<what>.*)$", re.MULTILINE)
@@ -207,10 +210,17 @@ def read_ddl(body: bytes, stored: StoredObject) -> str:
     The caller has verified that `body` is the committed object.
     """
     try:
-        return raw_text(zstandard.decompress(body))
-    except zstandard.ZstdError as error:
+        # The size that a frame declares is not believed before the frame is read, as far as the limit.
+        with zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).stream_reader(body) as reader:
+            script = reader.read(DDL_BYTES_MAX + 1)
+        if len(script) > DDL_BYTES_MAX:
+            raise ValueError(f"it is larger than {DDL_BYTES_MAX >> 20} MiB")
+        if zstandard.frame_content_size(body) not in (UNKNOWN_SIZE, len(script)):
+            raise ValueError("it ends early")
+    except (zstandard.ZstdError, MemoryError, ValueError) as error:
         detail = f"it can't be read as DDL: {error}"
         raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
+    return raw_text(script)
 
 
 def read_roles(connection: psycopg.Connection[Any]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""No secret is stored or shown by real commands on an S3 store, which succeed and fail in several ways.
+"""No secret of the store or of a node is stored or shown by real commands, which succeed and fail in several ways.
 
 The create that fails runs as a process, which also starts Spark; the other commands run in this one.
 
-The secrets of the store are searched for, byte by byte, in everything that the commands print and leave: their output
+The secrets are searched for, byte by byte, in everything that the commands print and leave: their output
 with `--verbose`, Spark's too, temporary files, the file of a bug's traceback, every object in the store, the nodes'
 logs, and the command lines of running processes.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 COMMAND_SECONDS_MAX = 180
 ROOT = Path(__file__).resolve().parents[2]
 ACCESS_KEY, SECRET, TOKEN = (f"UNMISTAKABLE{part}{uuid.uuid4().hex}" for part in ("KEY", "SECRET", "TOKEN"))
-SECRETS = [text.encode() for text in (ACCESS_KEY, SECRET, TOKEN)]
+# Its first part is also found where the rest is escaped.
+PASSWORD_PART = f"UNMISTAKABLEPASSWORD{uuid.uuid4().hex}"
+PASSWORD = f"{PASSWORD_PART} '%40"
+SECRETS = [text.encode() for text in (ACCESS_KEY, SECRET, TOKEN, PASSWORD_PART)]
 OPTIONS = {"key": "${STORE_KEY}", "secret": "${STORE_SECRET}", "token": "${STORE_TOKEN}"}
 MAIN = "from cli.main import main; main()"
 
@@ -99,7 +103,7 @@ def recording(lines: set[bytes]) -> Iterator[None]:
     done_recording = threading.Event()
 
     def record() -> None:
-        while not done_recording.wait(0.5):
+        while not done_recording.wait(0.1):
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     lines.add(process.read_bytes())
@@ -127,19 +131,22 @@ def runner(fleet_factory: FleetFactory, s3: S3Server, spark: SparkSession, tmp_p
         "STORE_KEY": ACCESS_KEY,
         "STORE_SECRET": SECRET,
         "STORE_TOKEN": TOKEN,
+        "NODE_PASSWORD": PASSWORD,
     }
     with s3_proxy(s3.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
-        for name in ("STORE_KEY", "STORE_SECRET", "STORE_TOKEN"):
+        for name in ("STORE_KEY", "STORE_SECRET", "STORE_TOKEN", "NODE_PASSWORD"):
             patch.setenv(name, environment[name])
         patch.setattr(tempfile, "tempdir", environment["TMPDIR"])
         few = "[store_options.config_kwargs]\nretries = { total_max_attempts = 2 }"
         options = OPTIONS | {"endpoint_url": proxy.endpoint_url}
         fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"{s3.bucket('secrets')}/folder", options, few)
-        yield CommandRunner(servers, fleet, proxy, tmp_path, environment, spark)
+        text = fleet.path.read_text()
+        fleet.path.write_text(re.sub(r'(?m)^(dsn = "\w+://\w+)@', r"\1:${NODE_PASSWORD}@", text))
+        yield CommandRunner(servers, load_fleet(fleet.path), proxy, tmp_path, environment, spark)
 
 
 @pytest.mark.timeout(600)
-def test_no_secret_of_the_store_is_printed_or_stored(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_printed_or_stored(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.run_here("init") == 0, runner.last_output()
     assert runner.run_here("create", "daily") == 0, runner.last_output()
     assert runner.run_here("list") == 0

@@ -1,0 +1,38 @@
+"""Stored DDL is read within bounds, whatever it declares or expands to."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import zstandard
+
+import snapshots.ddl.dump as dump
+from snapshots.records.commit import StoredObject
+from wal.segments.damage import ObjectDamagedError
+
+STORED = StoredObject("schema/a/op/pre-data-0.sql.zst", "pre-data", "a", 1, "digest", {})
+MAGIC, LAST_EMPTY_BLOCK = b"\x28\xb5\x2f\xfd", b"\x01\x00\x00"
+TERABYTE = struct.pack("<Q", 1 << 40)
+# RFC 8878: descriptor (8 bytes of content size; a single segment, or a window of 1 MiB), sizes, one empty block.
+DECLARED = [MAGIC + b"\xe0" + TERABYTE + LAST_EMPTY_BLOCK, MAGIC + b"\xc0\x50" + TERABYTE + LAST_EMPTY_BLOCK]
+
+
+@pytest.mark.parametrize("script", ["", "SELECT 1;\n" * 1000])
+def test_a_section_is_read_as_it_was_written(script: str) -> None:
+    assert dump.read_ddl(zstandard.compress(script.encode()), STORED) == script
+    without_size = zstandard.ZstdCompressor(write_content_size=False).compress(script.encode())
+    assert dump.read_ddl(without_size, STORED) == script
+
+
+@pytest.mark.parametrize("body", [*DECLARED, b"", b"no frame", zstandard.compress(b"x" * 5000)[:-4]])
+def test_a_damaged_section_is_named_at_once(body: bytes) -> None:
+    with pytest.raises(ObjectDamagedError, match=r"pre-data-0\.sql\.zst of node a: it can't be read as DDL"):
+        dump.read_ddl(body, STORED)
+
+
+def test_a_section_that_expands_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "DDL_BYTES_MAX", 1 << 20)
+    assert len(dump.read_ddl(zstandard.compress(b"x" * (1 << 20)), STORED)) == 1 << 20
+    with pytest.raises(ObjectDamagedError, match="it is larger than 1 MiB"):
+        dump.read_ddl(zstandard.compress(b"x" * ((1 << 20) + 1)), STORED)

@@ -44,6 +44,8 @@ class Node:
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
+    # The folder of pg_dump and pg_restore; None: they are found.
+    programs: Path | None = None
 
     @property
     def shard(self) -> str:
@@ -130,6 +132,12 @@ class GroupsTable(Record, frozen=True):
     append_only: tuple[Text, ...] = ()
 
 
+class ToolsTable(Record, frozen=True):
+    """`[tools]` of fleet.toml."""
+
+    postgresql: Text | None = None
+
+
 class NodeTable(Record, frozen=True):
     """One `[[node]]` of fleet.toml."""
 
@@ -151,6 +159,7 @@ class FleetFile(Record, frozen=True):
     groups: GroupsTable = GroupsTable()
     retention: RetentionTable = RetentionTable()
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: ToolsTable = ToolsTable()
 
 
 def load_fleet(path: Path) -> Fleet:
@@ -191,7 +200,7 @@ def _missing_key(found: re.Match[str]) -> str:
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
-    nodes = tuple(_node(entry, file.wal) for entry in file.node)
+    nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     _check_global_id(file.cut.global_id)
     retention, spark = file.retention, dict(file.spark)
@@ -211,12 +220,13 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     )
 
 
-def _node(entry: NodeTable, wal: WalTable) -> Node:
+def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
     return Node(
         id=entry.id,
         dsn=expand_dsn(f"node {entry.id}: dsn", entry.dsn),
         backup_of=entry.backup_of,
         retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
+        programs=Path(tools.postgresql) if tools.postgresql else None,
     )
 
 

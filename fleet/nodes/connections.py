@@ -67,6 +67,9 @@ TRANSACTION_TIMEOUT_VERSION = 170000
 RESTRICTION = "SET restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {12: 20, 13: 16, 14: 13, 15: 8, 16: 4}
 
+# The values of sslmode with which libpq never connects without TLS.
+STRICT_MODES = ("require", "verify-ca", "verify-full")
+
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 # The open connections of this process, and their servers.
 _open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
@@ -113,9 +116,14 @@ class ProgramConnection(NamedTuple):
     environment: dict[str, str]
 
 
-def program_connection(dsn: str, **more: str) -> ProgramConnection:
-    """As `conninfo`, with the password in the environment: every user of the machine can read a command line."""
+def program_connection(dsn: str, *, needs_tls: bool, **more: str) -> ProgramConnection:
+    """As `conninfo`, with the password in the environment: every user of the machine can read a command line.
+
+    If `needs_tls`, because the other sessions use TLS, the program does not fall back to plaintext.
+    """
     parameters = conninfo_to_dict(conninfo(dsn, **more))
+    if needs_tls and parameters.get("sslmode", os.environ.get("PGSSLMODE")) not in STRICT_MODES:
+        parameters["sslmode"] = "require"
     password = parameters.pop("password", None)
     environment = {} if password is None else {"PGPASSWORD": str(password)}
     given = {name: value for name, value in parameters.items() if value is not None}

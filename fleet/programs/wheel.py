@@ -105,15 +105,16 @@ def run_tool(
     *arguments: str,
     seconds_max: float = 600,
     environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
     ended_by: Callable[[Callable[[], None]], AbstractContextManager[None]] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run client program `name`, with the caller's working directory and environment (PGPASSFILE and so on).
+    """Run client program `name`, of the wheel or of `folder`, with the caller's working directory and environment.
 
     `environment` has more variables; secrets belong there, never into `arguments`. Its output is raw text
     (fleet.nodes.encodings). `ended_by` is given a function that kills the program, and returns a context that may call
     it while the program runs. Raises ProgramFailedError if the program fails or takes longer than `seconds_max`.
     """
-    command = [*tool(name), *arguments]
+    command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (
         _limit_seconds(command, seconds_max),
         subprocess.Popen(

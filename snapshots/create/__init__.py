@@ -3,7 +3,7 @@
 Every check runs before anything is changed. Nothing counts until the commit is stored: a create that ends earlier
 leaves no snapshot.
 
-Imports `columns`, `fleet`, `fleet.nodes`, `fleet.read_only`, `fleet.tables`, `snapshots.base_copy`, `snapshots.ddl`,
-`snapshots.operations`, `snapshots.records`, `storage`, `wal.cut`, `wal.decoding`, `wal.drain`, `wal.segments` and
-`wal.slots`.
+Imports `columns`, `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.read_only`, `fleet.tables`, `snapshots.base_copy`,
+`snapshots.ddl`, `snapshots.operations`, `snapshots.records`, `storage`, `wal.cut`, `wal.decoding`, `wal.drain`,
+`wal.segments` and `wal.slots`.
 """

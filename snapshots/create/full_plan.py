@@ -13,6 +13,7 @@ from msgspec import structs
 from fleet.config import Fleet, GroupRules, Node
 from fleet.nodes.preconditions import check_nodes
 from fleet.nodes.sessions import Sessions, open_sessions
+from fleet.programs.clients import check_programs
 from fleet.progress import Progress
 from fleet.read_only.resume import check_terminal
 from fleet.tables.groups import Table
@@ -68,6 +69,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
     check_nodes(sessions)
+    check_programs(sessions)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
     node_tables = read_fleet_tables(sessions, selection)
     groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}

@@ -11,6 +11,8 @@ from fleet.nodes.lock import lock_fleet
 from fleet.nodes.preconditions import check_nodes
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from fleet.nodes.sessions import Sessions, open_sessions
+from fleet.programs.clients import check_programs
+from fleet.programs.wheel import wheel_bin_directory
 from fleet.progress import Progress
 from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
 from fleet.tables.publications import check_admissible, ensure_publications
@@ -49,6 +51,11 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     store = fleet.store.open()
     with open_sessions(fleet, fleet.nodes) as sessions:
         check_nodes(sessions)
+        for node, programs in check_programs(sessions).items():
+            if programs.folder != wheel_bin_directory():
+                progress.note(
+                    f"the DDL of node {node} is dumped by {programs.folder}/pg_dump, version {programs.version}"
+                )
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")

@@ -25,6 +25,7 @@ from fleet.nodes.connections import connect, program_connection, raising_unreach
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.relation_locks import LockWatch, locked_error
 from fleet.nodes.watch import Watch
+from fleet.programs.clients import ClientPrograms, programs_for
 from fleet.programs.wheel import ProgramFailedError, run_tool
 from snapshots.ddl.dump_faults import DumpFaults, read_dump_faults
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
@@ -88,9 +89,10 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
     view stays locked.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
-    access = program_connection(node.dsn, application_name=application)
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
-        archive = Path(folder) / "archive"
+        needs_tls = bool(connection.pgconn.ssl_in_use)
+        access = program_connection(node.dsn, needs_tls=needs_tls, application_name=application)
+        archive = _Dump(Path(folder) / "archive", programs_for(node, connection))
         locks = LockWatch(connection, application)
 
         @contextmanager
@@ -102,13 +104,16 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
             run_tool(
                 # Constants in the DDL depend on the session's settings, so the dump uses ours, as the restore does.
                 "pg_dump", "--dbname", access.conninfo, "--format=custom",
-                "--compress=none", "--no-sync",
+                "--compress=0", "--no-sync",
                 # Not --schema-only, which omits the refresh of materialized views. Not --lock-wait-timeout, which
                 # bounds the locks of tables alone: LockWatch bounds all.
-                "--section=pre-data", "--section=post-data", "--no-large-objects", "--no-statistics",
-                "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive}",
+                "--section=pre-data", "--section=post-data",
+                "--no-large-objects" if archive.programs.has("--no-large-objects") else "--no-blobs",
+                *(["--no-statistics"] if archive.programs.has("--no-statistics") else []),
+                "--no-subscriptions", "--quote-all-identifiers", f"--encoding={RAW}", f"--file={archive.path}",
                 *([f"--snapshot={exported}"] if exported else []),
-                seconds_max=DUMP_SECONDS_MAX, environment=access.environment, ended_by=ending,
+                seconds_max=DUMP_SECONDS_MAX, environment=access.environment, folder=archive.programs.folder,
+                ended_by=ending,
             )  # fmt: skip
         except ProgramFailedError as error:
             if not locks.found:
@@ -120,6 +125,14 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
 
 
 @dataclass(frozen=True, slots=True)
+class _Dump:
+    """pg_dump's archive, and the programs that wrote it and read it."""
+
+    path: Path
+    programs: ClientPrograms
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """An entry of the archive: its number, and the oid of what it creates."""
 
@@ -127,9 +140,9 @@ class _Entry:
     oid: int
 
 
-def _sections_of(archive: Path, faults: DumpFaults) -> dict[str, str]:
+def _sections_of(archive: _Dump, faults: DumpFaults) -> dict[str, str]:
     """The SQL of each section of pg_dump's archive, without pg_dump's faults."""
-    listed = run_tool("pg_restore", "--list", str(archive)).stdout
+    listed = run_tool("pg_restore", "--list", str(archive.path), folder=archive.programs.folder).stdout
     found = [
         (_Entry(entry["number"], int(entry["oid"])), _section_of(entry["what"])) for entry in ENTRY.finditer(listed)
     ]
@@ -149,7 +162,7 @@ def _section_of(what: str) -> str | None:
     return ""
 
 
-def _script(archive: Path, section: str, entries: Sequence[_Entry], faults: DumpFaults) -> str:
+def _script(archive: _Dump, section: str, entries: Sequence[_Entry], faults: DumpFaults) -> str:
     """The SQL of the archive's entries, in the archive's order; those with a fault of pg_dump are written apart."""
     pieces: list[str] = []
     for oid, some in groupby(entries, lambda entry: entry.oid if faults.has(entry.oid) else 0):
@@ -164,18 +177,21 @@ def _script(archive: Path, section: str, entries: Sequence[_Entry], faults: Dump
     return "\n".join(pieces)
 
 
-def _lines_of(archive: Path, section: str, entries: Iterable[_Entry]) -> list[str]:
+def _lines_of(archive: _Dump, section: str, entries: Iterable[_Entry]) -> list[str]:
     """The lines that pg_restore writes for the entries.
 
     It is raw text (fleet.nodes.encodings): literals and comments may hold any bytes of the database's encoding.
     The lines of psql's restrict mode, which no server understands, are removed.
     """
     guard = secrets.token_hex(16)
-    chosen, script = archive.with_name("entries"), archive.with_name("script")
+    chosen, script = archive.path.with_name("entries"), archive.path.with_name("script")
     chosen.write_text("".join(f"{entry.number};\n" for entry in entries))
     run_tool(
-        "pg_restore", f"--use-list={chosen}", f"--file={script}", f"--restrict-key={guard}",
-        *([f"--section={section}"] if section in (PRE_DATA, POST_DATA) else []), str(archive),
+        "pg_restore", f"--use-list={chosen}", f"--file={script}",
+        # Older ones write no lines for psql's restrict mode.
+        *([f"--restrict-key={guard}"] if archive.programs.has("--restrict-key") else []),
+        *([f"--section={section}"] if section in (PRE_DATA, POST_DATA) else []), str(archive.path),
+        folder=archive.programs.folder,
     )  # fmt: skip
     lines = raw_text(script.read_bytes()).split("\n")
     return [line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}")]

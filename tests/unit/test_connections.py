@@ -18,14 +18,14 @@ REFUSED = """connection failed: connection to server at "127.0.0.1", port 1 fail
 @pytest.mark.parametrize("password", ["se cret", "se'cret", "se%cret@", "se\\cret"])
 def test_a_password_is_on_no_command_line(password: str) -> None:
     dsn = make_conninfo("", host="h", user="u", password=password)
-    access = program_connection(dsn, application_name="cutline pg_dump")
+    access = program_connection(dsn, needs_tls=False, application_name="cutline pg_dump")
     assert access.environment == {"PGPASSWORD": password}
     given = conninfo_to_dict(access.conninfo)
     assert "password" not in given
     assert (given["host"], given["application_name"]) == ("h", "cutline pg_dump")
-    assert program_connection("host=h").environment == {}
+    assert program_connection("host=h", needs_tls=False).environment == {}
     with pytest.raises(UsageError, match="sslpassword"):
-        program_connection("host=h sslpassword=secret")
+        program_connection("host=h sslpassword=secret", needs_tls=False)
 
 
 @pytest.mark.parametrize(

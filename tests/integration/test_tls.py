@@ -1,0 +1,124 @@
+"""With a server that uses TLS, nothing goes in plaintext: pg_dump uses TLS if the other sessions do, or is not run.
+
+The server is Debian's PostgreSQL, since the wheel's is built without TLS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import fleet.programs.clients as clients
+from embedded.fleet import start_fleet, stop_fleet
+from fleet.config import Fleet
+from fleet.nodes.connections import NodeUnreachableError, program_connection
+from fleet.programs.clients import ProgramsUnfitError
+from fleet.programs.wheel import wheel_bin_directory
+from snapshots.create.initialise import initialise
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
+from tests.commands.watching import Watching
+from tests.integration.refusing import execute
+from tests.other_servers import OTHERS, require_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS_MAX = 60
+HOST = "127.0.0.1"
+
+
+def make_certificate(folder: Path, name: str) -> Path:
+    """A self-signed certificate for HOST, and its key beside it."""
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "2", "-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        capture_output=True, timeout=SECONDS_MAX, check=True,
+    )  # fmt: skip
+    return certificate
+
+
+@pytest.fixture(scope="module", params=OTHERS, ids=str)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
+    """A fleet of one server that accepts only TLS, and its certificate."""
+    programs = require_server(Path(request.param))
+    folder = tmp_path_factory.mktemp("tls")
+    certificate = make_certificate(folder, "server")
+    embedded = start_fleet(folder / "fleet", shards=1, backups=0, programs={"s1": programs}, settings={"fsync": "off"})
+    try:
+        (node,) = embedded.primaries
+        data = node.data_directory
+        for suffix, name in ((".crt", "server.crt"), (".key", "server.key")):
+            target = data / name
+            target.write_bytes(certificate.with_suffix(suffix).read_bytes())
+            owner = data.stat()
+            target.chmod(0o600)
+            os.chown(target, owner.st_uid, owner.st_gid)
+        execute(node.dsn("postgres"), "ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()")
+        rules = data / "pg_hba.conf"
+        rules.write_text("".join(line.replace("host ", "hostssl ", 1) for line in rules.open()))
+        execute(node.dsn("postgres"), "SELECT pg_reload_conf()")
+        yield configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store"), certificate
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+def with_options(fleet: Fleet, **options: str) -> Fleet:
+    return replace(fleet, nodes=tuple(replace(one, dsn=make_conninfo(one.dsn, **options)) for one in fleet.nodes))
+
+
+@pytest.mark.parametrize("sslmode", ["prefer", "verify-full"])
+def test_a_fleet_that_accepts_only_tls_is_snapshotted_and_restored(
+    served: tuple[Fleet, Path], spark: SparkSession, sslmode: str
+) -> None:
+    fleet, certificate = served
+    ours = with_options(fleet, sslmode=sslmode, **({"sslrootcert": str(certificate)} if sslmode != "prefer" else {}))
+    watching = Watching()
+    initialise(ours, watching)
+    # The wheel's pg_dump can't connect here.
+    assert [note for note in watching.notes if "is dumped by" in note and str(wheel_bin_directory()) not in note]
+    runs, name = Runs(ours, Ready(spark)), sslmode.replace("-", "")
+    runs.full(name)
+    target = with_options(ours, dbname=f"bank_{name}")
+    runs.restore(name, target)
+    (source,), (copy,) = (node.dsn for node in ours.nodes), (node.dsn for node in target.nodes)
+    assert sorted_copies(copy) == sorted_copies(source)
+
+
+def test_a_certificate_of_another_authority_is_refused(served: tuple[Fleet, Path], tmp_path: Path) -> None:
+    other = make_certificate(tmp_path, "other")
+    with pytest.raises(NodeUnreachableError, match="certificate verify failed"):
+        initialise(with_options(served[0], sslmode="verify-full", sslrootcert=str(other)), Watching())
+
+
+def test_without_a_pg_dump_that_can_use_tls_init_refuses(
+    served: tuple[Fleet, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "installed_folders", list)
+    with pytest.raises(
+        ProgramsUnfitError, match=r"node s1: there is no pg_dump \d+ or newer that can use TLS"
+    ) as raised:
+        initialise(served[0], Watching())
+    assert (raised.value.exit_code, "[tools] postgresql" in raised.value.hint) == (3, True)
+    named = replace(served[0], nodes=tuple(replace(one, programs=wheel_bin_directory()) for one in served[0].nodes))
+    with pytest.raises(ProgramsUnfitError, match=f"in {wheel_bin_directory()}"):
+        initialise(named, Watching())
+
+
+def test_pg_dump_does_not_fall_back_to_plaintext(served: tuple[Fleet, Path]) -> None:
+    """Where the server accepts both, libpq would: after a failed handshake, say."""
+    with psycopg.connect(served[0].nodes[0].dsn) as connection:
+        assert connection.pgconn.ssl_in_use
+    assert "sslmode=require" in program_connection(served[0].nodes[0].dsn, needs_tls=True).conninfo
+    assert "sslmode=verify-full" in program_connection("host=h sslmode=verify-full", needs_tls=True).conninfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from check.findings import Findings
@@ -92,15 +92,21 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
         yield
     except SnapshotError as error:
         problem = error
-    if is_deleted(store, chain.name):
-        gone = Skipped(f"snapshot {chain.name}", "it was deleted while it was read")
-    elif chain.increments and is_only_full(store, chain.name):
-        gone = Skipped(f"increments of {chain.name}", "they were pruned while they were read")
-    elif problem:
+    # A mark that can't be read proves nothing.
+    with suppress(ManifestError):
+        if gone := _find_removal(store, chain):
+            report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+            return
+    if problem:
         raise problem
-    else:
-        return
-    report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
+
+
+def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
+    if is_deleted(store, chain.name):
+        return Skipped(f"snapshot {chain.name}", "it was deleted while it was read")
+    if chain.increments and is_only_full(store, chain.name):
+        return Skipped(f"increments of {chain.name}", "they were pruned while they were read")
+    return None
 
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, allow_views, connect, unreachable_error
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
 from restore.statements import batches, statements_of
 from snapshots.records.commit import Sequence
@@ -47,7 +47,6 @@ def run_section(node: Node, section: str, script: str) -> None:
         return
     # The server converts a whole message before it runs the SET client_encoding in it: so the session is raw already.
     with connect(node, client_encoding=RAW) as connection:
-        allow_views(connection)
         for name, value in BUILD_SETTINGS.items():
             connection.execute(f"SET {name} = '{value}'")
         if connection.info.server_version < TRANSACTION_TIMEOUT_VERSION:
@@ -116,7 +115,6 @@ def refresh_views(node: Node, script: str, search_path: str) -> list[str]:
     if not script:
         return problems
     with connect(node, client_encoding=RAW) as connection:
-        allow_views(connection)
         query = "SELECT set_config('search_path', convert_from(%s, 'UTF8'), false)"
         connection.execute(query, (search_path.encode(),))
         for view in find_views(script):

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from columns.bytes_column import column_of, runs
 from fleet.config import Node
-from fleet.nodes.connections import allow_views, connect, unreachable_error
+from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
 from fleet.tables.groups import Group, column_list, qualify
 from restore.ledger import LoadError
@@ -58,7 +58,6 @@ def load_base(task: BaseLoadTask) -> LoadReport:
         tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
         with connect(task.target.node) as connection, connection.transaction():
-            allow_views(connection)
             loader = Loader(connection, task.target, task.base.source.key)
             for batch in (batch for table in tables for batch in table.to_batches()):
                 holds = find_valid_rows(batch, task.base, changed)
@@ -182,7 +181,6 @@ def _check_whole(batch: pa.RecordBatch, targets: Mapping[int, LoadTarget]) -> No
 
 def _open_loaders(stack: ExitStack, target: LoadTarget, task: str) -> Loader:
     connection = stack.enter_context(connect(target.node))
-    allow_views(connection)
     stack.enter_context(connection.transaction())
     return Loader(connection, target, task)
 

@@ -162,6 +162,8 @@ class LocalStore:
     def unfinished(self) -> Leftovers:
         """See ObjectStore. A hidden file does not show which object it would have become."""
         leftovers: Leftovers = []
+        if (self.root / INCOMING).is_symlink():
+            return leftovers
         with self._translate_errors(), suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted((self.root / INCOMING).iterdir()):
                 with suppress(FileNotFoundError):
@@ -171,6 +173,8 @@ class LocalStore:
 
     def abandon(self, leftover: Unfinished) -> None:
         """See ObjectStore."""
+        if (self.root / INCOMING).is_symlink():
+            return
         with self._translate_errors(), self._translate_refused_deletions(f"{INCOMING}/{leftover.id}"):
             (self.root / INCOMING / leftover.id).unlink(missing_ok=True)
 

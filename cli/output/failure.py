@@ -82,7 +82,7 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
         )
         return failure.code
     if verbose:
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
     sys.stderr.write(f"error: {printable(failure.message)}\n")
     if failure.hint:
         # Some hints list statements, each on its own line.

@@ -78,7 +78,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def _is_control(character: str) -> bool:
     # Of the format characters, only those of direction hide anything; others join letters and emoji.
-    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in DIRECTIONS
+    return unicodedata.category(character) in ("Cc", "Cn", "Cs", "Zl", "Zp") or character in DIRECTIONS
 
 
 def _escape(character: str) -> str:

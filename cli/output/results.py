@@ -100,7 +100,7 @@ def _write_lines(lines: Iterable[str | RenderableType]) -> None:
     console = None
     for line in lines:
         if isinstance(line, str):
-            sys.stdout.write(printable(line, keep="\n") + "\n")
+            sys.stdout.write(printable(line) + "\n")
             continue
         if console is None:
             from rich.console import Console

@@ -70,10 +70,16 @@ def _is_of_few_classes(archive: Path) -> bool:
 
 def _delete_oldest(folder: Path) -> None:
     """Make room for another archive, which takes about 150 MB, and for one of Java's own classes, 14 MB."""
-    for pattern in ("spark-*.jsa", "java-*.jsa"):
-        archives = sorted(folder.glob(pattern), key=lambda archive: archive.stat().st_mtime)
-        for archive in archives[: -ARCHIVES_KEPT + 1]:
+    archives = sorted(folder.glob("spark-*.jsa"), key=lambda archive: archive.stat().st_mtime)
+    kept = {_key_of(archive) for archive in archives[-ARCHIVES_KEPT + 1 :]}
+    for archive in (*archives, *folder.glob("java-*.jsa")):
+        if _key_of(archive) not in kept:
             archive.unlink(missing_ok=True)
+
+
+def _key_of(archive: Path) -> str:
+    """What an archive and the one of Java's own classes on which it builds have in common."""
+    return archive.stem.rpartition("-")[2]
 
 
 def _base_archive(java: Java, folder: Path, key: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The process from which Spark forks its Python workers on this machine: it imports beforehand what tasks use.
 
-Spark's own daemon imports nothing, so every worker would import the same modules again: 0.9 s of processor time each.
+Spark's own daemon imports nothing, so every worker would import the same modules again: 0.8 s of processor time each.
 Spark runs this module as `python -m`, by the setting spark.python.daemon.module.
 
 A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles

@@ -121,6 +121,8 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "spark.python.daemon.module": "cli.spark.python_daemon",
+        # Otherwise a folder `cli` in the working directory would come first.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
     }
     if len(os.fsencode(temporary)) <= SOCKET_FOLDER_BYTES_MAX:
         # Over TCP, a task waits 40 ms for a delayed acknowledgement: longer than a small task takes.

@@ -64,9 +64,13 @@ PINNED_SETTINGS = {
 TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
 # but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
-RESTRICTION = "SET restrict_nonsystem_relation_kind = 'view, foreign-table'"
+RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
 RESTRICTION_VERSIONS = {12: 20, 13: 16, 14: 13, 15: 8, 16: 4}
 
+# What libpq itself hides wherever it shows parameters.
+SECRET_PARAMETERS = frozenset(
+    option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"
+)
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
 
@@ -116,21 +120,23 @@ class ProgramConnection(NamedTuple):
     environment: dict[str, str]
 
 
-def program_connection(dsn: str, *, needs_tls: bool, **more: str) -> ProgramConnection:
+def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramConnection:
     """As `conninfo`, with the password in the environment: every user of the machine can read a command line.
 
     If `needs_tls`, because the other sessions use TLS, the program does not fall back to plaintext.
     """
-    parameters = conninfo_to_dict(conninfo(dsn, **more))
+    parameters = conninfo_to_dict(conninfo(node.dsn, **more))
     if needs_tls and parameters.get("sslmode", os.environ.get("PGSSLMODE")) not in STRICT_MODES:
         parameters["sslmode"] = "require"
     password = parameters.pop("password", None)
     environment = {} if password is None else {"PGPASSWORD": str(password)}
     given = {name: value for name, value in parameters.items() if value is not None}
-    if "sslpassword" in given:
+    if secret := next((name for name in given if name in SECRET_PARAMETERS), None):
         raise UsageError(
-            "a dsn has sslpassword, which PostgreSQL's programs take only on their command line, for everybody to read",
-            hint="use a client key without a password, in a file that only you can read",
+            f"node {node.id}: the dsn has {secret}, which pg_dump takes only on its command line, where every user"
+            " of the machine can read it",
+            hint="use a password, or a client key in a file that only you can read",
+            details={"node": node.id},
         )
     return ProgramConnection(make_conninfo("", **given), environment)
 
@@ -193,11 +199,8 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
 def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     with _open_lock:
         _open[connection] = _server_of(node)
-    version = connection.info.server_version
-    if version >= TRANSACTION_TIMEOUT_VERSION:
+    if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
         connection.execute("SET transaction_timeout = 0")
-    if has_restriction(version):
-        connection.execute(RESTRICTION)
     return connection
 
 
@@ -207,10 +210,10 @@ def has_restriction(version: int) -> bool:
     return minor >= RESTRICTION_VERSIONS.get(major, 0 if major > max(RESTRICTION_VERSIONS) else minor + 1)
 
 
-def allow_views(connection: psycopg.Connection[Any]) -> None:
-    """Let the session read views, as functions and materialized views of a restored database may have to."""
+def refuse_views(connection: psycopg.Connection[Any]) -> None:
+    """Let the rest of the transaction, which reads tables or sequences by name, read no view, if the server can."""
     if has_restriction(connection.info.server_version):
-        connection.execute("RESET restrict_nonsystem_relation_kind")
+        connection.execute(RESTRICTION)
 
 
 def _server_of(node: Node) -> str:

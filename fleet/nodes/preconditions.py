@@ -25,7 +25,8 @@ SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_
        has_database_privilege(current_database(), 'CREATE')
 """
 # On a primary with standbys: making a slot on a standby waits for the primary to log its running transactions.
-STANDBY_QUERY = "SELECT has_function_privilege('pg_catalog.pg_log_standby_snapshot()', 'EXECUTE')"
+STANDBY_QUERY = "SELECT has_function_privilege(%s, 'EXECUTE')"
+STANDBY_FUNCTION = "pg_catalog.pg_log_standby_snapshot()"
 STANDBY_VERSION = 160000
 # All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
 # of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
@@ -78,7 +79,7 @@ def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
     with_standbys = {node.backup_of for node in sessions.nodes}
     for primary, connection in sessions.primaries.items():
         if primary in with_standbys and connection.info.server_version >= STANDBY_VERSION:
-            (may_log,) = connection.execute(STANDBY_QUERY).fetchone() or (False,)
+            (may_log,) = connection.execute(STANDBY_QUERY, (STANDBY_FUNCTION,)).fetchone() or (False,)
             problems += [] if may_log else [lacks_standby_snapshots(primary, connection.info.user)]
     refuse_unfit(problems)
 

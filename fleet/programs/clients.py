@@ -17,6 +17,7 @@ from pathlib import Path
 import psycopg
 
 from fleet.config import Node
+from fleet.nodes.connections import program_connection
 from fleet.nodes.sessions import Sessions
 from fleet.programs.wheel import wheel_bin_directory
 from storage.errors import RefusedError
@@ -73,7 +74,9 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
 
 
 def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:
-    """The programs for each primary; raise ProgramsUnfitError if there are none for one."""
+    """The programs for each primary; raise ProgramsUnfitError, or UsageError for a dsn that they can't be given."""
+    for node in sessions.fleet.primaries:
+        program_connection(node, needs_tls=False)
     return {
         node: programs_for(sessions.fleet.node(node), connection) for node, connection in sessions.primaries.items()
     }

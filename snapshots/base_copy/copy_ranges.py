@@ -40,9 +40,12 @@ BASE_SCHEMA = pa.schema(
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 LOCK_NOT_AVAILABLE = b"55P03"
+# pg_class is read as of the snapshot; to_regclass and pg_relation_filenode, which a view has none of, as of now. Up to
+# version 15 an empty table can be made a view that keeps its oid.
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
- WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'r')
+ WHERE to_regclass(p.name) IS DISTINCT FROM p.oid::regclass OR pg_relation_filenode(p.oid::regclass) IS NULL
+    OR NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.oid AND c.relkind = 'r')
  LIMIT 1
 """
 
@@ -102,6 +105,8 @@ def copy_ranges(task: CopyTask) -> CopyReport:
 def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
     """Lock the tables of the ranges, and raise CopyError unless each is still the one that was planned, by oid.
 
+    Raises RelationLockedError if that takes too long.
+
     Without the lock an owner could put another table or a view in its place, whose functions would run as our role.
     """
     planned = {qualify(part.group): part.oid for part in ranges}
@@ -110,7 +115,10 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
     except psycopg.errors.LockNotAvailable as error:
         what = ranges[0].group.name if len(planned) == 1 else f"{len(planned)} tables"
         raise locked_error(node, f"copying {what}", planned) from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.WrongObjectType) as error:
+    except psycopg.Error as error:
+        if connection.broken:
+            raise
+        # Dropped, renamed, no longer ours to read, or a deadlock with whoever changes them.
         raise _replaced_error(node, str(error.diag.message_primary)) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
@@ -119,7 +127,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
 
 def _replaced_error(node: Node, reason: str) -> CopyError:
     return CopyError(
-        f"node {node.id}: a table was dropped or replaced while the base copy was started: {reason}",
+        f"node {node.id}: a table was changed while the base copy was started: {reason}",
         hint="repeat the command",
         details={"node": node.id},
     )

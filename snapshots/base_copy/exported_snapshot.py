@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, unreachable_error
+from fleet.nodes.connections import connect, refuse_views, unreachable_error
 from fleet.nodes.relation_locks import bound_lock_waits, locked_error
 
 
@@ -26,6 +26,7 @@ def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'".encode())
             bound_lock_waits(connection)
+            refuse_views(connection)
             yield connection
     except psycopg.errors.LockNotAvailable as error:
         raise locked_error(node, "reading the catalogs", None) from error

@@ -15,6 +15,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.config import Node
+from fleet.nodes.connections import refuse_views
 from fleet.nodes.relation_locks import bound_lock_waits, raising_locked
 from fleet.tables.names import quote_identifier
 from snapshots.records.commit import Sequence
@@ -30,6 +31,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequ
  ORDER BY 2, 3
 """
 # Asking for the last value locks a sequence, by oid, until the transaction ends. No other function or statement does.
+# The lock is ROW EXCLUSIVE, and waits for these.
+MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
@@ -70,7 +73,8 @@ def _read(node: Node, connection: psycopg.Connection[Any]) -> tuple[Sequence, ..
     for start in range(0, len(rows), READ_AT_ONCE):
         some = rows[start : start + READ_AT_ONCE]
         relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
-        with raising_locked(node, "reading sequences", relations), connection.transaction():
+        with raising_locked(node, "reading sequences", relations, modes=MODES), connection.transaction():
+            refuse_views(connection)
             connection.execute("SET TRANSACTION READ ONLY")
             bound_lock_waits(connection)
             _lock(connection, relations)

@@ -45,7 +45,8 @@ DDL_BYTES_MAX, WINDOW_BYTES_MAX = 512 << 20, 128 << 20
 UNKNOWN_SIZE = -1
 # A line of pg_restore's list: the entry's number, the oids of its catalog and of itself, its type, schema and name.
 # pg_dump replaces the newlines of names.
-ENTRY = re.compile(r"^(?P<number>\d+); \d+ (?P<oid>\d+) (?P<what>.*)$", re.MULTILINE)
+ENTRY = re.compile(r"^(?P<number>\d+); (?P<catalog>\d+) (?P<oid>\d+) (?P<what>.*)$", re.MULTILINE)
+PG_CLASS = 1259
 # Entries of pg_dump's two sections that go to a section of ours, or to none. The comment on Cutline's own publication
 # is left out: it records a node's settings before it was made read-only, and a restored database is not read-only.
 EVENT_TRIGGER_ENTRY = re.compile(r"(?:(?:COMMENT|SECURITY LABEL) - )?EVENT TRIGGER ")
@@ -91,7 +92,7 @@ def dump_sections(node: Node, exported: str | None, watch: Watch) -> dict[str, s
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         needs_tls = bool(connection.pgconn.ssl_in_use)
-        access = program_connection(node.dsn, needs_tls=needs_tls, application_name=application)
+        access = program_connection(node, needs_tls=needs_tls, application_name=application)
         archive = _Dump(Path(folder) / "archive", programs_for(node, connection))
         locks = LockWatch(connection, application)
 
@@ -134,7 +135,7 @@ class _Dump:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An entry of the archive: its number, and the oid of what it creates."""
+    """An entry of the archive: its number, and the oid of the relation that it creates, 0 if it creates none."""
 
     number: str
     oid: int
@@ -144,7 +145,11 @@ def _sections_of(archive: _Dump, faults: DumpFaults) -> dict[str, str]:
     """The SQL of each section of pg_dump's archive, without pg_dump's faults."""
     listed = run_tool("pg_restore", "--list", str(archive.path), folder=archive.programs.folder).stdout
     found = [
-        (_Entry(entry["number"], int(entry["oid"])), _section_of(entry["what"])) for entry in ENTRY.finditer(listed)
+        (
+            _Entry(entry["number"], int(entry["oid"]) if int(entry["catalog"]) == PG_CLASS else 0),
+            _section_of(entry["what"]),
+        )
+        for entry in ENTRY.finditer(listed)
     ]
     scripts: dict[str, str] = {}
     for section in SECTIONS:
@@ -165,11 +170,12 @@ def _section_of(what: str) -> str | None:
 def _script(archive: _Dump, section: str, entries: Sequence[_Entry], faults: DumpFaults) -> str:
     """The SQL of the archive's entries, in the archive's order; those with a fault of pg_dump are written apart."""
     pieces: list[str] = []
+    settings: list[str] = []
     for oid, some in groupby(entries, lambda entry: entry.oid if faults.has(entry.oid) else 0):
         lines = _lines_of(archive, section, some)
         if pieces:
             # Each text begins with the same settings.
-            settings = _lines_of(archive, section, ())
+            settings = settings or _lines_of(archive, section, ())
             same = takewhile(lambda pair: pair[0] == pair[1], zip(lines, settings, strict=False))
             lines = lines[len(list(same)) :]
         text = "\n".join(lines)

@@ -1,12 +1,13 @@
 """Correct two faults of pg_dump: what it writes would not load, or would create something else.
 
-Only the text of the entry that has the fault is changed, and only where the catalogs say exactly what pg_dump wrote
-there. Nothing that an owner of tables can choose (names, comments, defaults, function bodies) can look like that: in
-quotes, a name's own quotes are doubled. Texts are raw (fleet.nodes.encodings), with all identifiers quoted.
+Only the text of the entry that has the fault is changed, only outside of quotes, and only where the catalogs say
+exactly what pg_dump wrote there: nothing else that an owner of tables can choose (names, defaults) stands outside.
+Texts are raw (fleet.nodes.encodings), with all identifiers quoted.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from fleet.tables.names import quote_identifier
 UNQUOTED_QUERY = """
 SELECT c.conrelid::bigint, namesend(c.conname), namesend(a.attname)
   FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
- WHERE c.contype = 'n' AND quote_ident(c.conname) <> c.conname
+ WHERE c.contype = 'n' AND NOT a.attislocal AND quote_ident(c.conname) <> c.conname
  ORDER BY c.oid
 """
 # pg_dump does not write the type of the sequence of an identity column (dumpSequence), so it would get the type of its
@@ -37,6 +38,12 @@ SELECT c.oid::bigint, namesend(a.attname), namesend(n.nspname), namesend(c.relna
  WHERE a.atttypid <> s.seqtypid
  ORDER BY c.oid
 """
+BEGIN = "\n    CONSTRAINT "
+# What a scan of a CREATE TABLE skips, and where such a name may stand. A doubled quote is read as two adjacent strings.
+QUOTED_OR_BEGIN = re.compile(
+    rf"""[eE]'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|(?P<begin>{BEGIN})""", re.DOTALL
+)
+ENDS = re.compile(r"(?: NO INHERIT)?(?:,?\n)")
 TYPE_OPTIONS = ("    START WITH ", "    MINVALUE ", "    MAXVALUE ", "    NO MINVALUE", "    NO MAXVALUE")
 
 
@@ -96,13 +103,25 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
 
 
 def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
-    """The entry of a table with the names of these constraints quoted."""
-    # A longer name may contain the text of a shorter one.
-    for one in sorted(names, key=lambda name: -len(name.constraint)):
-        column = quote_identifier(one.column)
-        written = f"    CONSTRAINT {one.constraint} NOT NULL {column}"
-        text = text.replace(written, f"    CONSTRAINT {quote_identifier(one.constraint)} NOT NULL {column}")
-    return text
+    """The entry of a table with the names of these constraints quoted, where they stand outside of quotes."""
+    # A longer name may begin with the text of a shorter one.
+    corrections = [
+        (f"{BEGIN}{one.constraint} NOT NULL {column}", f"{BEGIN}{quote_identifier(one.constraint)} NOT NULL {column}")
+        for one in sorted(names, key=lambda name: -len(name.constraint))
+        for column in [quote_identifier(one.column)]
+    ]
+    pieces: list[str] = []
+    offset = done = 0
+    while found := QUOTED_OR_BEGIN.search(text, offset):
+        offset = found.end()
+        if found["begin"]:
+            start = found.start()
+            for written, quoted in corrections:
+                if text.startswith(written, start) and ENDS.match(text, start + len(written)):
+                    pieces += [text[done:start], quoted]
+                    offset = done = start + len(written)
+                    break
+    return "".join([*pieces, text[done:]])
 
 
 def restore_type(text: str, one: OtherType) -> str:

@@ -39,7 +39,9 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
             continue
         except ManifestError as error:
             # It stays open and its snapshot unreadable, which must not block other snapshots.
-            progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}")
+            # It may have been a terminal create.
+            writes = "; if the fleet accepts no writes, run: snapshot resume"
+            progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}{writes}")
             continue
         what = increment_label(operation.snapshot, operation.increment)
         if committed:
@@ -49,17 +51,21 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
         progress.note(f"operation {operation.id} ended without committing {what}")
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
-        if is_writable and _drop_slots(operation, nodes, progress):
+        if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", "found without a commit")
 
 
-def _drop_slots(operation: Intent, nodes: list[Node], progress: Progress) -> bool:
+def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progress: Progress) -> bool:
     """Drop the slots that the operation may have made; note those that are left, and return whether none is."""
     # Never the name in the intent: whoever can write to the store could name an application's slot.
-    left_on = {slot: drop_slots(nodes, slot) for slot in (slot_name(operation.id), copy_slot_name(operation.id))}
-    for slot, left in left_on.items():
+    slot = slot_name(operation.id)
+    if others := [one for one in store.list_children("operations") if slot_name(one) == slot and one != operation.id]:
+        progress.note(f"operation {operation.id} can't be settled: its slots would be those of operation {others[0]}")
+        return False
+    left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
+    for name, left in left_on.items():
         if left:
-            progress.note(f"slot {slot} could not be dropped on {', '.join(left)}")
+            progress.note(f"slot {name} could not be dropped on {', '.join(left)}")
     return not any(left_on.values())
 
 

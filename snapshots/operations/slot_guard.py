@@ -15,7 +15,7 @@ from fleet.progress import Progress
 from fleet.sizes import size_text
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import current_time, has_failed
-from snapshots.records.commits import increment_numbers
+from snapshots.records.commits import increment_numbers, listed_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
 from snapshots.records.operation_records import read_intent
@@ -101,8 +101,12 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []
-    chains = {slot_name(operation): operation for operation in store.list_children("operations")}
-    return [_find_kept_chain(store, slot, answers, chains.get(slot)) for slot in slots]
+    chains: dict[str, list[str]] = {}
+    for operation in store.list_children("operations"):
+        chains.setdefault(slot_name(operation), []).append(operation)
+    # Of two ids with the same slot one was planted: nothing that they say is believed.
+    known = {slot: operations[0] for slot, operations in chains.items() if len(operations) == 1}
+    return [_find_kept_chain(store, slot, answers, known.get(slot)) for slot in slots]
 
 
 def _find_kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, chain: str | None) -> KeptChain:
@@ -142,7 +146,10 @@ def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) 
 
 def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
     """The mark that the chain is lost."""
-    last = max(increment_numbers(store, snapshot), default=0)
+    try:
+        last = max(increment_numbers(store, snapshot), default=0)
+    except ManifestError:
+        last = max(listed_numbers(store, snapshot), default=0)
     worst = kept.worst
     return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
 

@@ -21,10 +21,7 @@ from storage.errors import RefusedError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
-DAMAGED_HINT = (
-    "if nobody deleted or pruned that snapshot, remove this object from the store: Cutline did not write it; otherwise"
-    " put it back from a copy of the store, or delete what is left of the snapshot: snapshot delete NAME --force"
-)
+DAMAGED_HINT = "if nobody {done}, Cutline did not write this object: remove it from the store; {otherwise}"
 DELETED: Literal["cutline/deleted/1"] = "cutline/deleted/1"
 ONLY_FULL: Literal["cutline/only-full/1"] = "cutline/only-full/1"
 
@@ -107,11 +104,20 @@ def check_not_deleted(store: ObjectStore, name: str) -> None:
     )
 
 
+def _damaged_hint(key: str) -> str:
+    name = key.split("/")[1].removesuffix(".json")
+    if key == tombstone_key(name):
+        otherwise = f"otherwise delete what is left of the snapshot: snapshot delete {name} --force"
+        return DAMAGED_HINT.format(done=f"deleted snapshot {name}", otherwise=otherwise)
+    otherwise = "otherwise put the object back from a copy of the store"
+    return DAMAGED_HINT.format(done=f"pruned snapshot {name}", otherwise=otherwise)
+
+
 def put_mark(store: ObjectStore, mark: Mark) -> Mark:
     """Create the mark unless there is one, and return the one in the store.
 
-    A mark that can't be read counts too; then `mark` is returned. Raises StoreAnswersLostError if the store does not
-    tell whether the mark exists: it may still arrive.
+    If what is in its place can't be read, a removal goes on only because somebody forces it, and `mark` is returned.
+    Raises StoreAnswersLostError if the store does not tell whether the mark exists: it may still arrive.
     """
     with suppress(ObjectExistsError):
         create_or_find(store, mark.key, seal(mark))
@@ -128,6 +134,6 @@ def read_mark(store: ObjectStore, key: str) -> Mark:
         check_about(key, mark.key, key)
     except ManifestError as error:
         if NEWER_HINT not in error.hint:
-            error.hint = DAMAGED_HINT
+            error.hint = _damaged_hint(key)
         raise
     return mark

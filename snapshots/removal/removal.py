@@ -38,6 +38,8 @@ DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
 # How often to look again for objects that arrive late, from puts that were in progress when the mark was stored.
 ROUNDS_MAX = 3
+# The name of a slot that derives from an operation's id (storage/ids.py).
+SLOT = re.compile(r"cutline_\d{8}t\d{6}z_[0-9a-f]{10}")
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
@@ -126,29 +128,29 @@ def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Inten
     ]
 
 
-def check_slots(store: ObjectStore, mark: Mark) -> None:
-    """Raise ManifestError if the mark names a slot that no create of its snapshot can have made.
+def slots_to_drop(store: ObjectStore, mark: Mark) -> list[str]:
+    """The slots that the mark names, except those that no create of its snapshot can have made.
 
-    Whoever can write to the store could name an application's slot, or that of another chain.
+    Whoever can write to the store could name an application's slot, or that of another chain. The names of slots
+    derive from the ids of operations, and a chain that lives has the records of its own.
     """
-    operations = [mark.chain] if mark.chain else store.list_children("operations")
-    made_by = {slot_name(one): one for one in operations}
-    for slot in mark.slots:
-        if slot not in made_by or not _is_of(store, made_by[slot], mark.snapshot):
-            raise ManifestError(
-                f"object {mark.key} names slot {slot}, which is not of snapshot {mark.snapshot}",
-                hint="Cutline did not write it: find out who did, and remove it from the store",
-                details={"object": mark.key, "slot": slot},
-            )
+    owners: dict[str, list[str]] = {}
+    for operation in store.list_children("operations"):
+        owners.setdefault(slot_name(operation), []).append(operation)
+    return [
+        slot
+        for slot in mark.slots
+        if all(_is_of(store, one, mark.snapshot) for one in owners.get(slot, ()))
+        and (slot in owners or slot == slot_name(mark.chain) or SLOT.fullmatch(slot))
+    ]
 
 
 def _is_of(store: ObjectStore, operation: str, snapshot: str) -> bool:
-    """Whether the operation was a create of the snapshot, as far as the store knows."""
+    """Whether the operation was a create of the snapshot."""
     try:
         intent = read_intent(store, operation)
     except (ObjectMissingError, ManifestError):
-        # gc has removed its records, or they are damaged. A chain that lives has them.
-        return True
+        return False
     return (intent.kind, intent.snapshot) == ("create", snapshot)
 
 
@@ -156,9 +158,12 @@ def _remove(
     store: ObjectStore, removed: RemovalResult, removal: Removal, nodes: NodeCleanup, progress: Progress
 ) -> RemovalResult:
     mark = removed.mark
-    check_slots(store, mark)
     progress.step("drop slots")
-    for slot in mark.slots:
+    slots = slots_to_drop(store, mark)
+    removed.slots_unknown += [
+        f"{slot}, which no create of this snapshot made" for slot in mark.slots if slot not in slots
+    ]
+    for slot in slots:
         left, unknown = nodes.drop_slot(slot, mark.nodes)
         removed.slots_left += [f"{slot} on {node}" for node in left]
         removed.slots_unknown += [f"{slot} on {node}" for node in unknown]

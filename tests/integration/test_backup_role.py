@@ -117,7 +117,7 @@ def test_the_grant_for_slots_on_standbys_is_asked_for_and_suffices(
                 writer.execute("SELECT pg_current_xact_id()")
                 # Somebody took the privilege away after init.
                 with monkeypatch.context() as patch:
-                    patch.setattr(preconditions, "STANDBY_QUERY", "SELECT true")
+                    patch.setattr(preconditions, "STANDBY_QUERY", "SELECT %s::text IS NOT NULL")
                     runs.init()
                     with pytest.raises(NodeUnfitError) as later:
                         runs.full(NAME)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS_MAX = 30
 OWNED = (
     "CREATE ROLE mallory", "CREATE SCHEMA m AUTHORIZATION mallory", "SET ROLE mallory",
-    "CREATE TABLE m.ran (by text PRIMARY KEY)",
-    "CREATE FUNCTION m.evil() RETURNS bigint LANGUAGE sql AS 'INSERT INTO m.ran VALUES (current_user) RETURNING 1'",
+    "CREATE FUNCTION m.evil() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'it ran'; END $$",
     "CREATE TABLE m.t (id bigint PRIMARY KEY)", "CREATE SEQUENCE m.q",
 )  # fmt: skip
 VIEW_FOR_SEQUENCE = "DROP SEQUENCE m.q; CREATE VIEW m.q AS SELECT m.evil() AS last_value, true AS is_called"
@@ -82,7 +81,6 @@ def test_a_view_in_the_place_of_a_sequence_is_not_read(own: Fleet) -> None:
         await_waiting(node.dsn)
         owner.commit()
         assert reading.result() == ()
-    assert rows_of(node.dsn, "SELECT * FROM m.ran") == []
 
 
 @pytest.mark.usefixtures("restriction")
@@ -97,7 +95,6 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
         problem = copy_ranges(task).problem
     assert problem
     assert "another relation now" in error_of(problem).message
-    assert rows_of(node.dsn, "SELECT * FROM m.ran") == []
 
 
 # Quoting what looks like a constraint's name ended the first column's name; the second one ended the comment.

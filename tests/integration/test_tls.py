@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 import fleet.programs.clients as clients
 from embedded.fleet import start_fleet, stop_fleet
-from fleet.config import Fleet
+from fleet.config import Fleet, Node
 from fleet.nodes.connections import NodeUnreachableError, program_connection
 from fleet.programs.clients import ProgramsUnfitError
 from fleet.programs.wheel import wheel_bin_directory
@@ -120,5 +120,5 @@ def test_pg_dump_does_not_fall_back_to_plaintext(served: tuple[Fleet, Path]) -> 
     """Where the server accepts both, libpq would: after a failed handshake, say."""
     with psycopg.connect(served[0].nodes[0].dsn) as connection:
         assert connection.pgconn.ssl_in_use
-    assert "sslmode=require" in program_connection(served[0].nodes[0].dsn, needs_tls=True).conninfo
-    assert "sslmode=verify-full" in program_connection("host=h sslmode=verify-full", needs_tls=True).conninfo
+    assert "sslmode=require" in program_connection(served[0].nodes[0], needs_tls=True).conninfo
+    assert "sslmode=verify-full" in program_connection(Node("a", "host=h sslmode=verify-full"), needs_tls=True).conninfo

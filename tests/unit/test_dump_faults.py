@@ -37,6 +37,19 @@ def test_a_name_that_contains_the_text_of_another_is_quoted_as_a_whole() -> None
     assert quote_names(HEIR.format(outer), names[::-1]) == HEIR.format(quoted)
 
 
+def test_what_looks_like_such_a_name_across_two_columns_stays_unchanged() -> None:
+    """The quotes of the text that is looked for may end one name and begin the next one."""
+    fault = UnquotedName("int);ALTER ROLE mallory SUPERUSER;/*", " integer,\n    ")
+    first = f"    CONSTRAINT {fault.constraint} NOT NULL "
+    for begin in ("", "\n"):
+        columns = (begin + first, "b", fault.column, "\n*/*/ SELECT (1 --")
+        names = ",\n".join(f'    "{name}" integer' for name in columns)
+        text = f'CREATE TABLE "m"."t" (\n{names}\n);\n'
+        assert quote_names(text, [fault]) == text
+    default = 'CREATE TABLE "m"."t" (\n    "a" text DEFAULT \'\n    CONSTRAINT Ab NOT NULL "c"\n\'\n);\n'
+    assert quote_names(default, [UnquotedName("Ab", "c")]) == default
+
+
 @pytest.mark.parametrize("text", [HEIR.format('"na me"'), HEIR.format("plain"), HOSTILE])
 def test_everything_else_stays_unchanged(text: str) -> None:
     assert (

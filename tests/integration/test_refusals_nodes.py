@@ -137,12 +137,11 @@ def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet
     chain = continue_chain(runs)
     dsn = runs.fleet.node("s1").dsn
     fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
-    execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+    execute(dsn, fill, fill, fill)
+    # Under the limit a lagging standby would also lose the WAL that it needs.
+    await_standby(embedded)
     try:
-        execute(dsn, fill, fill, fill)
-        # A lagging standby would also lose the WAL that it needs.
-        await_standby(embedded)
-        execute(dsn, "CHECKPOINT")
+        execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()", "CHECKPOINT")
         assert_refused(
             runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed"
         )

@@ -266,7 +266,11 @@ def make_root(root: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and its parents if they are missing: whole databases are in it, so nobody else may enter."""
-    if not folder.is_dir():
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    except FileNotFoundError:
         make_folder(folder.parent)
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
 

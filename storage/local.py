@@ -163,7 +163,7 @@ class LocalStore:
         """See ObjectStore. A hidden file does not show which object it would have become."""
         leftovers: Leftovers = []
         if (self.root / INCOMING).is_symlink():
-            return leftovers
+            return []
         with self._translate_errors(), suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted((self.root / INCOMING).iterdir()):
                 with suppress(FileNotFoundError):
@@ -266,8 +266,6 @@ def make_root(root: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and its parents if they are missing: whole databases are in it, so nobody else may enter."""
-    if folder.is_dir():
-        return
     try:
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     except FileNotFoundError:

@@ -28,6 +28,7 @@ ANSWER_SECONDS_MAX = 10.0
 SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
 STOP_SECONDS_MAX = 2.0
+CONNECTING_SECONDS_MAX = 0.5
 
 
 class Watch:
@@ -168,6 +169,8 @@ class _Probe:
         """Close the session, even if a query is in flight."""
         if self.query is not None and not self.query.done():
             if self.session is None:
+                # If the attempt to connect were cancelled at once, a session that the server has begun would stay.
+                await asyncio.wait({self.query}, timeout=CONNECTING_SECONDS_MAX)
                 self.query.cancel()
             else:
                 # A cancelled task would send the server a cancel request and wait for it.

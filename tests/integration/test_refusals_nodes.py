@@ -133,6 +133,12 @@ def test_a_lowered_wal_level_is_named_before_the_slot_it_invalidated(embedded: E
     begin_chain(runs)
 
 
+def lost_slots(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT slot_name FROM pg_replication_slots WHERE wal_status = 'lost'")
+        return [name for (name,) in rows]
+
+
 def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
     chain = continue_chain(runs)
     dsn = runs.fleet.node("s1").dsn
@@ -141,7 +147,10 @@ def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet
     # Under the limit a lagging standby would also lose the WAL that it needs.
     await_standby(embedded)
     try:
-        execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()", "CHECKPOINT")
+        execute(dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+        # The checkpointer reads the settings some time later.
+        while slot_name(chain.operation) not in lost_slots(dsn):
+            execute(dsn, "CHECKPOINT")
         assert_refused(
             runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed"
         )

@@ -6,6 +6,7 @@ The server is Debian's PostgreSQL, since the wheel's is built without TLS.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,6 +54,8 @@ def make_certificate(folder: Path, name: str) -> Path:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
     """A fleet of one server that accepts only TLS, and its certificate."""
     programs = require_server(Path(request.param))
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl to make certificates")
     folder = tmp_path_factory.mktemp("tls")
     certificate = make_certificate(folder, "server")
     embedded = start_fleet(folder / "fleet", shards=1, backups=0, programs={"s1": programs}, settings={"fsync": "off"})

@@ -16,10 +16,11 @@ QUICK := tests/unit tests/simulation tests/fuzz/test_merging.py tests/fuzz/test_
 SOAK := $(BIN)/python -m pytest -s -o timeout=0
 INSTALLED := $(VENV)/.installed
 # What draws a part of its cases in short, and has all of them in the long form.
-SAMPLED := tests/integration/exact tests/spark/test_session.py tests/spark/test_changed_definitions.py \
-  $(addprefix tests/integration/,test_definitions.py test_main_job.py test_money.py test_policies.py \
+SAMPLED := tests/integration/exact $(addprefix tests/spark/,test_session.py test_changed_definitions.py test_protection.py) \
+  $(addprefix tests/integration/,test_definitions.py test_main_job.py test_money.py test_passwords.py test_policies.py \
   test_refusals_store.py test_schema_attempts.py test_storage_s3_credentials.py test_storage_s3_faults.py \
-  test_storage_s3_parts.py test_storage_s3_reads.py test_storage_versions.py)
+  test_storage_s3_parts.py test_storage_s3_reads.py test_storage_s3_tls.py test_storage_versions.py \
+  test_tls_clients.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test quick soak fuzz lint format bench writers scale wheel schemas lock clean
@@ -54,6 +55,7 @@ soak: $(INSTALLED)  ## test for hours; SECONDS=3600 for how long about
 	@CUTLINE_SOAK=$$(( $(SECONDS) / 3 )) $(SOAK) tests/integration/test_fencing.py
 	@CUTLINE_SOAK=$(SECONDS) $(SOAK) tests/integration/test_fault_walk.py tests/integration/test_drain_killed.py \
 	  tests/integration/test_large_rows.py tests/integration/test_stalled_nodes.py tests/integration/test_global_ids.py \
+	  tests/integration/test_mutations.py \
 	  $(SAMPLED)
 
 # What fails is made small and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. The decoder by itself

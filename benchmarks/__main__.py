@@ -23,6 +23,7 @@ from rich.console import Console
 from benchmarks import scale
 from benchmarks import scale_cut as scale_cut_figures
 from benchmarks.cutline import warm_session
+from benchmarks.encryption import encryption_part
 from benchmarks.machine import environment
 from benchmarks.parts import (
     PARTS,
@@ -177,6 +178,8 @@ def measure(shard: Shard, results: Results, transactions: int, parts: set[str], 
             increment_part(bench, cutline, repeats=REPEATS if "increment" in parts else 1)
         if "restore" in parts:
             restore_part(bench, cutline)
+        if "encryption" in parts:
+            encryption_part(bench, cutline)
     if "cold" in parts:
         cold_part(bench)
 

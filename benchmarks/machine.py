@@ -8,6 +8,7 @@ import resource
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fleet.programs.wheel import run_tool
 
@@ -31,15 +32,16 @@ def environment() -> dict[str, object]:
 
 def java_version() -> str:
     """The version of the Java that Spark uses, "none" if there is none."""
-    from cli.spark.cache_folder import cache_folder
     from cli.spark.java import find_java
     from storage.errors import SnapshotError
 
     try:
-        home = find_java(cache_folder() or Path("/nonexistent")).launch_home
+        with TemporaryDirectory() as folder:
+            home = find_java(Path(folder)).launch_home
+            command = [home / "bin" / "java", "-version"]
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
     except (SnapshotError, OSError):
         return "none"
-    completed = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)
     return completed.stderr.partition('"')[2].partition('"')[0] or "unknown"
 
 

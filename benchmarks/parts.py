@@ -20,7 +20,7 @@ from benchmarks.shard import Shard
 if TYPE_CHECKING:
     from snapshots.records.commit import Commit
 
-PARTS = ("create", "check", "increment", "restore", "cold")
+PARTS = ("create", "check", "increment", "restore", "encryption", "cold")
 COLD_REPEATS = 5
 REPEATS = 3
 SPLIT = 10

@@ -44,6 +44,10 @@ COMPARISONS = (
     Comparison("restore", "pg_restore", "seconds", 1.5),
     Comparison("restore of 10 increments", "restore", "seconds", 1.2),
     Comparison("check", "create", "seconds", 0.7),
+    Comparison("encrypted create", "plain create", "seconds", 1.1),
+    Comparison("encrypted check", "plain check", "seconds", 1.1),
+    Comparison("encrypted restore", "plain restore", "seconds", 1.1),
+    Comparison("encrypted create", "plain create", "bytes", None),
     Comparison("cold increment", None, "seconds", 6.0),
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.folder import DATABASE
@@ -67,7 +68,7 @@ class Shard:
     def run_transactions(self, count: int) -> None:
         """Run `count` of pgbench's simple updates."""
         # The load is not measured, so its commits need not wait for the disk.
-        dsn = f"{self.dsn}?options=-c%20synchronous_commit%3Doff"
+        dsn = make_conninfo(self.dsn, options="-c synchronous_commit=off")
         each = str(-(-count // CLIENTS))
         load = ["--builtin=simple-update", "--no-vacuum", f"--client={CLIENTS}", "--jobs=2"]
         run_tool("pgbench", *load, f"--transactions={each}", dsn, seconds_max=LOAD_SECONDS_MAX)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from check.compare import compare_copies, compare_streams
 from check.copies import Copies
+from check.cuts import check_cuts
 from check.findings import Findings
 from check.large_objects import check_large_objects
 from check.partitions import hash_partitions
@@ -31,6 +32,7 @@ def check_contents(
     session, copies = spark.session(), Copies.of(chain)
     streams = hash_streams(session, copies, store, findings, progress)
     check_markers(chain, streams.markers, findings)
+    check_cuts(chain, store.open(), findings, progress)
     hashes = hash_partitions(session, copies, store, findings, progress)
     check_large_objects(session, chain.full, store, findings, progress)
     compare_streams(copies, streams.sums, findings)

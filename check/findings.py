@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from check.report import Conflict, SnapshotReport
-from storage.errors import ErrorReport, UnreachableError, error_of
+from storage.errors import ErrorReport, UnreachableError, UsageError, error_of
+
+# The store did not answer; an executor lacks a file that fleet.toml names.
+NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
 
 
 @dataclass(slots=True)
@@ -30,9 +33,9 @@ class Findings:
     def damage(self, problem: ErrorReport) -> None:
         """Add a damaged object to the report, once; the copy of its node is no longer compared.
 
-        Raises the problem if it is that the store did not answer: that says nothing about the object.
+        Raises the problem if the store did not answer, or can't be asked: that says nothing about the object.
         """
-        if problem["exit_code"] == UnreachableError.exit_code:
+        if problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
         conflict = conflict_of(problem)
         if conflict.object not in {one.object for one in self.report.conflicts if one.object}:

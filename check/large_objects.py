@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from check.findings import Findings, conflict_of
+from check.findings import NOT_OF_THE_OBJECT, Findings, conflict_of
 from fleet.progress import Progress
 from snapshots.operations.spark_jobs import run_tasks
 from snapshots.records.commit import LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
 from snapshots.records.large_objects import list_large_objects
-from storage.errors import ErrorReport, SnapshotError, UnreachableError, error_of, report_of
+from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError, read_listed
 
@@ -47,7 +47,7 @@ def check_large_objects(
         if problem is None:
             findings.count(objects=1, size_bytes=task.stored.size)
             findings.report.large_objects += task.stored.rows.get(LARGE_OBJECTS_COUNT, 0)
-        elif problem["exit_code"] == UnreachableError.exit_code:
+        elif problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
         else:
             findings.conflict(replace(conflict_of(problem), node=task.stored.node, object=task.stored.key))

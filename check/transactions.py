@@ -94,11 +94,10 @@ def read_parts(spark: SparkSession, segments: tuple[SegmentSource, ...], store: 
     segments = balance_by_size(segments, tasks)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = store.open()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    yield from _part_batches(segments[number], read_events(opened, segments[number].segment))
+                    yield from _part_batches(segments[number], read_events(store.open(), segments[number].segment))
                 except SnapshotError as error:
                     yield pa.record_batch(
                         [pa.array(UNREAD_NODES, pa.int32()), [json.dumps(report_of(error))] * 2, [True, True]],

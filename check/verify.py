@@ -12,11 +12,12 @@ from check.report import CheckReport, Compared, Conflict, Skipped, SnapshotRepor
 from check.structure import check_listing, check_structure, names_to_check
 from fleet.config import Fleet
 from fleet.progress import Progress
-from snapshots.ddl.dump import SECTIONS, read_ddl
+from snapshots.ddl.dump import read_ddl
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
+from snapshots.records.commit import DDL
 from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
@@ -111,7 +112,7 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
 
 def _check_ddl(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Read all stored DDL; a damaged object is a conflict."""
-    for stored in [one for commit in chain.commits for one in commit.objects if one.kind in SECTIONS]:
+    for stored in [one for commit in chain.commits for one in commit.objects if one.kind in DDL]:
         try:
             read_ddl(read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), stored)
         except ObjectDamagedError as error:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +20,7 @@ import typer
 import typer.core
 import typer.main
 
+from cli.folders.session_folder import begin_session, end_session
 from cli.output.context import FLEET_FILE_DEFAULT, FLEET_VARIABLE, CommandContext, default_fleet_path
 from cli.output.exit_codes import DONE, INTERRUPTED, MEANINGS, USAGE
 from cli.output.failure import failure_of, report
@@ -49,8 +53,20 @@ COMMANDS: dict[str, CommandEntry] = {
     "delete": CommandEntry("cli.commands.delete", "delete", "Delete a snapshot for good, after listing what is lost."),
     "prune": CommandEntry("cli.commands.prune", "prune", "Delete what no retention rule keeps."),
     "gc": CommandEntry("cli.commands.gc", "gc", "Remove garbage from the store."),
+    "key": CommandEntry("cli.commands.key", "key_app", "Make, list, add and remove encryption keys."),
     "demo": CommandEntry("cli.demo.command", "demo_app", "Run the whole story on an embedded fleet, or start one."),
 }
+
+
+def _in_session(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Begin the session when the command runs: neither its help nor a usage mistake needs a folder."""
+
+    @wraps(callback)
+    def run_command(*arguments: Any, **options: Any) -> Any:
+        begin_session()
+        return callback(*arguments, **options)
+
+    return run_command
 
 
 class LazyCommand(typer.core.TyperCommand):
@@ -70,6 +86,8 @@ class LazyCommand(typer.core.TyperCommand):
             wrapper.command(self.name)(imported)
             command = typer.main.get_command(wrapper)
         command.name = self.name
+        for each in getattr(command, "commands", {"": command}).values():
+            each.callback = _in_session(each.callback)
         return command.make_context(info_name, args, parent=parent, **extra)
 
 
@@ -153,7 +171,16 @@ def hoist_shared_options(arguments: Sequence[str]) -> list[str]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line, report any error, and return the exit code."""
+    """Run one command line, report any error, delete its temporary files, and return the exit code."""
+    try:
+        return _run(arguments)
+    finally:
+        # The result is known and written: an interrupt can't change it any more.
+        with _no_interrupts():
+            end_session()
+
+
+def _run(arguments: Sequence[str]) -> int:
     shared = _before_dashes(arguments)
     json, verbose = "--json" in shared, "--verbose" in shared
     try:
@@ -172,7 +199,26 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Run `snapshot` and exit. SIGTERM unwinds the stack as Ctrl-C does, so that cleanup runs."""
     signal.signal(signal.SIGTERM, _unwind)
-    sys.exit(run(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    try:
+        code = run(arguments)
+    except KeyboardInterrupt as error:  # while an error was reported
+        shared = _before_dashes(arguments)
+        code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
+    sys.exit(code)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted, and may say what a signal does
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _before_dashes(arguments: Sequence[str]) -> Sequence[str]:

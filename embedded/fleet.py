@@ -1,7 +1,7 @@
 """A real fleet on this machine, primaries with physical standbys, for trying the commands and for tests.
 
-One process at a time changes a fleet. If making a fleet fails, its servers are stopped and deleted. The servers trust
-every connection from this machine: keep nothing of value in them.
+One process at a time changes a fleet. If making a fleet fails, its servers are stopped and deleted. Only the user who
+made it, root, and the account that runs its servers can connect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from embedded.folder import (
     check_directory,
     describe,
     lock_folder,
-    move_ports,
     place_for_nodes,
     read_state,
     refuse_foreign_files,
+    refuse_foreign_folder,
     shape_of,
     write_state,
 )
@@ -35,9 +35,6 @@ from embedded.server import (
     create_primary,
     create_standby,
     delete_server,
-    follow,
-    free_ports,
-    is_free,
     kill_server,
     running_pid,
     start_server,
@@ -46,6 +43,7 @@ from embedded.server import (
 from fleet.nodes.sessions import in_parallel
 from fleet.programs.wheel import Programs, server_programs
 from storage.errors import RefusedError
+from storage.folders import make_folder
 
 
 class NoFleetError(RefusedError):
@@ -109,7 +107,7 @@ class EmbeddedFleet:
         delete_server(node)
 
     def rebuild_shard(self, primary: EmbeddedNode, settings: Mapping[str, str] | None = None) -> None:
-        """Replace a shard by new, empty servers on the same ports: a primary without the database, and its standbys.
+        """Replace a shard by new, empty servers in its place: a primary without the database, and its standbys.
 
         The new primary has another system identifier.
         """
@@ -118,7 +116,7 @@ class EmbeddedFleet:
         _make_shard(self, primary, settings or {}, schema=False)
 
     def _programs(self, node: EmbeddedNode) -> Programs:
-        # The owner of the data runs the server: root may start a fleet that an ordinary user made.
+        # The owner of the data runs the server: root's first choice may be another account by now.
         folders = [*(other.folder for other in self.nodes), self.nodes_directory]
         owners = [folder.stat().st_uid for folder in folders if folder.exists()]
         programs = server_programs(next((owner for owner in owners if owner), None))
@@ -139,13 +137,14 @@ def start_fleet(
     A new fleet has the database `bank` with its tables and accounts on every shard; without `schema` it lacks that
     database, as a restore that creates it requires. `settings` are PostgreSQL settings for new servers. `programs` are
     folders of programs, by id of the primary, for shards with another PostgreSQL version than the wheel's. Of an
-    existing fleet, the servers that are down are started, on new ports if theirs are taken. On an error or interrupt,
-    the servers that this call started are stopped, and those that it made are deleted. Raises FolderTakenError,
+    existing fleet, the servers that are down are started. On an error or interrupt, the servers that this call started
+    are stopped, and those that it made are deleted. Raises FolderTakenError,
     EmbeddedFleetBusyError, ServerFailedError.
     """
     shape = shape_of(shards, backups)
     directory = check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    refuse_foreign_folder(directory)
     with lock_folder(directory):
         if not is_fleet(directory):
             return _new_fleet(directory, shape, (settings or {}, programs or {}), schema=schema)
@@ -198,17 +197,16 @@ def _new_fleet(
         _delete(open_fleet(directory))
     refuse_foreign_files(directory)
     nodes_directory = place_for_nodes(directory)
-    ports = free_ports(len(shape))
     settings, programs = how
     nodes = tuple(
-        EmbeddedNode(node_id, port, nodes_directory / node_id, backup_of, programs.get(backup_of or node_id))
-        for (node_id, backup_of), port in zip(shape, ports, strict=True)
+        EmbeddedNode(node_id, nodes_directory / node_id, backup_of, programs.get(backup_of or node_id))
+        for node_id, backup_of in shape
     )
     fleet = EmbeddedFleet(directory, nodes_directory, nodes)
     try:
         _record(fleet, complete=False)
         in_parallel(lambda primary: _make_shard(fleet, primary, settings, schema=schema), fleet.primaries)
-        fleet.store.mkdir(exist_ok=True)
+        make_folder(fleet.store)
         describe(fleet.directory, fleet.nodes)
         _record(fleet, complete=True)
     except BaseException:
@@ -242,23 +240,12 @@ def _resume(fleet: EmbeddedFleet) -> EmbeddedFleet:
             f"the data of {', '.join(lost)} is missing",
             hint=f"make a new fleet: snapshot demo down {directory} --delete, then snapshot demo up {directory}",
         )
-    taken = [node for node in down if not is_free(node.port)]
-    moved = dict(zip((node.id for node in taken), free_ports(len(taken)), strict=True))
-    ports = {node.port: moved[node.id] for node in taken}
-    nodes = tuple(replace(node, port=moved.get(node.id, node.port)) for node in fleet.nodes)
-    fleet = replace(fleet, nodes=nodes)
-    starting = [fleet.node(node.id) for node in down]
+    groups = _primaries_first(down)
     try:
-        for group in _primaries_first(starting):
+        for group in groups:
             in_parallel(fleet.start_node, group)
-        for backup in fleet.nodes:
-            if backup.backup_of:
-                follow(backup, fleet.node(backup.backup_of))
-        if ports:
-            _record(fleet, complete=True)
-            move_ports(fleet.directory, ports)
     except BaseException:
-        for group in reversed(_primaries_first(starting)):
+        for group in reversed(groups):
             in_parallel(stop_server, group)
         raise
     return fleet

@@ -15,12 +15,13 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.server import HOST, EmbeddedNode
+from embedded.server import FOLDER_BYTES_MAX, EmbeddedNode
+from fleet.ownership import is_own, is_own_alone
 from fleet.programs.wheel import can_enter, server_programs
 from fleet.programs.wheel_copy import shared_temporary_directory
 from storage.errors import BusyError, RefusedError, UsageError
@@ -55,10 +56,10 @@ class State:
 def read_state(directory: Path) -> State | None:
     """The state of `directory`, None if there is no fleet; raise FolderTakenError for a foreign file."""
     try:
-        document = json.loads((directory / STATE).read_text())
+        document = json.loads(_read_own(directory / STATE))
         nodes_directory = Path(document["nodes_directory"])
         nodes = tuple(
-            EmbeddedNode(entry["id"], entry["port"], nodes_directory / entry["id"], entry["backup_of"], programs)
+            EmbeddedNode(entry["id"], nodes_directory / entry["id"], entry["backup_of"], programs)
             for entry in document["nodes"]
             for programs in [Path(entry["programs"]) if entry.get("programs") else None]
         )
@@ -74,6 +75,27 @@ def read_state(directory: Path) -> State | None:
         ) from error
 
 
+def _read_own(path: Path) -> str:
+    """The text of a file that this user wrote: it names programs that are run and folders that are deleted."""
+    if not is_own_alone(path):
+        raise _foreign(path.parent)
+    refuse_foreign_folder(path.parent)
+    return path.read_text()
+
+
+def refuse_foreign_folder(directory: Path) -> None:
+    """Raise FolderTakenError if another user owns the folder: root, too, would write where they can put links."""
+    if not is_own(directory.resolve()):
+        raise _foreign(directory)
+
+
+def _foreign(directory: Path) -> FolderTakenError:
+    return FolderTakenError(
+        f"{directory} belongs to another user, or holds a fleet of another user",
+        hint="choose another folder, or run this as the user who owns it",
+    )
+
+
 def write_state(directory: Path, state: State) -> None:
     """Replace demo.json atomically."""
     document = {
@@ -85,8 +107,8 @@ def write_state(directory: Path, state: State) -> None:
     _replace(directory / STATE, json.dumps(document, indent=2) + "\n")
 
 
-def _entry(node: EmbeddedNode) -> dict[str, str | int | None]:
-    entry: dict[str, str | int | None] = {"id": node.id, "port": node.port, "backup_of": node.backup_of}
+def _entry(node: EmbeddedNode) -> dict[str, str | None]:
+    entry = {"id": node.id, "backup_of": node.backup_of}
     return entry | ({"programs": str(node.programs)} if node.programs else {})
 
 
@@ -100,17 +122,6 @@ def describe(directory: Path, nodes: Sequence[EmbeddedNode]) -> None:
         lines += [f'backup_of = "{node.backup_of}"'] if node.backup_of else []
         lines += [f'dsn = "{node.dsn(DATABASE)}"']
     _replace(directory / DESCRIPTION, "\n".join(lines) + "\n")
-
-
-def move_ports(directory: Path, ports: Mapping[int, int]) -> None:
-    """Replace old by new ports in fleet.toml, changing nothing else."""
-    path = directory / DESCRIPTION
-
-    def replace_port(match: re.Match[str]) -> str:
-        port = int(match[1])
-        return f"{HOST}:{ports.get(port, port)}/"
-
-    _replace(path, re.sub(rf"{re.escape(HOST)}:(\d+)/", replace_port, path.read_text()))
 
 
 def shape_of(shards: int, backups: int) -> list[tuple[str, str | None]]:
@@ -148,17 +159,23 @@ def refuse_foreign_files(directory: Path) -> None:
 
 
 def place_for_nodes(directory: Path) -> Path:
-    """Make the folder for the servers' data where their account can enter it, in `directory` if possible."""
+    """Make the folder for the servers' data, in `directory` if their account can enter it and sockets can be there."""
     account = server_programs().account
-    if account is None or can_enter(account, directory):
-        place = directory / NODES
-        place.mkdir()
+    place = directory / NODES
+    if _holds_sockets(place) and (account is None or can_enter(account, directory)):
+        place.mkdir(mode=0o700)
     else:
         place = Path(tempfile.mkdtemp(prefix="cutline-nodes-", dir=shared_temporary_directory())).resolve()
     if account:
         # The account only needs to pass through, which a restrictive umask would prevent.
         place.chmod(0o711)
     return place
+
+
+def _holds_sockets(place: Path) -> bool:
+    """Whether the path of every node's socket is short enough, and names one place: a comma would separate two."""
+    longest = place / f"s{SHARDS_MAX}-b{BACKUPS_MAX}"
+    return len(os.fsencode(longest)) <= FOLDER_BYTES_MAX and "," not in str(place)
 
 
 @contextmanager
@@ -178,5 +195,7 @@ def lock_folder(directory: Path) -> Iterator[None]:
 
 def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
     draft.replace(path)

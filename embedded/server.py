@@ -1,5 +1,8 @@
 """One server of the embedded fleet: make it, start it, stop it, and make sure that it is ours.
 
+A server accepts connections only by a Unix socket in its own folder, which nobody but its account and root can enter:
+another user of the machine who could connect would be its superuser, and could run programs as its account.
+
 A server is identified by its data directory, never by a process id alone: the pid in postmaster.pid counts only if that
 process has the data directory as its working directory. Every wait is bounded. Nothing here knows about shards or
 fleet.toml.
@@ -8,37 +11,37 @@ fleet.toml.
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
-from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from fleet.programs.wheel import ProgramFailedError, Programs
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"
-HOST = "127.0.0.1"
+# The number in the name of the socket. No server listens on a port, and each has a folder of its own.
+PORT = 5432
 START_SECONDS_MAX = 60
 FAST_STOP_SECONDS_MAX = 20
 IMMEDIATE_STOP_SECONDS_MAX = 20
 
-# Below the range from which Linux takes ports for outgoing connections.
-PORTS = range(20_000, 32_000)
+# The path of a socket has at most 103 bytes (macOS; Linux: 107), of which its name takes 14.
+FOLDER_BYTES_MAX = 89
 
 # What Cutline needs, sized for a machine that also runs the client, Spark and five more servers. A standby's limits
 # must not be below its primary's; it gets these settings from its base backup.
 DEFAULT_SETTINGS: Mapping[str, str] = {
-    "listen_addresses": HOST,
-    "unix_socket_directories": "",
+    "listen_addresses": "",
+    "port": str(PORT),
     "wal_level": "logical",
     "hot_standby_feedback": "on",
     "max_prepared_transactions": "200",
@@ -62,7 +65,6 @@ class EmbeddedNode:
     """One server: a primary, or a standby of `backup_of`. `programs` is its bin folder if not the wheel's."""
 
     id: str
-    port: int
     folder: Path
     backup_of: str | None = None
     programs: Path | None = None
@@ -79,7 +81,12 @@ class EmbeddedNode:
 
     def dsn(self, database: str = "bank") -> str:
         """The connection string of `database` on this node."""
-        return f"postgresql://{SUPERUSER}@{HOST}:{self.port}/{database}"
+        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self.folder))}&port={PORT}"
+
+    @property
+    def socket(self) -> Path:
+        """Where the running server accepts connections."""
+        return self.folder / f".s.PGSQL.{PORT}"
 
     @property
     def slot(self) -> str:
@@ -90,7 +97,7 @@ class EmbeddedNode:
 def create_primary(programs: Programs, node: EmbeddedNode, settings: Mapping[str, str]) -> None:
     """Make the data directory of a new, empty primary with a system identifier of its own."""
     _create_folder(programs, node)
-    identity = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}"]
+    identity = ["--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=reject", f"--username={SUPERUSER}"]
     programs.run("initdb", "--no-sync", *identity, f"--pgdata={node.data_directory}")
     # Before 16 initdb takes no settings.
     with (node.data_directory / "postgresql.conf").open("a") as file:
@@ -114,7 +121,9 @@ def create_standby(programs: Programs, node: EmbeddedNode, primary: EmbeddedNode
 def start_server(programs: Programs, node: EmbeddedNode) -> None:
     """Start the server and wait until it accepts connections; raise ServerFailedError with the end of its log."""
     _forget_dead_server(node)
-    options = shlex.join(["-p", str(node.port), "-c", f"cluster_name={node.id}"])
+    # A standby has its primary's settings; the socket's folder is its own.
+    own = {"cluster_name": node.id, "unix_socket_directories": str(node.folder)}
+    options = shlex.join([word for name, value in own.items() for word in ("-c", f"{name}={value}")])
     where = ["--pgdata", str(node.data_directory), "--log", str(node.log_file)]
     how = ["--wait", "--timeout", str(START_SECONDS_MAX), "--options", options]
     try:
@@ -126,16 +135,6 @@ def start_server(programs: Programs, node: EmbeddedNode) -> None:
             hint=f"see its log {node.log_file}",
             details={"node": node.id, "log": lines},
         ) from error
-
-
-def follow(node: EmbeddedNode, primary: EmbeddedNode) -> None:
-    """Point the running standby at its primary's current port, unless it points there already."""
-    wanted = _conninfo(node, primary)
-    with psycopg.connect(node.dsn("postgres"), autocommit=True) as connection:
-        row = connection.execute("SELECT current_setting('primary_conninfo')").fetchone()
-        if row is None or f"port={primary.port}" not in str(row[0]).replace("'", "").split():
-            connection.execute(sql.SQL("ALTER SYSTEM SET primary_conninfo = {}").format(sql.Literal(wanted)))
-            connection.execute("SELECT pg_reload_conf()")
 
 
 def stop_server(node: EmbeddedNode, *, immediate: bool = False) -> bool:
@@ -207,28 +206,6 @@ def log_tail(node: EmbeddedNode, lines: int = 40) -> list[str]:
         return []
 
 
-def is_free(port: int) -> bool:
-    """Whether the loopback port is free to listen on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` different free ports, at random, so that fleets started at the same time choose different ones."""
-    chosen: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        if len(chosen) == count:
-            break
-        if is_free(port):
-            chosen.append(port)
-    return chosen
-
-
 def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
     node.folder.mkdir(mode=0o700, exist_ok=True)
     if programs.account:
@@ -237,7 +214,7 @@ def _create_folder(programs: Programs, node: EmbeddedNode) -> None:
 
 
 def _conninfo(node: EmbeddedNode, primary: EmbeddedNode) -> str:
-    return f"host={HOST} port={primary.port} user={SUPERUSER} application_name={node.slot}"
+    return make_conninfo("", host=str(primary.folder), port=PORT, user=SUPERUSER, application_name=node.slot)
 
 
 def _send(node: EmbeddedNode, pid: int, number: signal.Signals) -> None:
@@ -283,14 +260,15 @@ def _works_in(pid: int, directory: Path) -> bool:
 
 
 def _forget_dead_server(node: EmbeddedNode) -> None:
-    """Remove the postmaster.pid of a crashed server, if it is certain that no server works on the data.
+    """Remove the lock files of a crashed server, if it is certain that no server works on the data.
 
-    PostgreSQL refuses to start while any process has the pid in that file: an unrelated one, or the dead server itself
-    if it was not reaped, which the init process of many containers does not do.
+    PostgreSQL refuses to start while any process has the pid in these files: an unrelated one, or the dead server
+    itself if it was not reaped, which the init process of many containers does not do.
     """
     can_tell = Path("/proc/self/cwd").exists()
     if can_tell and running_pid(node) is None and not _children_left(node.data_directory):
         (node.data_directory / "postmaster.pid").unlink(missing_ok=True)
+        node.socket.with_name(f"{node.socket.name}.lock").unlink(missing_ok=True)
 
 
 def _children_left(directory: Path) -> bool:

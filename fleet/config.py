@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from fleet import libpq_environment
 from fleet.durations import Duration
 from fleet.record import END, Record
+from fleet.settings import flatten, remember_secret_settings, spark_settings
 from fleet.sizes import Size
-from fleet.variables import expand, expand_all, expand_dsn
+from fleet.variables import expand, expand_all, expand_dsn, remember_secrets_of
+from storage.encryption.fleet_encryption import FleetEncryption
+from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
-from storage.location import StoreLocation
+from storage.location import StoreLocation, with_environment
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
@@ -40,7 +44,8 @@ class Node:
     """One PostgreSQL database: a primary, or the standby of the primary `backup_of`."""
 
     id: str
-    dsn: str
+    # It may hold a password, and a traceback shows what an object's repr shows.
+    dsn: str = field(repr=False)
     backup_of: str | None = None
     # How much WAL a chain's slot may retain on this node.
     retained_wal_bytes_max: int = RETAINED_WAL_MAX
@@ -89,6 +94,8 @@ class Fleet:
     spark_master: str
     spark_settings: Mapping[str, str]
     retention: Retention = Retention()
+    # That of `store`; None: objects are stored as they are written.
+    encryption: FleetEncryption | None = None
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -138,6 +145,14 @@ class ToolsTable(Record, frozen=True):
     postgresql: Text | None = None
 
 
+class EncryptionTable(Record, frozen=True):
+    """`[encryption]` of fleet.toml: exactly one of the three."""
+
+    key_file: Text | None = None
+    key_variable: Text | None = None
+    key_command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+
+
 class NodeTable(Record, frozen=True):
     """One `[[node]]` of fleet.toml."""
 
@@ -160,6 +175,7 @@ class FleetFile(Record, frozen=True):
     retention: RetentionTable = RetentionTable()
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: ToolsTable = ToolsTable()
+    encryption: EncryptionTable | None = None
 
 
 def load_fleet(path: Path) -> Fleet:
@@ -203,27 +219,49 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     _check_global_id(file.cut.global_id)
-    retention, spark = file.retention, dict(file.spark)
+    retention, spark = file.retention, expand_all("spark", file.spark)
+    encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     master = spark.pop("master", "local[*]")
     if not isinstance(master, str) or not master:
         raise ValueError("`spark.master` must be a non-empty string")
+    settings = spark_settings(spark)
+    remember_secret_settings(settings)
     return Fleet(
         path=path,
         name=file.name,
-        store=StoreLocation(expand("store", file.store), expand_all("store_options", file.store_options)),
+        store=_store(file, encryption),
         nodes=nodes,
         global_id=file.cut.global_id,
         groups=GroupRules(file.groups.include, file.groups.exclude, file.groups.append_only),
         spark_master=master,
-        spark_settings={_spark_key(key): _setting(value) for key, value in _flatten(spark).items()},
+        spark_settings=settings,
+        encryption=encryption,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 
 
+def _key_source(table: EncryptionTable) -> KeySource:
+    given = [name for name in ("key_file", "key_variable", "key_command") if getattr(table, name) is not None]
+    if len(given) != 1:
+        raise ValueError("`encryption` needs exactly one of key_file, key_variable and key_command")
+    file = Path(table.key_file).expanduser() if table.key_file else None
+    if file and not file.is_absolute():
+        raise ValueError("`encryption.key_file` is not an absolute path")
+    return KeySource(file, table.key_variable, table.key_command)
+
+
+def _store(file: FleetFile, encryption: FleetEncryption | None) -> StoreLocation:
+    url, options = expand("store", file.store), expand_all("store_options", file.store_options)
+    remember_secret_settings(flatten(options))
+    return StoreLocation(url, with_environment(url, options), encryption)
+
+
 def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
+    dsn = libpq_environment.with_environment(expand_dsn(f"node {entry.id}: dsn", entry.dsn))
+    remember_secrets_of(dsn)
     return Node(
         id=entry.id,
-        dsn=expand_dsn(f"node {entry.id}: dsn", entry.dsn),
+        dsn=dsn,
         backup_of=entry.backup_of,
         retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
         programs=Path(tools.postgresql) if tools.postgresql else None,
@@ -265,21 +303,3 @@ def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Duration:
         return Duration.from_document(value)
     raise NotImplementedError(kind.__name__)
-
-
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _setting(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _spark_key(key: str) -> str:
-    return key if key.startswith("spark.") else f"spark.{key}"

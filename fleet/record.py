@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -24,6 +24,8 @@ END = r"$(?!\n)"
 
 # 64 bits, as in PostgreSQL and Parquet.
 Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
+# No command runs for thirty years; and JSON has no infinite number.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 
 
@@ -42,7 +44,11 @@ class Time(str):
         """The time in `text`; raise ValueError."""
         if not TIME.fullmatch(text):
             raise ValueError(f"{text!r} is not a time such as 2026-11-20T01:02:03Z")
-        datetime.fromisoformat(text)  # the form alone allows a 30th of February
+        # The form alone allows a 30th of February; and whoever reads a time compares it with others in UTC.
+        try:
+            datetime.fromisoformat(text).astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError(f"{text!r} is out of the range of times") from error
         return cls(text)
 
 

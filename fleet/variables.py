@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from storage.errors import remember_secret
+
+# What libpq itself hides wherever it shows parameters.
+SECRET_PARAMETERS = frozenset(
+    option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"
+)
+URI_BEGINNINGS = ("postgresql://", "postgres://")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -28,7 +36,7 @@ def expand(key: str, text: str) -> str:
 def expand_dsn(key: str, dsn: str) -> str:
     """The dsn, in which each variable stands for a value, or for a part of one: none can add parameters.
 
-    A dsn that is one variable is taken from there as a whole. No message shows what a variable holds.
+    A dsn that is one variable is taken from there as a whole.
     """
     if VARIABLE.fullmatch(dsn):
         dsn = expand(key, dsn)
@@ -48,14 +56,37 @@ def expand_dsn(key: str, dsn: str) -> str:
     return make_conninfo("", **given)
 
 
+def remember_secrets_of(dsn: str) -> None:
+    """Let no error show the dsn's secrets, unless it says the same in the clear: the password of `postgres`, say."""
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    shown = {text for parameter, text in given.items() if parameter not in SECRET_PARAMETERS}
+    for parameter in SECRET_PARAMETERS & given.keys():
+        if given[parameter] not in shown:
+            remember_secret(given[parameter])
+
+
 def _parse_dsn(key: str, dsn: str) -> dict[str, str]:
     """The parameters of the dsn; raise ValueError, which shows nothing of it."""
     try:
-        return {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+        given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+        if not _is_misread(dsn, given):
+            return given
     except psycopg.Error:
-        raise ValueError(
-            f"{key} is not a valid connection string (in a URI, write special characters as %XX)"
-        ) from None
+        pass
+    raise ValueError(f"{key} is not a valid connection string (in a URI, write special characters as %XX)")
+
+
+def _is_misread(dsn: str, given: Mapping[str, str]) -> bool:
+    """Whether libpq takes a part of the URI's password for another parameter, which messages show.
+
+    In a password, `@` and `/` end the part of the URI in which it stands. After `?`, `@` is only text.
+    """
+    if not dsn.startswith(URI_BEGINNINGS):
+        return False
+    # libpq takes what is before the first `@` for user and password, unless there is a `/` in it.
+    after = re.sub(r"^[^@/]*@", "", dsn.partition("://")[2])
+    is_port = re.fullmatch(r"[0-9,]*|cutline[0-9]+variable[0-9a-f]+", given.get("port", ""))
+    return "@" in after.partition("?")[0] or not is_port
 
 
 def expand_all(key: str, value: Any) -> Any:

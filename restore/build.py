@@ -6,69 +6,73 @@ of these are created afterwards, event triggers last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from fleet.config import Node
 from fleet.nodes.connections import connect
+from fleet.nodes.encodings import raw_text
+from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group
-from restore.ddl import find_views, refresh_views, remove_foreign_keys, run_section, set_sequences, show_name
+from restore.ddl.archive import read_archive
+from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
+from restore.ddl.scripts import ScriptDdl
 from restore.ledger import check_counts, create_ledger, drop_ledger
 from restore.load_target import LoadTarget
 from restore.partition_roots import find_roots
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, find_ddl_objects, read_ddl
+from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, find_ddl_objects, read_ddl
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Sequence
+from snapshots.records.commit import DDL_ARCHIVE, Sequence
 from storage.store import ObjectStore
 from wal.segments.damage import read_listed
 
 
-def read_scripts(store: ObjectStore, chain: Chain, shard: str) -> dict[str, str]:
-    """Read a shard's DDL, by section."""
-    scripts: dict[str, str] = {}
+def read_shard_ddl(store: ObjectStore, chain: Chain, shard: str, path: Path) -> StoredDdl:
+    """Read a shard's DDL; an archive is written to the file `path` in a private folder, where pg_restore reads it."""
+    found: dict[str, bytes] = {}
     for stored in find_ddl_objects(chain, shard):
         body = read_listed(store, shard, stored.key, (stored.size, stored.digest))
-        scripts[stored.kind] = read_ddl(body, stored)
-    return scripts
+        found[stored.kind] = read_ddl(body, stored)
+    if DDL_ARCHIVE in found:
+        return read_archive(found[DDL_ARCHIVE], path)
+    return ScriptDdl({section: raw_text(script) for section, script in found.items()})
 
 
-def remove_dependents(scripts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Adapt the scripts to a restore of some tables: drop foreign keys and the refresh of materialized views.
+def create_tables(
+    database: Node, ddl: Ddl, groups: Iterable[Group], check: Callable[[Any, Iterable[Group]], None], watch: Watch
+) -> LoadTarget:
+    """Create in the empty database everything that the rows need, and the ledger of the load.
 
-    Returns the scripts, and what was dropped by name.
+    Raises what `check` raises, which is given a session in the database and the groups (restore/against_ddl.py).
     """
-    post_data, keys = remove_foreign_keys(scripts[POST_DATA])
-    # A view that is filled from some of the tables would be wrong, and nothing would show it.
-    views = [f"rows of materialized view {show_name(name)}" for name in find_views(scripts[REFRESH])]
-    return {**scripts, POST_DATA: post_data, REFRESH: ""}, [*(f"foreign key {name}" for name in keys), *views]
-
-
-def create_tables(database: Node, scripts: Mapping[str, str], groups: Iterable[Group]) -> LoadTarget:
-    """Create in the empty database everything that the rows need, and the ledger of the load."""
-    run_section(database, PRE_DATA, scripts[PRE_DATA])
+    ddl.run(database, PRE_DATA, watch)
     with connect(database) as connection:
         chosen = {group.number: group for group in groups}
+        check(connection, chosen.values())
         roots = find_roots(connection, chosen.values())
         ledger = create_ledger(connection)
-        return LoadTarget(database, chosen, ledger, roots, search_path_of(scripts[PRE_DATA]))
+        return LoadTarget(database, chosen, ledger, roots, search_path_of(ddl.search_path))
 
 
-def check_rows(target: LoadTarget) -> int:
+def check_rows(target: LoadTarget, watch: Watch) -> int:
     """Compare the row counts with the ledger, drop the ledger, and return the number of rows; raise LoadError."""
-    with connect(target.node) as connection:
+    with connect(target.node) as connection, ending(watch, connection):
         rows = check_counts(connection, target)
         drop_ledger(connection, target.ledger)
     return rows
 
 
-def finish_database(target: LoadTarget, scripts: Mapping[str, str], sequences: Iterable[Sequence]) -> list[str]:
+def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], watch: Watch) -> list[str]:
     """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
     Returns one line for each materialized view that could not be populated, with the reason.
     """
-    run_section(target.node, POST_DATA, scripts[POST_DATA])
+    # Before the grants: an owner may have revoked privileges on a sequence from itself.
     with connect(target.node) as connection:
         set_sequences(connection, sequences)
-    problems = refresh_views(target.node, scripts[REFRESH], target.search_path)
-    run_section(target.node, EVENT_TRIGGERS, scripts[EVENT_TRIGGERS])
+    ddl.run(target.node, POST_DATA, watch)
+    problems = refresh_views(target.node, ddl.views, target.search_path, watch)
+    ddl.run(target.node, EVENT_TRIGGERS, watch)
     return problems

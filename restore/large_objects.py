@@ -7,7 +7,7 @@ ledger: the transaction locks every large object whose owner it sets, and the se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ from snapshots.base_copy.large_objects import PARTS_TOGETHER
 from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
 from snapshots.records.large_objects import count_by_node, list_large_objects
-from storage.errors import SnapshotError, report_of
+from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError, read_listed
 
@@ -74,6 +74,56 @@ def load_large_objects(
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class ActorsTask:
+    """Stored objects whose definitions are read."""
+
+    objects: tuple[StoredObject, ...]
+    store: StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class ActorsReport:
+    """The roles that own large objects of a shard or granted privileges on them, each with the oid of one."""
+
+    shard: str
+    oids: Mapping[str, int]
+    problem: ErrorReport | None = None
+
+
+def find_actors(
+    session: SparkSession, full: FullSnapshot, shards: Container[str], store: StoreLocation, progress: Progress
+) -> dict[str, dict[str, list[str]]]:
+    """The owners and grantors of the large objects of `shards`, by shard, each with objects that it acts on."""
+    stored = tuple(one for one in list_large_objects(full) if one.node in shards)
+    tasks = [ActorsTask(objects, store) for objects in _group_by_copy_task(stored)]
+    progress.step("check owners of large objects", total=len(tasks), unit="tasks")
+    reports = run_tasks(session, read_actors, tasks, progress)
+    raise_first([report.problem for report in reports])
+    found: dict[str, dict[str, list[str]]] = {}
+    for report in reports:
+        for role, oid in report.oids.items():
+            found.setdefault(report.shard, {}).setdefault(role, []).append(f"LARGE OBJECT {oid}")
+    return found
+
+
+def read_actors(task: ActorsTask) -> ActorsReport:
+    """Read the owners and grantors from the task's objects."""
+    shard, oids = task.objects[0].node, dict[str, int]()
+    try:
+        store = task.store.open()
+        for stored in task.objects:
+            body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
+            for part in read_parts(stored, body, ["oid", "definition"]):
+                for row in part:
+                    definition = json.loads(row["definition"] or "null") or {"owner": None, "grants": None}
+                    grantors = (Grant(*grant).grantor for grant in definition["grants"] or ())
+                    oids |= {role: row["oid"] for role in (definition["owner"], *grantors) if role}
+        return ActorsReport(shard, oids)
+    except SnapshotError as error:
+        return ActorsReport(shard, {}, report_of(error))
+
+
 def _group_by_copy_task(objects: tuple[StoredObject, ...]) -> list[tuple[StoredObject, ...]]:
     """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
     by_prefix: dict[str, list[StoredObject]] = {}
@@ -100,10 +150,15 @@ def load_large(task: LargeLoadTask) -> LoadReport:
         return LoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def read_parts(stored: StoredObject, body: bytes) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError."""
+def read_parts(stored: StoredObject, body: bytes, columns: list[str] | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
+
+    Only these `columns` of them are read, if any are given.
+    """
     try:
-        for batch in pq.ParquetFile(pa.BufferReader(body)).iter_batches(PARTS_TOGETHER, use_threads=False):
+        for batch in pq.ParquetFile(pa.BufferReader(body)).iter_batches(
+            PARTS_TOGETHER, columns=columns, use_threads=False
+        ):
             yield batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         detail = f"it can't be read as Parquet: {error}"
@@ -159,6 +214,6 @@ def _grant_statement(which: sql.Composed, owner: str, grant: Grant) -> sql.Compo
     statement = sql.SQL("GRANT {} ON {} TO {}{}").format(sql.SQL(grant.privilege), which, to, option)
     if grant.grantor == owner:
         return statement
-    # As pg_dump does. This takes a superuser: nobody else can grant as another role.
-    authorization = sql.SQL("SET SESSION AUTHORIZATION {}; {}; RESET SESSION AUTHORIZATION")
+    # pg_dump changes the session's authorization, which takes a superuser; a member of the role can do this.
+    authorization = sql.SQL("SET ROLE {}; {}; RESET ROLE")
     return authorization.format(sql.Identifier(grant.grantor), statement)

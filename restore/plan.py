@@ -10,6 +10,7 @@ from fleet.tables.names import is_matching
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
+from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
@@ -57,7 +58,8 @@ def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[
 def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> RestorePlan:
     """Read the chain and find every shard's target.
 
-    Raises UsageError if the target lacks a shard or no group matches, and what read_chain and check_archive raise.
+    Raises UsageError if the target lacks a shard or no group matches, and what read_chain, check_archive and
+    find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -67,6 +69,8 @@ def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> Resto
     check_of_fleet(chain, identity)
     chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
+    for shard in shards:
+        find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
     targets = _find_targets(target, shards, request.name, intent.id)
     plan = RestorePlan(request, source.store, chain, targets, intent, open_operations)

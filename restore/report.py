@@ -18,6 +18,17 @@ class NodeReport:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerChange:
+    """A restored database whose owner is not that of the database it replaces, and the statement that undoes it."""
+
+    node: str
+    database: str
+    owner: str
+    previous: str
+    statement: str
+
+
 @dataclass(slots=True)
 class RestoreReport:
     """What a restore did.
@@ -25,7 +36,8 @@ class RestoreReport:
     `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
     `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
-    not be dropped. `roles_created` (`node: role`) remain if the restore fails.
+    not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
+    (`node: role`) remain if the restore fails.
     """
 
     snapshot: str
@@ -40,5 +52,6 @@ class RestoreReport:
     not_in_snapshot: tuple[LeftOut, ...] = ()
     slots_dropped: list[str] = field(default_factory=list)
     slots_left: list[str] = field(default_factory=list)
+    owner_changes: list[OwnerChange] = field(default_factory=list)
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)

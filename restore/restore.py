@@ -9,32 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from fleet.nodes.encodings import raw_text
+from fleet.nodes.privileges import read_role
 from fleet.nodes.sessions import in_parallel
-from fleet.nodes.watch import watch_nodes
+from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from fleet.tables.groups import Group
-from restore.build import check_rows, create_tables, finish_database, read_scripts, remove_dependents
+from restore.against_ddl import check_against_ddl
+from restore.build import check_rows, create_tables, finish_database, read_shard_ddl
+from restore.databases import create_database, drop_loading, find_owner_changes, release_slots, swap_databases
+from restore.ddl.ddl import Ddl
+from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
 from restore.load_target import LoadTarget
 from restore.plan import RestorePlan
+from restore.rehearsal import check_memberships, read_our_name, rehearse
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
-from restore.roles import create_roles, missing_roles
-from restore.target import (
-    Target,
-    TargetUnfitError,
-    check_target,
-    check_xml,
-    create_database,
-    drop_loading,
-    find_xml_columns,
-    lock_targets,
-    release_slots,
-    swap_databases,
-)
+from restore.roles import create_roles, missing_roles, name_bytes
+from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
 from snapshots.operations.leases import hold_lease
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.chain import Chain
@@ -47,14 +47,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def preview_restore(plan: RestorePlan, progress: Progress) -> dict[str, list[str]]:
-    """Make every check of a restore, changing nothing; return the roles that each shard's target lacks.
+@dataclass(frozen=True, slots=True)
+class RestorePreview:
+    """What a restore would do: the roles that each shard's target lacks, and what it would leave out.
+
+    `untried` are the nodes where our role is not a superuser: only the restore itself tries the DDL there, and compares
+    the owners of large objects.
+    """
+
+    roles_missing: Mapping[str, list[str]]
+    left_out: list[str]
+    untried: list[str]
+
+
+def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
+    """Make every check of a restore that changes nothing.
 
     Raises what check_targets and lock_targets raise.
     """
     progress.step("check targets")
-    with lock_targets(plan.targets) as connections:
-        return check_targets(plan.targets, plan.chain, plan.groups, plan.request, connections)
+    with lock_targets(plan.targets) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+        missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, connections)
+        ddl, left_out = read_all_ddl(plan.store.open(), plan, connections, Path(folder))
+        if plan.request.groups:
+            left_out += left_large_objects(plan.chain)
+        untried = [target.node.id for target in plan.targets if isinstance(ddl[target.shard], AdaptedDdl)]
+        return RestorePreview(missing, left_out, untried)
 
 
 def check_targets(
@@ -96,28 +114,29 @@ def restore_fleet(plan: RestorePlan, spark: SparkSource, progress: Progress) -> 
     with (
         watch_nodes(target.maintenance for target in targets) as watch,
         lock_targets(targets) as connections,
+        TemporaryDirectory(prefix="cutline-ddl-") as folder,
     ):
         missing = check_targets(targets, chain, groups, plan.request, connections)
         with hold_lease(store, plan.intent, progress):
-            scripts, report.left_out = read_all_scripts(store, chain, groups.keys(), is_partial=is_partial)
+            ddl, report.left_out = read_all_ddl(store, plan, connections, Path(folder))
             spark.begin()
             try:
                 progress.step("create databases")
-                in_parallel(
-                    lambda one: create_database(one, connections[one.shard], chain.baseline[one.shard]), targets
-                )
-                for target in targets:
-                    report.roles_created += create_roles(target, missing[target.shard])
-                databases = create_all_tables(targets, groups, scripts)
+                report.roles_created = make_databases(plan, connections, missing, ddl, watch)
+                databases = create_all_tables(targets, chain, groups, ddl, watch)
                 load_began = time.monotonic()
                 session = spark.session()
                 # A target that falls silent cancels the jobs.
                 with watch.on_silence(session.sparkContext.cancelAllJobs):
+                    check_large_objects(session, plan, connections, ddl, progress)
                     report.left_out += load_databases(
                         session, chain, databases, plan.store, progress, is_partial=is_partial
                     )
                 load_seconds = time.monotonic() - load_began
-                report.nodes = finish_databases(targets, databases, scripts, chain, progress)
+                progress.step("indexes and constraints")
+                report.nodes, problems = finish_databases(targets, databases, ddl, chain, watch)
+                for problem in problems:
+                    progress.note(problem)
                 progress.step("swap databases")
                 report.aside = swap_databases(targets, connections)
             except BaseException:
@@ -125,6 +144,7 @@ def restore_fleet(plan: RestorePlan, spark: SparkSource, progress: Progress) -> 
                     drop_loading(targets)
                 raise
             if report.aside:
+                report.owner_changes = find_owner_changes(targets, connections)
                 report.slots_dropped, report.slots_left = release_slots(targets, connections)
     report.rows = sum(node.rows for node in report.nodes)
     for node in report.nodes:
@@ -133,31 +153,73 @@ def restore_fleet(plan: RestorePlan, spark: SparkSource, progress: Progress) -> 
     return report
 
 
-def read_all_scripts(
-    store: ObjectStore, chain: Chain, shards: Iterable[str], *, is_partial: bool
-) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Read every shard's DDL, by section; if only some groups are restored, return what is left out for that, too."""
-    found: dict[str, dict[str, str]] = {}
+def read_all_ddl(
+    store: ObjectStore, plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]], folder: Path
+) -> tuple[dict[str, Ddl], list[str]]:
+    """Read every shard's DDL, as the role of its target can run it; return what is left out for that, too.
+
+    Raises TargetUnfitError if a role may not act as an owner that the DDL names.
+    """
+    found: dict[str, Ddl] = {}
     left_out: list[str] = []
-    for shard in shards:
-        scripts = read_scripts(store, chain, shard)
-        if is_partial:
-            scripts, dependents = remove_dependents(scripts)
+    for number, target in enumerate(plan.targets):
+        shard, connection = target.shard, connections[target.shard]
+        ddl = read_shard_ddl(store, plan.chain, shard, folder / f"archive-{number}")
+        if plan.request.groups:
+            ddl, dependents = ddl.without_dependents()
             left_out += [f"{name} on {shard}" for name in dependents]
-        found[shard] = scripts
+        found[shard] = ddl
+        if not read_role(target.node, connection).is_super:
+            scripts = ddl.write_scripts(target.maintenance)
+            ours = adapt_ddl(scripts, ddl.search_path, read_our_name(target))
+            check_memberships(target, connection, ours.roles)
+            left_out += [f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted]
+            found[shard] = ours
     return found, left_out
 
 
+def make_databases(
+    plan: RestorePlan,
+    connections: Mapping[str, psycopg.Connection[Any]],
+    missing: Mapping[str, Iterable[str]],
+    ddl: Mapping[str, Ddl],
+    watch: Watch,
+) -> list[str]:
+    """Create the empty databases and the missing roles; return the roles created here, as `node: role`.
+
+    Raises TargetUnfitError if the role of a target may not restore its DDL: that is tried first.
+    """
+
+    def create(target: Target) -> None:
+        create_database(target, connections[target.shard], plan.chain.baseline[target.shard])
+
+    def try_first(target: Target) -> None:
+        adapted = ddl[target.shard]
+        if isinstance(adapted, AdaptedDdl):
+            rehearse(target, adapted.scripts.scripts, watch)
+            create(target)
+
+    in_parallel(create, plan.targets)
+    created = [role for target in plan.targets for role in create_roles(target, missing[target.shard])]
+    in_parallel(try_first, plan.targets, watch.end_all)
+    return created
+
+
 def create_all_tables(
-    targets: Iterable[Target], groups: Mapping[str, Iterable[Group]], scripts: Mapping[str, Mapping[str, str]]
+    targets: Iterable[Target],
+    chain: Chain,
+    groups: Mapping[str, Iterable[Group]],
+    ddl: Mapping[str, Ddl],
+    watch: Watch,
 ) -> dict[str, LoadTarget]:
     """Create the tables of every shard in its database; return the databases to load, by shard."""
 
     def create(target: Target) -> LoadTarget:
-        return create_tables(target.loaded, scripts[target.shard], groups[target.shard])
+        check = partial(check_against_ddl, chain, target.shard)
+        return create_tables(target.loaded, ddl[target.shard], groups[target.shard], check, watch)
 
     shards = [target.shard for target in targets]
-    return dict(zip(shards, in_parallel(create, targets), strict=True))
+    return dict(zip(shards, in_parallel(create, targets, watch.end_all), strict=True))
 
 
 def load_databases(
@@ -175,30 +237,58 @@ def load_databases(
     from restore.rows import load_rows
 
     load_rows(session, chain, databases, store, progress)
-    large_objects = count_by_node(chain.full)
     if is_partial:
-        return [f"{count} large objects on {shard}" for shard, count in large_objects.items()]
-    if large_objects:
+        return left_large_objects(chain)
+    if count_by_node(chain.full):
         load_large_objects(session, chain.full, databases, store, progress)
     return []
+
+
+def left_large_objects(chain: Chain) -> list[str]:
+    """The large objects that a restore of some tables leaves out, a line for each shard."""
+    return [f"{count} large objects on {shard}" for shard, count in count_by_node(chain.full).items()]
+
+
+def check_large_objects(
+    session: SparkSession,
+    plan: RestorePlan,
+    connections: Mapping[str, psycopg.Connection[Any]],
+    ddl: Mapping[str, Ddl],
+    progress: Progress,
+) -> None:
+    """Raise TargetUnfitError if a role may not act as an owner or grantor of large objects that are to be restored.
+
+    The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
+    """
+    shards = count_by_node(plan.chain.full).keys() & {one for one in ddl if isinstance(ddl[one], AdaptedDdl)}
+    if plan.request.groups or not shards:
+        return
+    from restore.large_objects import find_actors
+
+    actors = find_actors(session, plan.chain.full, shards, plan.store, progress)
+    for target in plan.targets:
+        connection, found = connections[target.shard], actors.get(target.shard, {})
+        names = name_bytes(connection, found, plan.chain.baseline[target.shard].encoding)
+        check_memberships(target, connection, dict(zip(map(raw_text, names), found.values(), strict=True)))
 
 
 def finish_databases(
     targets: Iterable[Target],
     databases: Mapping[str, LoadTarget],
-    scripts: Mapping[str, Mapping[str, str]],
+    ddl: Mapping[str, Ddl],
     chain: Chain,
-    progress: Progress,
-) -> list[NodeReport]:
-    """Check every database's row counts, then create its indexes and everything else that follows the rows."""
-    progress.step("indexes and constraints")
+    watch: Watch,
+) -> tuple[list[NodeReport], list[str]]:
+    """Check every database's row counts, then create its indexes and everything else that follows the rows.
 
-    def finish(target: Target) -> NodeReport:
-        began = time.monotonic()
-        database = databases[target.shard]
-        rows = check_rows(database)
-        for problem in finish_database(database, scripts[target.shard], chain.sequences(target.shard)):
-            progress.note(problem)
-        return NodeReport(target.node.id, target.database, rows, time.monotonic() - began)
+    Also returns one line for each materialized view that could not be populated, with the reason.
+    """
 
-    return in_parallel(finish, targets)
+    def finish(target: Target) -> tuple[NodeReport, list[str]]:
+        began, shard = time.monotonic(), target.shard
+        rows = check_rows(databases[shard], watch)
+        problems = finish_database(databases[shard], ddl[shard], chain.sequences(shard), watch)
+        return NodeReport(target.node.id, target.database, rows, time.monotonic() - began), problems
+
+    finished = in_parallel(finish, targets, watch.end_all)
+    return [report for report, _ in finished], [problem for _, problems in finished for problem in problems]

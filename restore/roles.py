@@ -14,6 +14,7 @@ from psycopg import sql
 
 from fleet.nodes.connections import connect
 from fleet.nodes.encodings import RAW
+from fleet.nodes.privileges import quote, read_role
 from restore.target import Target, TargetUnfitError
 
 # The stored bytes: a raw session converts nothing.
@@ -34,30 +35,40 @@ def missing_roles(
     roles = list(roles)
     with connect(target.maintenance, client_encoding=RAW) as raw:
         known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
-    names = connection.execute(BYTES_QUERY, (encoding, [role.encode() for role in roles])).fetchall()
-    missing = [role for role, (name,) in zip(roles, names, strict=True) if name not in known]
+    names = name_bytes(connection, roles, encoding)
+    missing = [role for role, name in zip(roles, names, strict=True) if name not in known]
     node = target.node.id
     details: dict[str, object] = {"node": node, "roles": missing}
     if missing and not may_create:
-        statements = "".join(f"\n  CREATE ROLE {_quote(role)};" for role in missing)
+        statements = [f"  CREATE ROLE {quote(role)};" for role in missing]
         where = "" if all(map(str.isascii, missing)) else f" (in a database of encoding {encoding})"
         raise TargetUnfitError(
             f"node {node} lacks roles that own the snapshot's objects or have privileges on them: {', '.join(missing)}",
-            hint=f"restore with --create-roles, which creates them without login; or create them{where}:{statements}",
+            hint=[
+                f"restore with --create-roles, which creates them without login; or create them{where}:",
+                *statements,
+            ],
             details=details,
         )
     if missing and connection.execute(RIGHTS_QUERY).fetchone() != (True,):
         raise TargetUnfitError(
             f"node {node}: role {connection.info.user} may not create roles: {', '.join(missing)}",
-            hint=f"ALTER ROLE {_quote(connection.info.user)} CREATEROLE;",
+            hint=f"ALTER ROLE {quote(connection.info.user)} CREATEROLE;",
             details=details,
         )
     return missing
 
 
-def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
-    """Create the roles, without login, password, privilege or membership; return those created here, as `node: role`.
+def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
+    """The roles' names as a server stores them that were created in a database of `encoding`."""
+    names = [role.encode() for role in roles]
+    return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
 
+
+def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
+    """Create the roles, without login, password or privilege; return those created here, as `node: role`.
+
+    Our role becomes a member of them if it is not a superuser: it could not give them anything otherwise.
     The session is in the database being restored, not in the locked maintenance database: the server stores the names
     in the encoding of the session's database. The roles remain if the restore fails: they belong to the whole server.
     """
@@ -70,9 +81,11 @@ def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
 
 def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: Iterable[str]) -> list[str]:
     created: list[str] = []
+    ours = read_role(target.node, connection)
+    statement = sql.SQL("CREATE ROLE {} NOLOGIN" + ("" if ours.is_super else " ROLE CURRENT_USER"))
     for role in roles:
         try:
-            connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(sql.Identifier(role)))
+            connection.execute(statement.format(sql.Identifier(role)))
         except psycopg.errors.DuplicateObject:
             # The target of another shard is on the same server.
             continue
@@ -84,7 +97,3 @@ def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: 
             ) from error
         created.append(f"{target.node.id}: {role}")
     return created
-
-
-def _quote(role: str) -> str:
-    return '"{}"'.format(role.replace('"', '""'))

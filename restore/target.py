@@ -1,30 +1,25 @@
-"""The databases that a restore creates: check the servers, create under a temporary name, swap in at the end.
-
-No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6). If
-one rename fails, the renames on all nodes are undone.
-"""
+"""Where a restore goes: the target of every shard, and the checks of its server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from fleet.config import Node
 from fleet.label import own_label
-from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
-from fleet.nodes.connections import connect, database_name, with_database
+from fleet.nodes.baseline import NodeIdentity
+from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
 from fleet.nodes.lock import lock_key, take_lock
-from fleet.nodes.sessions import in_parallel
+from fleet.nodes.privileges import quote, read_role
+from fleet.nodes.problems import GRANT, comment, raising_unfit
 from fleet.tables.groups import Group
 from fleet.tables.table_state import TableState
-from storage.errors import RefusedError, SnapshotError, UsageError
+from storage.errors import RefusedError, UsageError
 
-MAINTENANCE_DATABASE = "postgres"
 NAME_BYTES_MAX, NAMED_MAX = 63, 5
 LOADING, ASIDE = "_restoring_", "_before_"
 LOCK_NAME = "restore"
@@ -36,8 +31,22 @@ SELECT pg_is_in_recovery(), current_setting('server_version_num')::int,
        (SELECT system_identifier::text FROM pg_control_system())
 """
 
-DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
-SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\\_%%' AND datoid = %s"
+OWNER_QUERY = """
+SELECT r.rolname, r.rolsuper, pg_has_role(r.oid, 'USAGE')
+  FROM pg_database d JOIN pg_roles r ON r.oid = d.datdba WHERE d.datname = %s
+"""
+# The sessions that have to end before a database is renamed. Those without a user are autovacuum's: only superusers may
+# end them, and PostgreSQL itself ends them where it has to.
+SESSIONS = """
+  FROM pg_stat_activity a WHERE a.datname = %s
+   AND (a.usesysid IS NOT NULL OR (SELECT u.rolsuper FROM pg_roles u WHERE u.rolname = current_user))
+"""
+# The users of those that our role may not end.
+OTHERS_QUERY = f"""
+SELECT r.rolname, r.rolsuper {SESSIONS.replace("WHERE", "JOIN pg_roles r ON r.oid = a.usesysid WHERE")}
+   AND (r.rolsuper OR NOT (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
+ ORDER BY 1
+"""
 
 
 class TargetUnfitError(RefusedError):
@@ -94,9 +103,10 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
 def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
-    Raises FleetBusyError naming the holder of a lock.
+    Raises FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block.
     """
     with ExitStack() as stack:
+        stack.enter_context(raising_unfit(TargetUnfitError, hint=f"restore as a superuser, or {GRANT}"))
         connections: dict[str, psycopg.Connection[Any]] = {}
         for target in sorted(targets, key=lambda one: one.node.id):
             connection = stack.enter_context(connect(target.maintenance))
@@ -130,13 +140,43 @@ def check_target(
             f"node {node}: role {connection.info.user} may not create databases",
             hint=f'ALTER ROLE "{connection.info.user}" CREATEDB;',
         )
-    if not replace and target.database in databases(connection):
+    exists = target.database in databases(connection)
+    if exists and replace:
+        _check_replaceable(target, connection)
+    if exists and not replace:
         raise TargetExistsError(
             f"node {node}: database {target.database} exists already",
             hint="restore to other servers with --to FILE, or put the existing databases aside with --replace",
             details={"node": node, "database": target.database},
         )
     return f"{system}/{target.database}"
+
+
+def _check_replaceable(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError unless our role may put the existing database aside, and end the sessions in it."""
+    role = read_role(target.node, connection)
+    if role.is_super:
+        return
+    row = connection.execute(OWNER_QUERY, (target.database,)).fetchone()
+    owner, is_super, is_owned = row or ("", False, True)
+    statements: list[str] = []
+    if not is_owned:
+        change = f"ALTER DATABASE {quote(target.database)} OWNER TO {role.quoted};"
+        statements += [change] if is_super else role.grant_membership(owner)
+    others = connection.execute(OTHERS_QUERY, (target.database,)).fetchall()
+    if not all(is_super for _, is_super in others):
+        statements += role.grant_membership("pg_signal_backend")
+    if supers := sorted({name for name, is_super in others if is_super}):
+        statements.append(comment(f"end the sessions of {', '.join(supers)}, or restore as a superuser"))
+    if statements:
+        reasons = [] if is_owned else ["does not own it"]
+        reasons += [f"may not end its sessions of {', '.join(sorted({name for name, _ in others}))}"] if others else []
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {target.database} can't be put aside, because role {role.name}"
+            f" {' and '.join(reasons)}",
+            hint=statements,
+            details={"node": target.node.id, "database": target.database},
+        )
 
 
 def find_xml_columns(groups: Iterable[Group], states: Mapping[str, TableState]) -> list[str]:
@@ -171,129 +211,3 @@ def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeI
 def databases(connection: psycopg.Connection[Any]) -> set[str]:
     """The names of the server's databases."""
     return {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
-
-
-def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
-    """Drop what restores that died left of this database, then create the empty database to load into."""
-    prefix = target.loading[: -len(target.loading.rsplit("_", 1)[-1])]
-    for name in databases(connection):
-        if name.startswith(prefix):
-            _drop(connection, name)
-    statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
-        sql.Identifier(target.loading),
-        sql.Literal(source.encoding),
-        sql.Literal(source.collate),
-        sql.Literal(source.ctype),
-        _provider(source),
-    )
-    try:
-        connection.execute(statement)
-    except (
-        psycopg.errors.InvalidParameterValue,
-        psycopg.errors.FeatureNotSupported,
-        psycopg.errors.WrongObjectType,
-    ) as error:
-        raise TargetUnfitError(
-            f"node {target.node.id}: database {target.loading} can't be created: {str(error).strip()}",
-            hint="install the locale on the target's machine, then repeat the command",
-        ) from error
-
-
-def _provider(source: NodeIdentity) -> sql.Composable:
-    """The CREATE DATABASE options for the source's locale provider (PostgreSQL manual, "Locale Providers")."""
-    if source.locale_provider == LIBC:
-        return sql.SQL("LOCALE_PROVIDER libc")
-    if source.locale_provider == BUILTIN:
-        return sql.SQL("LOCALE_PROVIDER builtin BUILTIN_LOCALE {}").format(sql.Literal(source.locale))
-    option = sql.SQL("LOCALE_PROVIDER icu ICU_LOCALE {}").format(sql.Literal(source.locale))
-    if source.icu_rules:
-        option += sql.SQL(" ICU_RULES {}").format(sql.Literal(source.icu_rules))
-    return option
-
-
-def drop_loading(targets: Iterable[Target]) -> None:
-    """Drop the databases being loaded, on every node that answers; raise the first error."""
-
-    def drop(target: Target) -> None:
-        with connect(target.maintenance) as connection:
-            _drop(connection, target.loading)
-
-    in_parallel(drop, targets)
-
-
-def _drop(connection: psycopg.Connection[Any], name: str) -> None:
-    connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-class Rename(NamedTuple):
-    """A rename that was done, and the session that did it."""
-
-    connection: psycopg.Connection[Any]
-    old: str
-    new: str
-
-
-def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """Give every database its real name; return the existing databases that were put aside, as `node: name`.
-
-    If a rename raises, the renames before it are undone and its error is raised.
-    """
-    done: list[Rename] = []
-    aside: list[str] = []
-    try:
-        for target in targets:
-            connection = connections[target.shard]
-            steps = [(target.loading, target.database)]
-            if target.database in databases(connection):
-                steps.insert(0, (target.database, target.aside))
-                aside.append(f"{target.node.id}: {target.aside}")
-            for old, new in steps:
-                _rename(connection, old, new)
-                done.append(Rename(connection, old, new))
-    except BaseException:
-        for one in reversed(done):
-            _rename(one.connection, one.new, one.old)
-        raise
-    return aside
-
-
-def release_slots(
-    targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
-) -> tuple[list[str], list[str]]:
-    """Drop Cutline's slots in databases that were put aside: their chains have ended, and the slots would retain WAL.
-
-    Returns the slots that were dropped and those that could not be, each as `node: slot`.
-    """
-    dropped: list[str] = []
-    left: list[str] = []
-    for target in targets:
-        row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
-        # By the database's oid: a standby may not have replayed the rename yet.
-        for node in (target.node, *target.backups) if row else ():
-            try:
-                with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
-                    for slot in [name for (name,) in connection.execute(SLOTS_QUERY, row)]:
-                        (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
-            except (psycopg.Error, SnapshotError):
-                left.append(f"{node.id}: every slot of database {target.aside}")
-    return dropped, left
-
-
-def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
-    try:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-    except psycopg.errors.ObjectInUse:
-        return False
-    return True
-
-
-def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
-    """End the sessions in a database and rename it; nobody can connect to it until that is done."""
-    name = sql.Identifier(old)
-    connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
-    try:
-        connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (old,))
-        connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
-        name = sql.Identifier(new)
-    finally:
-        connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(name))

@@ -2,23 +2,36 @@
 
 A subclass is one situation: its message says what happened and where, its hint says what to do next, and its exit code
 is what cron sees. It is defined in the lowest package, so that every other one can raise it.
+
+A message of libpq or of a server may quote what it was given. So whatever becomes the text of an error hides the
+secrets that this process knows: the last line of defence, as no message of our own names a secret.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict
+from urllib.parse import quote
 
 # All loaded error classes by name; tests/test_tidy.py checks that names are unique.
 ERRORS: dict[str, type[SnapshotError]] = {}
+
+# A shorter one is part of many words, and no secret to anybody who guesses.
+SECRET_CHARACTERS_MIN = 6
+HIDDEN = "***"
+WORD_OR_NUMBER = re.compile(r"[^\W\d]+|\d+")
+
+_secrets: set[str] = set()
 
 
 class SnapshotError(Exception):
     """What happened, what to do next, and the command's exit code.
 
-    `message` is lower case and names node, group or object; `hint` is an action; `details` are values for `--json`
-    (never a secret, never a DSN). `slug` is the stable name of the situation for scripts, derived from the class name:
-    BaselineChangedError is "baseline-changed".
+    `message` is lower case and names node, group or object; `hint` is an action, or several lines with statements;
+    `details` are values for `--json` (never a secret, never a DSN). A line end within a line of the hint is escaped:
+    the owner of a table could otherwise add a hint by its name. `slug` is the stable name of the situation for scripts,
+    derived from the class name: BaselineChangedError is "baseline-changed".
     """
 
     exit_code: int = 70
@@ -27,11 +40,14 @@ class SnapshotError(Exception):
         super().__init_subclass__(**settings)
         ERRORS[cls.__name__] = cls
 
-    def __init__(self, message: str, *, hint: str = "", details: dict[str, object] | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.details = details or {}
+    def __init__(
+        self, message: str, *, hint: str | Sequence[str] = "", details: dict[str, object] | None = None
+    ) -> None:
+        self.message = redact(message)
+        lines = [hint] if isinstance(hint, str) else hint
+        self.hint = "\n".join(redact(line).replace("\n", "\\n") for line in lines)
+        self.details: dict[str, object] = _redact_all(details or {})
+        super().__init__(self.message)
 
     @property
     def slug(self) -> str:
@@ -87,7 +103,7 @@ class ReportedError(SnapshotError):
     _slug: str = "reported"
 
     def __init__(self, report: ErrorReport) -> None:
-        super().__init__(report["message"], hint=report["hint"], details=report["details"])
+        super().__init__(report["message"], hint=report["hint"].split("\n"), details=report["details"])
         self.exit_code = int(report["exit_code"])
         self._slug = str(report["slug"])
 
@@ -115,5 +131,34 @@ def error_of(report: ErrorReport) -> SnapshotError:
     if kind is None or issubclass(kind, ReportedError):
         return ReportedError(report)
     error = kind.__new__(kind)
-    SnapshotError.__init__(error, report["message"], hint=report["hint"], details=report["details"])
+    SnapshotError.__init__(error, report["message"], hint=report["hint"].split("\n"), details=report["details"])
     return error
+
+
+def remember_secret(secret: str) -> None:
+    """Let `redact` hide this text, also as URIs and connection strings spell it."""
+    escaped = secret.replace("\\", "\\\\").replace("'", "\\'")
+    if len(secret) >= SECRET_CHARACTERS_MIN:
+        _secrets.update({secret, escaped, quote(secret, safe=""), quote(secret)})
+
+
+def redact(text: str) -> str:
+    """The text with every known secret hidden."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        # Many a password is an ordinary word or number, which is a part of longer ones.
+        if WORD_OR_NUMBER.fullmatch(secret):
+            text = re.sub(rf"(?<!\w){secret}(?!\w)", HIDDEN, text)
+        else:
+            text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _redact_all(value: Any) -> Any:
+    """The value with all texts in it redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: _redact_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_redact_all, value)) if type(value) in (list, tuple) else value
+    return value

@@ -32,6 +32,7 @@ from storage.store import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 
 
@@ -150,11 +151,11 @@ class FsspecStore:
         except ObjectMissingError:
             return []
         start, skip = f"{self.path(folder)}/", len(self.root) + 1
-        # A name that ends in a slash is the placeholder with which consoles show an empty folder.
+        # A name that ends in a slash, no key, is the placeholder with which consoles show an empty folder.
         return sorted(
             Listed(path[skip:], int(status["size"]), time_of(status))
             for path, status in found.items()
-            if path.startswith(start) and not path.endswith("/")
+            if path.startswith(start) and is_key(path[skip:])
         )
 
     def list_children(self, prefix: str) -> Keys:
@@ -167,7 +168,7 @@ class FsspecStore:
             return []
         start = f"{self.path(folder)}/"
         names = {path[len(start) :].rstrip("/") for path in found if path.startswith(start)}
-        return sorted(names - {""})
+        return sorted(name for name in names if is_key(name))
 
     def delete(self, key: str) -> None:
         """See ObjectStore."""

@@ -12,12 +12,25 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from storage.digest import digest_of, read_pieces
+from storage.folders import (
+    LinkedFolderError,
+    drop_empty,
+    entries,
+    make_root,
+    open_object,
+    opened,
+    remove,
+    status_of,
+    sync_names,
+    walk,
+    write_durably,
+)
 from storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -41,7 +54,6 @@ INCOMING = ".incoming"
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 LINK_ATTEMPTS_MAX = 100
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +69,45 @@ class LocalStore:
 
     def create(self, key: str, body: bytes) -> None:
         """See ObjectStore."""
-        target = self.root / check_key(key)
-        incoming = self.root / INCOMING / uuid.uuid4().hex
-        with self._translate_errors(), self._translate_refused_writes():
-            make_root(self.root)
-            make_folder(incoming.parent)
+        check_key(key)
+        incoming = uuid.uuid4().hex
+        with ExitStack() as stack:
+            with self._translate_errors(), self._translate_refused_writes():
+                make_root(self.root)
+                hidden = stack.enter_context(opened(self.root, [INCOMING], make=True))[-1]
+                try:
+                    write_durably(incoming, body, hidden)
+                    self._link(incoming, hidden, key)
+                except BaseException:
+                    with suppress(OSError):  # the first error matters more than a leftover hidden file
+                        os.unlink(incoming, dir_fd=hidden)
+                    raise
+            # The object exists from here on, so no error below may claim that it was not stored.
             try:
-                write_durably(incoming, body)
-                self._link(incoming, target, key)
-            except BaseException:
-                with suppress(OSError):  # the first error matters more than a leftover hidden file
-                    incoming.unlink(missing_ok=True)
-                raise
-        # The object exists from here on, so no error below may claim that it was not stored.
-        try:
-            incoming.unlink(missing_ok=True)
-            self._keep_name(target)
-        except OSError as error:
-            raise AnswerLostError(url=self.url, key=key, reason=reason_of(error)) from error
+                with suppress(FileNotFoundError):
+                    os.unlink(incoming, dir_fd=hidden)
+                # Any of the folders above the object may be new.
+                sync_names(self.root, key.split("/")[:-1])
+            except OSError as error:
+                raise AnswerLostError(url=self.url, key=key, reason=reason_of(error)) from error
 
     def read(self, key: str) -> bytes:
         """See ObjectStore."""
-        with self._translate_errors(key):
-            return (self.root / check_key(key)).read_bytes()
+        with self._translate_errors(key), os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
+            return file.read()
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """See ObjectStore."""
         check_range(start, length)
-        with self._translate_errors(key), (self.root / check_key(key)).open("rb") as file:
+        with self._translate_errors(key), os.fdopen(open_object(self.root, check_key(key)), "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def size(self, key: str) -> int:
         """See ObjectStore."""
-        path = self.root / check_key(key)
+        check_key(key)
         with self._translate_errors(key):
-            status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ObjectMissingError(url=self.url, key=key)
-        return status.st_size
+            return status_of(self.root, key).st_size
 
     def digest(self, key: str) -> str:
         """See ObjectStore."""
@@ -121,8 +133,8 @@ class LocalStore:
             # A folder may be empty: until its creator links the object, or for good if the creator died.
             return sorted(
                 entry.name
-                for entry in entries(self.root / folder)
-                if entry.is_file() or any(walk(self.root, f"{folder}/{entry.name}".lstrip("/")))
+                for entry in entries(self.root, folder)
+                if entry.is_file or (entry.is_folder and any(walk(self.root, f"{folder}/{entry.name}".lstrip("/"))))
             )
 
     def inventory(self, prefix: str) -> Inventory:
@@ -131,26 +143,23 @@ class LocalStore:
         with self._translate_errors():
             for key in self.list(prefix):
                 with suppress(FileNotFoundError, NotADirectoryError):  # deleted after it was listed
-                    status = (self.root / key).stat()
+                    status = status_of(self.root, key)
                     listed.append(Listed(key, status.st_size, time_of(status)))
         return listed
 
     def delete(self, key: str) -> None:
         """See ObjectStore."""
-        target = self.root / check_key(key)
-        if linked := next(
-            (folder for folder in self._folders(target) if folder != self.root and folder.is_symlink()), None
-        ):
-            # Whoever can write here could otherwise have any file of ours deleted.
-            reason = f"{linked.relative_to(self.root)} is a symbolic link, and nothing is deleted through one"
-            raise DeletionRefusedError(url=self.url, key=key, reason=reason)
+        check_key(key)
         with self._translate_errors():
-            with suppress(FileNotFoundError, NotADirectoryError), self._translate_refused_deletions(key):
-                target.unlink()
-                sync_folder(target.parent)
-            for folder in self._folders(target):
-                if folder == self.root or not drop_if_empty(folder):
-                    break
+            try:
+                with self._translate_refused_deletions(key):
+                    remove(self.root, key)
+            except LinkedFolderError as error:
+                # Whoever can write here could otherwise have any file of ours deleted.
+                raise DeletionRefusedError(url=self.url, key=key, reason=reason_of(error)) from error
+            except NotADirectoryError:
+                return  # a file is in the place of a folder, so there is no such object
+            drop_empty(self.root, key.split("/")[:-1])
 
     @property
     def others_may(self) -> str:
@@ -160,23 +169,32 @@ class LocalStore:
         return "write" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "read" if mode & 0o077 else ""
 
     def unfinished(self) -> Leftovers:
-        """See ObjectStore. A hidden file does not show which object it would have become."""
+        """See ObjectStore. A hidden file does not show which object it would have become.
+
+        A folder among them is none of a create. It has its own name as the key, so that it is seen to be foreign.
+        """
         leftovers: Leftovers = []
-        if (self.root / INCOMING).is_symlink():
-            return []
-        with self._translate_errors(), suppress(FileNotFoundError, NotADirectoryError):
-            for path in sorted((self.root / INCOMING).iterdir()):
+        with (
+            self._translate_errors(),
+            suppress(FileNotFoundError, NotADirectoryError),
+            opened(self.root, [INCOMING]) as descriptors,
+        ):
+            for name in os.listdir(descriptors[-1]):  # noqa: PTH208  # of an open folder
                 with suppress(FileNotFoundError):
-                    status = path.stat()
-                    leftovers.append(Unfinished("", path.name, status.st_size, time_of(status)))
-        return leftovers
+                    status = os.stat(name, dir_fd=descriptors[-1], follow_symlinks=False)
+                    key = f"{INCOMING}/{name}" if stat.S_ISDIR(status.st_mode) else ""
+                    leftovers.append(Unfinished(key, name, status.st_size, time_of(status)))
+        return sorted(leftovers)
 
     def abandon(self, leftover: Unfinished) -> None:
         """See ObjectStore."""
-        if (self.root / INCOMING).is_symlink():
-            return
-        with self._translate_errors(), self._translate_refused_deletions(f"{INCOMING}/{leftover.id}"):
-            (self.root / INCOMING / leftover.id).unlink(missing_ok=True)
+        with (
+            self._translate_errors(),
+            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+            self._translate_refused_deletions(f"{INCOMING}/{leftover.id}"),
+            opened(self.root, [INCOMING]) as descriptors,
+        ):
+            os.unlink(leftover.id, dir_fd=descriptors[-1])
 
     @contextmanager
     def _translate_refused_deletions(self, key: str) -> Iterator[None]:
@@ -199,39 +217,34 @@ class LocalStore:
             hint = "check the folder's permissions, and whether its file system is mounted read-only"
             raise WritingRefusedError(url=self.url, reason=reason_of(error), hint=hint) from error
 
-    def _link(self, incoming: Path, target: Path, key: str) -> None:
-        """Give the written file its name, or raise ObjectExistsError."""
+    def _link(self, incoming: str, hidden: int, key: str) -> None:
+        """Give the written file in the open folder `hidden` its name, or raise ObjectExistsError."""
+        *folders, name = key.split("/")
         for _ in range(LINK_ATTEMPTS_MAX):
-            make_folder(target.parent)
-            try:
-                os.link(incoming, target)
-            except FileNotFoundError:
-                continue  # a delete removed the emptied folder between the two calls
-            except OSError as error:
-                # NFS may repeat a link whose answer was lost, and then report that the name is taken: by this link.
-                if incoming.stat().st_nlink > 1:
-                    return
-                if isinstance(error, FileExistsError):
-                    raise ObjectExistsError(url=self.url, key=key) from error
-                if error.errno in NO_LINKS:
-                    lack = f"the folder's file system does not support hard links ({reason_of(error)})"
-                    raise StoreUnfitError(url=self.url, lack=lack) from error
-                raise
-            return
+            with (
+                suppress(FileNotFoundError),  # a delete removed an emptied folder between two calls
+                opened(self.root, folders, make=True) as descriptors,
+            ):
+                try:
+                    os.link(incoming, name, src_dir_fd=hidden, dst_dir_fd=descriptors[-1], follow_symlinks=False)
+                except FileNotFoundError:
+                    raise
+                except OSError as error:
+                    self._explain_link(error, os.stat(incoming, dir_fd=hidden, follow_symlinks=False), key)
+                return
         raise StoreUnreachableError(url=self.url, reason=f"another process keeps removing the folder of {key}")
 
-    def _keep_name(self, target: Path) -> None:
-        """Make the object's name durable, and those of all folders above it, as any of them may be new."""
-        for folder in self._folders(target):
-            with suppress(FileNotFoundError):  # another process has deleted it
-                sync_folder(folder)
-
-    def _folders(self, target: Path) -> Iterator[Path]:
-        """Yield the folders from the object's parent up to the store's root."""
-        for folder in target.parents:
-            yield folder
-            if folder == self.root:
-                return
+    def _explain_link(self, error: OSError, written: os.stat_result, key: str) -> None:
+        """Raise what a failed link means; return if the name was given all the same."""
+        # NFS may repeat a link whose answer was lost, and then report that the name is taken: by this link.
+        if written.st_nlink > 1:
+            return
+        if isinstance(error, FileExistsError):
+            raise ObjectExistsError(url=self.url, key=key) from error
+        if error.errno in NO_LINKS:
+            lack = f"the folder's file system does not support hard links ({reason_of(error)})"
+            raise StoreUnfitError(url=self.url, lack=lack) from error
+        raise error
 
     @contextmanager
     def _translate_errors(self, key: str | None = None) -> Iterator[None]:
@@ -248,72 +261,11 @@ class LocalStore:
 
 def reason_of(error: OSError) -> str:
     """Return the operating system's message, without the path."""
+    if isinstance(error, LinkedFolderError):
+        return str(error.strerror)
     return (error.strerror or type(error).__name__).lower()
 
 
 def time_of(status: os.stat_result) -> datetime:
     """Return when a file was written."""
     return datetime.fromtimestamp(status.st_mtime, UTC)
-
-
-def make_root(root: Path) -> None:
-    """Create the store's folder if it is missing, with its parents, and make their names durable."""
-    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    make_folder(root)
-    for folder in missing:
-        sync_folder(folder.parent)
-
-
-def make_folder(folder: Path) -> None:
-    """Create the folder and its parents if they are missing: whole databases are in it, so nobody else may enter."""
-    try:
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-    except FileNotFoundError:
-        make_folder(folder.parent)
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-
-
-def write_durably(path: Path, body: bytes) -> None:
-    """Write a new file, which nobody else may read, and flush it to disk."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the folder's names to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def drop_if_empty(folder: Path) -> bool:
-    """Remove the folder if it is empty; return whether it no longer exists."""
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False
-        raise
-    return True
-
-
-def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the folder's entries that are not hidden; none if the folder does not exist."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listed:
-        yield from (entry for entry in listed if not entry.name.startswith("."))
-
-
-def walk(root: Path, folder: str) -> Iterator[str]:
-    """Yield the keys below `folder`, in no order; raise OSError for a folder that can't be read."""
-    for entry in entries(root / folder):
-        key = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.is_dir():
-            yield from walk(root, key)
-        else:
-            yield key

@@ -1,33 +1,143 @@
-"""The location of a store: its URL and options, as in fleet.toml and as sent to tasks."""
+"""The location of a store: its URL, options and encryption, as in fleet.toml and as sent to tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import os
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from storage.open import open_store
+from storage.open import STORES_KEPT_MAX, HashableOptions, from_hashable, open_store, to_hashable
 from storage.store import ObjectStore, redact_url
+
+
+class StoreEncryption(Hashable, Protocol):
+    """How a store is encrypted: a hashable value without open files or connections."""
+
+    def over(self, raw: ObjectStore) -> ObjectStore:
+        """Return the store that encrypts what `raw` then stores. Nothing is read yet."""
+        ...
+
+    def for_tasks(self, opened: Any) -> StoreEncryption:
+        """Return the encryption of the store that `over` returned as tasks in other processes need it."""
+        ...
+
+
+S3_PROTOCOLS = ("s3", "s3a")
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+AUTHORITY_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoreLocation:
-    """A store's URL and its options, which may contain secrets.
+    """A store's URL, its options, which may contain secrets, and its encryption.
 
-    It can be pickled; an open store can't. str() and repr() show only the URL without credentials.
+    It can be pickled; an open store can't. What is pickled has the data key, and not the operator's key. str() and
+    repr() show only the URL without credentials.
     """
 
     url: str
     options: Mapping[str, object] = field(default_factory=dict)
+    encryption: StoreEncryption | None = None
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it. In one process the same location always gives the same store.
 
         Raises StoreUrlError.
         """
+        if self.encryption is None:
+            return self.open_raw()
+        return _open_encrypted(self.url, to_hashable(self.options), self.encryption, os.getpid())
+
+    def open_raw(self) -> ObjectStore:
+        """Open the store of what is stored, encrypted or not; see `open`."""
         return open_store(self.url, self.options)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What others on the network can do to the store, one sentence each; usually none."""
+        return warnings_of(self.url, self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the location for tasks; raise what reading the key raises."""
+        encryption = self.encryption and self.encryption.for_tasks(self.open())
+        return StoreLocation, (self.url, self.options, encryption)
 
     def __str__(self) -> str:
         return redact_url(self.url)
 
     def __repr__(self) -> str:
         return f"StoreLocation({redact_url(self.url)!r})"
+
+
+@lru_cache(maxsize=STORES_KEPT_MAX)
+def _open_encrypted(url: str, options: HashableOptions, encryption: StoreEncryption, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
+    return encryption.over(open_store(url, from_hashable(options)))
+
+
+def with_environment(url: str, options: Mapping[str, object]) -> dict[str, object]:
+    """`options`, with the endpoint and the authorities that this process's environment names.
+
+    Executors on other machines don't have this environment: they would send the rows elsewhere, or trust others.
+    """
+    found = dict(options)
+    if url.partition("://")[0] not in S3_PROTOCOLS:
+        return found
+    client = _client_options(options)
+    if not found.get("endpoint_url") and not client.get("endpoint_url"):
+        ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+        named = [os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)]
+        if named and not ignored:
+            found["endpoint_url"] = named[0]
+    trusted = [os.environ[name] for name in AUTHORITY_VARIABLES if os.environ.get(name)]
+    if not found.get("ca_file") and "verify" not in client and trusted:
+        found["ca_file"] = trusted[0]
+    return found
+
+
+def warnings_of(url: str, options: Mapping[str, object]) -> list[str]:
+    """What others on the network can do to a store with these options; none if it is not S3."""
+    if url.partition("://")[0] not in S3_PROTOCOLS:
+        return []
+    client = _client_options(options)
+    endpoint = str(options.get("endpoint_url") or client.get("endpoint_url") or "")
+    try:
+        urlsplit(endpoint)
+    except ValueError:  # opening the store says so
+        return []
+    if _is_plain(endpoint, options, client):
+        how = _origin(endpoint) or "use_ssl is false"
+        return [
+            f"the store is reached without TLS ({how}): everybody on the network can read and change what is stored;"
+            " use an https:// endpoint"
+        ]
+    if client.get("verify") is False:
+        return ["the store's certificate is not verified: anybody on the network can pose as the store; set ca_file"]
+    return []
+
+
+def _is_plain(endpoint: str, options: Mapping[str, object], client: Mapping[str, object]) -> bool:
+    if not endpoint:
+        return options.get("use_ssl") is False or client.get("use_ssl") is False
+    return urlsplit(endpoint).scheme.lower() == "http" and not _is_loopback(urlsplit(endpoint).hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _origin(endpoint: str) -> str:
+    """Scheme, host and port of the endpoint, which may also contain a password."""
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if endpoint else ""
+
+
+def _client_options(options: Mapping[str, object]) -> dict[str, object]:
+    given = options.get("client_kwargs")
+    return dict(given) if isinstance(given, Mapping) else {}

@@ -18,6 +18,7 @@ from storage.store import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 
 
@@ -69,7 +70,7 @@ class InMemoryStore:
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         with self._lock:
-            return sorted([key for key in self._objects if key.startswith(start)])
+            return sorted([key for key in self._objects if key.startswith(start) and is_key(key)])
 
     def list_children(self, prefix: str) -> Keys:
         """See ObjectStore."""

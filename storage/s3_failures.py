@@ -7,6 +7,8 @@ responses".
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
@@ -100,6 +102,30 @@ class CredentialsExpired(Exception):  # noqa: N818  # a situation within the pac
         self.source = source
 
 
+class UntrustedServerError(SSLError):  # type: ignore[misc]  # botocore has no types
+    """There is no TLS connection to the server; `why` is in OpenSSL's words, `authorities` are those it may have."""
+
+    def __init__(self, url: str, error: BaseException, verify: object) -> None:
+        super().__init__(endpoint_url=url, error=type(error).__name__)
+        # aiohttp's own errors are of OpenSSL's classes, too, but say nothing.
+        found = [one for one in _causes(error) if isinstance(one, ssl.SSLError)]
+        said = (getattr(one, "verify_message", "") or getattr(one, "reason", "") for one in found)
+        self.is_certificate = any(isinstance(one, ssl.SSLCertVerificationError) for one in found)
+        self.why = next(filter(None, said), "unknown reason")
+        self.authorities = str(verify) if isinstance(verify, str) else "those that botocore brings"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it; aiohttp keeps OpenSSL's error as an attribute."""
+    while error is not None:
+        yield error
+        if isinstance(inner := getattr(error, "certificate_error", None), BaseException):
+            yield inner
+        if isinstance(inner := getattr(error, "os_error", None), BaseException):
+            yield inner
+        error = error.__cause__ or error.__context__
+
+
 class S3Failure(Enum):
     """What the answer to a request, or the lack of one, says about whether it was carried out."""
 
@@ -185,7 +211,11 @@ def fault_of(error: BaseException) -> Fault:
         source = SOURCES.get(error.source, f"the service {error.source}" if error.source else "an unknown source")
         hint = f"renew the credentials: they come from {source}; then repeat the command"
     elif isinstance(error, NO_CREDENTIALS):
-        hint = "set key and secret in [store_options], or what the AWS tools read: a profile, the environment, a role"
+        hint = "set key and secret in [store_options], or what the AWS tools read: a profile, the environment, a role;"
+        hint += " on a cluster, for the user of Spark's executors too"
+    elif isinstance(error, UntrustedServerError):
+        hint = "name the file with the authority of the store's certificate: ca_file in [store_options] of fleet.toml"
+        hint = hint if error.is_certificate else "check endpoint_url in [store_options]: the port must be that of https"
     elif code == "RequestTimeTooSkewed":
         hint = "set this machine's clock"
     return Fault(
@@ -213,6 +243,10 @@ def reason_of(error: BaseException) -> str:
         return "the credentials have expired or were revoked"
     if isinstance(error, NO_CREDENTIALS):
         return f"no credentials were found ({type(error).__name__})"
+    if isinstance(error, UntrustedServerError):
+        if error.is_certificate:
+            return f"certificate verification failed: {error.why} (authorities: {error.authorities})"
+        return f"no TLS connection: {error.why}"
     if isinstance(error, EndpointConnectionError):
         return "can't connect"
     if isinstance(error, NO_ANSWER):

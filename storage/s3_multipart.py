@@ -76,6 +76,7 @@ async def create_in_parts(creation: Creation, body: bytes) -> None:
     try:
         parts = await _send_parts(filesystem, upload, body)
         await creation.decide(lambda: _complete(filesystem, upload, parts), 0)
+        await creation.verify_encryption("parts", began)
     except BaseException as error:
         # Also after a lost answer: aborting a completed upload changes nothing.
         await asyncio.shield(try_abort(filesystem, upload))

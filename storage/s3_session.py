@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
 from aiohttp import ClientConnectorError
@@ -24,14 +26,17 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     EndpointConnectionError,
     IncompleteReadError,
     ReadTimeoutError,
+    SSLError,
 )
 from fsspec.asyn import sync_wrapper  # type: ignore[import-untyped]
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
+from storage.errors import UsageError
 from storage.s3_failures import (
     EXPIRED,
     UNKNOWN_CREDENTIALS,
     CredentialsExpired,
+    UntrustedServerError,
     code_and_status,
     is_wordless,
     remove_text,
@@ -43,7 +48,23 @@ ANSWER_SECONDS_MAX = 30
 CLEAN_UP_SECONDS_MAX = 10
 SIGNAL_SECONDS_MAX = 1
 
+# Options of Cutline's own that are parameters of puts: see storage/s3_put.py.
+PARAMETERS = {"server_side_encryption": "ServerSideEncryption", "kms_key_id": "SSEKMSKeyId"}
+
 T = TypeVar("T")
+
+
+class CertificateFileError(UsageError):
+    """The file with the authorities of the store's certificate can't be used on this machine."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        host = socket.gethostname()
+        super().__init__(
+            f"the store's ca_file {path} can't be used on {host}: {problem}",
+            hint="put the certificates of the authority (PEM) under this name on this machine and on every machine of"
+            " Spark's executors, readable for the user there",
+            details={"file": path, "host": host},
+        )
 
 
 class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
@@ -65,6 +86,8 @@ class OneSendSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
             return await asyncio.wait_for(super().send(request), seconds_max)
         except TimeoutError as error:
             raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+        except SSLError as error:
+            raise UntrustedServerError(request.url, error, self._verify) from error
         except EndpointConnectionError as error:
             if isinstance(error.__context__, (ClientConnectorError, socket.gaierror)):
                 raise
@@ -86,6 +109,8 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         self.policy = policy
         self.pace = Pace()
         self.has_worked = False
+        # How objects were created whose encryption was verified.
+        self.encrypts: set[str] = set()
         self._renewing = asyncio.Lock()
 
     def tries(self, size_bytes: int = 0) -> Tries:
@@ -187,9 +212,38 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         return str(getattr(self._s3._request_signer._credentials, "method", "") or "")
 
 
-def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
-    """Return the file system with bounded waits and the user's `options`, which are those of s3fs."""
+def to_s3fs(options: Mapping[str, object]) -> dict[str, object]:
+    """The options as s3fs takes them; raise CertificateFileError if the authorities can't be read."""
     given = dict(options)
+    client = dict(chosen) if isinstance(chosen := given.get("client_kwargs"), Mapping) else {}
+    if ca_file := given.pop("ca_file", None):
+        client["verify"] = str(ca_file)
+    endpoint = str(given.get("endpoint_url") or client.get("endpoint_url") or "")
+    if isinstance(client.get("verify"), str) and urlsplit(endpoint).scheme != "http":
+        _check_authorities(str(client["verify"]))
+    if client:
+        given["client_kwargs"] = client
+    if asked := {PARAMETERS[name]: str(given.pop(name)) for name in PARAMETERS if name in given}:
+        more = given.get("s3_additional_kwargs")
+        given["s3_additional_kwargs"] = (dict(more) if isinstance(more, Mapping) else {}) | asked
+    return given
+
+
+def _check_authorities(path: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:  # an OSError, too
+        raise CertificateFileError(path, "it has no certificates in PEM form") from None
+    except OSError as error:
+        raise CertificateFileError(path, error.strerror or type(error).__name__) from None
+
+
+def s3_filesystem(options: Mapping[str, object]) -> PatientS3:
+    """Return the file system with bounded waits and the user's `options`: s3fs's, and Cutline's own.
+
+    Raises CertificateFileError.
+    """
+    given = to_s3fs(options)
     chosen = given.pop("config_kwargs", {})
     config: dict[str, object] = dict(chosen) if isinstance(chosen, Mapping) else {}
     policy = retries_of(config)

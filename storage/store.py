@@ -19,8 +19,8 @@ Inventory: TypeAlias = "list[Listed]"
 Leftovers: TypeAlias = "list[Unfinished]"
 
 # fsspec interprets ? * [ ] # (patterns, versions), and LocalStore hides unfinished objects behind a leading dot. So
-# keys have none of these, in any store.
-SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%.][^\x00-\x1f\x7f/\\?*\[\]#%]*"
+# keys have none of these, in any store. A surrogate is how Python reads a file name that is not UTF-8.
+SEGMENT = r"[^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff.][^\x00-\x1f\x7f/\\?*\[\]#%\ud800-\udfff]*"
 KEY = re.compile(f"{SEGMENT}(?:/{SEGMENT})*")
 
 
@@ -51,8 +51,9 @@ class ObjectStore(Protocol):
     """Objects created complete and once, under keys like `snapshots/nightly/snapshot.json`.
 
     A key is one or more segments joined by `/`; none is empty or begins with a dot (ValueError). No key may be the
-    folder of another key. All methods are thread-safe, always ask the store and never a cache, and raise
-    StoreUnreachableError if the store does not answer.
+    folder of another key. Objects whose names are no keys, written by other programs, are neither listed nor deleted:
+    every name that a listing returns is valid. All methods are thread-safe, always ask the store and never a cache,
+    and raise StoreUnreachableError if the store does not answer.
     """
 
     @property
@@ -65,7 +66,8 @@ class ObjectStore(Protocol):
 
         Raises ObjectExistsError if the key is taken by an object that this call did not write; AnswerLostError if it is
         not known whether the object was stored: read the key back; StoreUnreachableError if this call stored nothing,
-        or its subclass WritingRefusedError if it may not store anything here.
+        or its subclass WritingRefusedError if it may not store anything here; EncryptionIgnoredError if this call
+        stored it, but the server has not encrypted it as asked.
         """
         ...
 
@@ -174,6 +176,18 @@ class AnswerLostError(IndeterminateError):
         )
 
 
+class EncryptionIgnoredError(RefusedError):
+    """The store does not encrypt objects as [store_options] asks: this one is stored."""
+
+    def __init__(self, *, url: str, key: str, asked: str, found: str) -> None:
+        super().__init__(
+            f"store {url}: object {key} is stored {found}, although server_side_encryption asks for {asked}",
+            hint="use a server and a key that do, or leave out server_side_encryption and kms_key_id in"
+            " [store_options]; see docs/storage.md, Encryption at rest by the server",
+            details={"store": url, "object": key},
+        )
+
+
 class StoreUnreachableError(UnreachableError):
     """The store does not answer, or refuses the request; nothing was stored."""
 
@@ -221,9 +235,14 @@ class StoreUnfitError(RefusedError):
         )
 
 
+def is_key(key: str) -> bool:
+    """Tell whether `key` is valid in every store."""
+    return KEY.fullmatch(key) is not None
+
+
 def check_key(key: str) -> str:
     """Return `key` if it is valid in every store; raise ValueError if not."""
-    if not KEY.fullmatch(key):
+    if not is_key(key):
         raise ValueError(f"not a valid object key: {key!r}")
     return key
 

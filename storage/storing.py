@@ -15,6 +15,7 @@ from typing import TypeVar
 from storage.digest import digest
 from storage.errors import UnreachableError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore
+from storage.stored_form import stored_form
 
 READ_BACK_PAUSES_SECONDS = (0.2, 1.0, 3.0)
 # The errors of a lookup that leave it open whether a put was stored.
@@ -26,11 +27,18 @@ class StoreAnswersLostError(UnreachableError):
     """The answer to a create was lost, and it is not known whether the object, which is no commit, was stored."""
 
 
-def create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
-    """Create the object, and return once it is known to be in the store with exactly these bytes.
+def create_or_find(store: ObjectStore, key: str, body: bytes) -> str:
+    """Create the object; return the digest of what is stored once it is known to be in the store with these bytes.
 
     Raises ObjectExistsError if the key has other bytes, StoreAnswersLostError if that can't be found out.
     """
+    form = stored_form(store)
+    stored = form.encode(key, body)
+    _create_or_find(form.raw, key, stored)
+    return digest(stored)
+
+
+def _create_or_find(store: ObjectStore, key: str, body: bytes) -> None:
     try:
         store.create(key, body)
     except ObjectExistsError:

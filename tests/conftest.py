@@ -6,11 +6,14 @@ A process can have only one session at a time, and tests in several folders need
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cli.folders.session_folder import claimed_folder, delete_dead_sessions
 from cli.spark.start import start_spark_at
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
@@ -34,5 +37,12 @@ def pytest_report_header() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session at local[2]; stopped, JVM included, after the last test."""
-    with start_spark_at("local[2]", SETTINGS, "tests") as start:
-        yield start.session()
+    parent = Path(tempfile.gettempdir())
+    delete_dead_sessions(parent)
+    with claimed_folder(parent) as folder:
+        # pytest's own temporary folders stay where they are: those of failed tests are kept.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(folder))
+            start = start_spark_at("local[2]", SETTINGS, "tests")
+        with start:
+            yield start.session()

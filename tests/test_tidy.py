@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 # The folders from the bottom up. A module imports modules of its own folder and of lower floors, never of a neighbour.
 FLOORS = (
     ("storage", "columns"),
+    ("storage/encryption",),
     ("fleet",),
     ("fleet/nodes",),
     ("fleet/tables", "fleet/programs", "wal/slots"),
@@ -31,7 +32,9 @@ FLOORS = (
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
+    ("restore/ddl",),
     ("restore", "check"),
+    ("cli/folders",),
     ("cli/output", "cli/spark"),
     ("cli/commands", "cli"),
     ("cli/demo",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -38,17 +40,35 @@ def check(
     """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
     if increment is not None and name is None:
         raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+    if junit is not None:
+        _check_writable(junit)
     fleet = command_context(context).load_fleet()
     name = newest_name(fleet, name) if name is not None else None
     with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
         report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
     if junit is not None:
-        try:
+        with _naming_file(junit):
             junit.write_text(junit_of(report), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{junit}: {error.strerror}", hint="name a file that you may write") from error
     emit(context, report.to_json(), lines_of(report))
     raise typer.Exit(report.exit_code)
+
+
+def _check_writable(file: Path) -> None:
+    """Raise UsageError unless the file can be written: a check may take hours. Leave no file that was not there."""
+    with _naming_file(file):
+        is_new = not file.exists()
+        with file.open("a"):
+            pass
+        if is_new:
+            file.unlink()
+
+
+@contextmanager
+def _naming_file(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", hint="name a file that you may write") from error
 
 
 def lines_of(report: CheckReport) -> list[str]:

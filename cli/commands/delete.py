@@ -15,7 +15,8 @@ from fleet.label import read_label
 from fleet.record import to_builtins
 from snapshots.records.commits import check_name
 from snapshots.records.tombstones import Mark
-from snapshots.removal.deletion import DeletionPlan, DeletionResult, delete_snapshot, preview_deletion
+from snapshots.removal.deletion import DeletionResult, delete_snapshot, preview_deletion
+from snapshots.removal.deletion_plan import DeletionPlan
 from snapshots.removal.removal import RemovalResult
 
 SCHEMA = "cutline/delete/1"
@@ -105,6 +106,7 @@ def removed_document(removed: RemovalResult | None) -> dict[str, Any]:
         "bytes": removed.bytes if removed else 0,
         "slots_left": removed.slots_left if removed else [],
         "slots_unknown": removed.slots_unknown if removed else [],
+        "slots_foreign": removed.slots_foreign if removed else [],
         "refused": [{"object": key, "why": why} for key, why in (removed.refused.items() if removed else ())],
         "publications": removed.publications if removed else [],
         "publications_left": removed.publications_left if removed else [],
@@ -168,6 +170,10 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     lines += [
         f"warning: slot on a node that is no longer in fleet.toml; if the node exists, drop it by hand: {one}"
         for one in removed.slots_unknown
+    ]
+    lines += [
+        f"warning: slot not dropped, no create of this snapshot is known to have made it: {one}"
+        for one in removed.slots_foreign
     ]
     if not removed.is_done:
         lines.append(f"not everything was deleted; repeat: {again}")

@@ -8,6 +8,8 @@ import typer
 
 from cli.output.context import command_context
 from cli.output.results import emit, progress
+from cli.spark.protection import check_protection
+from fleet.nodes.problems import actions_of, grants_of, optional_lines
 from fleet.record import to_builtins
 from snapshots.create.initialise import InitReport, initialise
 
@@ -25,7 +27,9 @@ def init(
     ] = False,
 ) -> None:
     """Check and prepare every node and the store. Safe to repeat."""
-    fleet = command_context(context).load_fleet()
+    options = command_context(context)
+    fleet = options.load_fleet()
+    check_protection(fleet.spark_master, fleet.spark_settings)
     with progress(context) as shown:
         report = initialise(fleet, shown, forgets_nodes=forget_nodes)
     document = {
@@ -39,6 +43,9 @@ def init(
         "published": report.published,
         "forgotten": report.forgotten,
         "deleting_refused": report.deleting_refused,
+        "encryption_key": report.encryption_key or None,
+        "grants": grants_of(report.lacking),
+        "actions": actions_of(report.lacking),
     }
     emit(context, document, lines_of(report))
 
@@ -53,6 +60,12 @@ def lines_of(report: InitReport) -> list[str]:
         lines.append(
             f"snapshots can be taken, but the store refused to delete the probe's objects: {report.deleting_refused}"
         )
+    lines.append(
+        f"the store is encrypted with key {report.encryption_key}; not encrypted are the names of snapshots and nodes,"
+        " and the numbers, sizes and times of objects; keep a copy of the key elsewhere: without it nothing can be read"
+        if report.encryption_key
+        else "the store is not encrypted by Cutline: docs/encryption.md"
+    )
     for node, tables in report.groups.items():
         new = report.published[node]
         lines.append(f"{node}: {len(tables)} tables are published" + (f", new: {', '.join(new)}" if new else ""))
@@ -62,4 +75,4 @@ def lines_of(report: InitReport) -> list[str]:
             )
     if report.forgotten:
         lines.append(f"no longer counted for the majority: {', '.join(report.forgotten)}")
-    return [*lines, "next: snapshot create NAME"]
+    return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]

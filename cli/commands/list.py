@@ -16,6 +16,7 @@ from fleet.tables.left_out import select_warnings
 from snapshots.listing.listing import Entry, Listing, list_store
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
+from snapshots.records.documents import shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -118,7 +119,7 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
                 count_text(commit.counts["changes"]),
                 count_text(commit.counts["transactions"]),
                 size_text(commit.counts["bytes"]),
-                commit.comment,
+                shortened(commit.comment),
             )
         if entry.remark:
             table.add_row("", "", "", entry.remark)

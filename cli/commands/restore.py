@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
+from cli.spark.protection import check_protection
 from fleet.config import load_fleet
 from fleet.hints import NEW_CHAIN
 from fleet.progress import Noting
@@ -23,6 +25,7 @@ from restore.request import RestoreRequest
 from restore.restore import preview_restore, restore_fleet
 from snapshots.listing.name_templates import newest_name
 
+SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
 
 
@@ -41,20 +44,28 @@ def restore(
 ) -> None:
     """Restore the fleet's databases as they were at an increment."""
     source = command_context(context).load_fleet()
+    check_protection(source.spark_master, source.spark_settings)
     target = load_fleet(to) if to else source
     name = newest_name(source, name)
     request = RestoreRequest(name, increment, tuple(group or ()), replace, create_roles)
     plan = plan_restore(source, target, request)
     if dry_run:
         with progress(context) as shown:
-            lacking = preview_restore(plan, shown)
+            preview = preview_restore(plan, shown)
         report = plan.report()
+        report.left_out = preview.left_out
+        lacking = preview.roles_missing
         missing = sorted({f"{one.node.id}: {role}" for one in plan.targets for role in lacking[one.shard]})
         document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
-        lines = [_label(report, "would be restored"), *left_out_lines(report.not_in_snapshot)]
+        document["ddl_not_tried"] = preview.untried
+        lines = [_label(report, "would be restored"), *(f"left out: {name}" for name in report.left_out)]
+        lines += left_out_lines(report.not_in_snapshot)
         lines += [f"role would be created, without login, on {role}" for role in missing]
         lines += [one.text for one in report.open_operations]
-        emit(context, document, [*lines, "every check passed; nothing was changed"])
+        if preview.untried:
+            where = ", ".join(preview.untried)
+            lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
+        emit(context, document, [*lines, f"every {'other ' * bool(preview.untried)}check passed; nothing was changed"])
         return
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
@@ -84,6 +95,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "not_in_snapshot": to_builtins(report.not_in_snapshot),
         "slots_dropped": report.slots_dropped,
         "slots_left": report.slots_left,
+        "owner_changes": to_builtins(report.owner_changes),
         "open_operations": [one.to_json() for one in report.open_operations],
     }
 
@@ -93,15 +105,31 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += [f"previous database kept on {name}" for name in report.aside]
+    for one in report.owner_changes:
+        lines.append(
+            f"{one.node}: database {one.database} belongs to {one.owner}, the previous one to {one.previous};"
+            f" to give it back, run on {one.node}:"
+        )
+        lines.append(one.statement)
     lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
-    lines += [f"warning: slot not dropped, drop it or it keeps WAL, on {name}" for name in report.slots_left]
+    lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     lines += [one.text for one in report.open_operations]
     if report.aside:
         lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
     return lines
+
+
+def _slot_left_lines(name: str) -> list[str]:
+    """The lines on a slot, `node: slot`, that was not dropped, with the statement that drops it."""
+    line = f"warning: slot not dropped, it keeps WAL until it is, on {name}"
+    node, _, slot = name.rpartition(": ")
+    if not SLOT_NAME.fullmatch(slot):
+        # The node was not reachable, so the slots have no names here.
+        return [f"{line}; to drop them, drop that database if it is not needed"]
+    return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
 
 
 def _label(report: RestoreReport, what: str) -> str:

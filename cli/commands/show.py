@@ -17,6 +17,7 @@ from snapshots.listing.listing import Entry, show_snapshot
 from snapshots.listing.name_templates import newest_name
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
+from snapshots.records.documents import shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,7 +59,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     full, part = chain.full, chain.full
     lines: list[str | RenderableType] = [
         f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
-        f"{size_text(chain_bytes(chain))}" + (f" — {full.comment}" if full.comment else ""),
+        f"{size_text(chain_bytes(chain))}" + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",
     ]

@@ -8,6 +8,7 @@ from cli.demo.fleet import down, load, up
 from cli.demo.screen import Screen
 from cli.demo.story import tell_story
 from cli.demo.view import document_of, lines_of
+from cli.folders.session_folder import begin_session
 from cli.output.context import command_context
 from cli.output.exit_codes import CONFLICTS
 from cli.output.results import emit
@@ -28,6 +29,7 @@ def demo(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
+    begin_session()
     with Screen(quiet=command_context(context).quiet) as screen:
         report = tell_story(screen)
     emit(context, document_of(report), lines_of(report))

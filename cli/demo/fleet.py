@@ -46,9 +46,9 @@ def up(context: typer.Context, directory: FleetFolder, shards: Shards = None, ba
         fleet = start_fleet(directory, shards=shards, backups=backups)
     seconds = time.monotonic() - began
     started = len(fleet.nodes) - was_running
-    nodes = [{"id": node.id, "backup_of": node.backup_of, "port": node.port} for node in fleet.nodes]
+    nodes = [{"id": node.id, "backup_of": node.backup_of, "dsn": node.dsn()} for node in fleet.nodes]
     document = {
-        "schema": "cutline/demo-up/1",
+        "schema": "cutline/demo-up/2",
         "fleet": str(fleet.fleet_toml),
         "store": str(fleet.store),
         "started": started,

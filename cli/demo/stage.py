@@ -153,10 +153,12 @@ class Interrupts:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder; on exit its fleets are stopped and everything is deleted."""
+    """A temporary folder; on exit its fleets are stopped and everything is deleted.
+
+    Root's servers run under another account, which can't enter it: their data is elsewhere (embedded/folder.py). If
+    the demo is killed, the next command deletes all of it (cli/folders/session_folder.py).
+    """
     folder = Path(tempfile.mkdtemp(prefix="cutline-demo-"))
-    # The servers may run under another account, which must be able to enter the folder.
-    folder.chmod(0o711)
     try:
         yield folder
     finally:

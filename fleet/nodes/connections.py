@@ -19,9 +19,13 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
+from fleet.libpq_environment import missing_files
 from fleet.nodes.encodings import ADAPTERS, UTF8
+from fleet.variables import SECRET_PARAMETERS
 from storage.errors import UnreachableError, UsageError
 
+# A database that every server has; others are created and renamed from there.
+MAINTENANCE_DATABASE = "postgres"
 CONNECT_SECONDS_MAX = 10
 # Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"). search_path is one:
 # regclass and similar types print a schema only if it is not in the path. With row_security=off a query that policies
@@ -65,14 +69,13 @@ TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
 # but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
-RESTRICTION_VERSIONS = {12: 20, 13: 16, 14: 13, 15: 8, 16: 4}
+RESTRICTION_VERSIONS = {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004}
 
-# What libpq itself hides wherever it shows parameters.
-SECRET_PARAMETERS = frozenset(
-    option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"
-)
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
+
+# Given to OpenSSL for a key that should not be encrypted.
+NO_PASSPHRASE = "none"
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 # The open connections of this process, and their servers.
@@ -110,6 +113,8 @@ def conninfo(dsn: str, **more: str) -> str:
         "keepalives_count": "3",
     }
     merged = defaults | {key: value for key, value in given.items() if value is not None}
+    # Without a passphrase OpenSSL would ask the terminal for that of an encrypted key, also one in the default place.
+    merged.setdefault("sslpassword", NO_PASSPHRASE)
     return make_conninfo("", **(merged | {"options": options, "client_encoding": UTF8} | more))
 
 
@@ -128,6 +133,8 @@ def program_connection(node: Node, *, needs_tls: bool, **more: str) -> ProgramCo
     parameters = conninfo_to_dict(conninfo(node.dsn, **more))
     if needs_tls and parameters.get("sslmode", os.environ.get("PGSSLMODE")) not in STRICT_MODES:
         parameters["sslmode"] = "require"
+    if parameters.get("sslpassword") == NO_PASSPHRASE:
+        del parameters["sslpassword"]
     password = parameters.pop("password", None)
     environment = {} if password is None else {"PGPASSWORD": str(password)}
     given = {name: value for name, value in parameters.items() if value is not None}
@@ -206,14 +213,32 @@ def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connec
 
 def has_restriction(version: int) -> bool:
     """Whether a server of this version can refuse to read views (PostgreSQL manual, "Client Connection Defaults")."""
-    major, minor = divmod(version, 10000)
-    return minor >= RESTRICTION_VERSIONS.get(major, 0 if major > max(RESTRICTION_VERSIONS) else minor + 1)
+    return version >= RESTRICTION_VERSIONS.get(version // 10000, 170000)
 
 
 def refuse_views(connection: psycopg.Connection[Any]) -> None:
     """Let the rest of the transaction, which reads tables or sequences by name, read no view, if the server can."""
     if has_restriction(connection.info.server_version):
         connection.execute(RESTRICTION)
+
+
+def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
+    """The node for client programs: over a Unix socket without any mode of TLS, if `connection` is over that socket.
+
+    libpq ignores sslmode there, but a program that is built without TLS refuses it.
+    """
+    given = conninfo_to_dict(node.dsn)
+    if given.get("sslmode") not in STRICT_MODES or not _is_over_socket(connection):
+        return node
+    # The very socket, as the dsn may name other hosts, too.
+    here = {"host": connection.info.host, "port": str(connection.info.port), "sslmode": "disable"}
+    kept = {name: value for name, value in given.items() if name not in ("sslrootcert", "sslnegotiation")}
+    return replace(node, dsn=make_conninfo("", **(kept | here)))
+
+
+def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
+    with socket.socket(fileno=os.dup(connection.fileno())) as handle:
+        return handle.family == socket.AF_UNIX
 
 
 def _server_of(node: Node) -> str:
@@ -225,10 +250,20 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
     return NodeUnreachableError(
-        f"node {node.id}: {lines[-1] if lines else type(error).__name__}",
+        f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
         hint="check that the server runs, and that the dsn in fleet.toml and your password file are right",
         details={"node": node.id},
     )
+
+
+def refuses_database(node: Node, error: BaseException | None) -> bool:
+    """Whether the server's answer to a connection is about the database, and not a failed authentication.
+
+    Servers translate their messages, but not the two spaces after the severity, nor the name of pg_hba.conf.
+    """
+    text = str(error)
+    is_answer = ":  " in text and database_name(node.dsn) in text
+    return is_answer and not any(sign in text for sign in ("authentication", "pg_hba.conf"))
 
 
 @contextmanager

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
 
 from fleet.config import Node
 from fleet.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
+from fleet.nodes.privileges import (
+    STANDBY_FUNCTIONS,
+    STANDBY_SNAPSHOT_VERSION,
+    find_decoding_problems,
+    find_function_problems,
+    find_role_problems,
+    read_role,
+)
+from fleet.nodes.problems import NodeProblem, refuse_unfit
 from fleet.nodes.sessions import Sessions
-from storage.errors import RefusedError
 
-DECODING_QUERY = """
-SELECT current_setting('wal_level'),
-       (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
-"""
 SETTINGS_QUERY = """
 SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
-       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication),
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-           OR pg_has_role(current_user, 'pg_monitor', 'MEMBER'),
-       has_database_privilege(current_database(), 'CREATE')
+       current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
 """
-# On a primary with standbys: making a slot on a standby waits for the primary to log its running transactions.
-STANDBY_QUERY = "SELECT has_function_privilege(%s, 'EXECUTE')"
-STANDBY_FUNCTION = "pg_catalog.pg_log_standby_snapshot()"
-STANDBY_VERSION = 160000
 # All names of the database that our sessions may read, as the server's bytes. A role may have been named in a database
 # of another encoding: a role matters if it owns something here, has a privilege here, or has our setting.
 ROLES_QUERY = """
@@ -57,41 +53,21 @@ SELECT kind, name FROM (
 NAMES_SHOWN_MAX = 8
 
 
-class NodeUnfitError(RefusedError):
-    """A node's settings or our role's privileges do not allow the operation."""
+def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
+    """Everything that the nodes' settings and the privileges of our role on the servers lack.
 
-
-@dataclass(frozen=True, slots=True)
-class NodeProblem:
-    """What a node lacks, and the remedy: a statement or an action."""
-
-    node: str
-    problem: str
-    remedy: str
-
-
-def check_nodes(sessions: Sessions, *, slots_needed: int = 1) -> None:
-    """Raise NodeUnfitError naming everything that the nodes lack, with the remedies."""
+    Raises NodeUnfitError for names that can't be read.
+    """
     check_names(sessions.primaries)
     problems: list[NodeProblem] = []
-    for node in sessions.nodes:
-        problems += _find_problems(node, sessions.connections[node.id], slots_needed)
     with_standbys = {node.backup_of for node in sessions.nodes}
-    for primary, connection in sessions.primaries.items():
-        if primary in with_standbys and connection.info.server_version >= STANDBY_VERSION:
-            (may_log,) = connection.execute(STANDBY_QUERY, (STANDBY_FUNCTION,)).fetchone() or (False,)
-            problems += [] if may_log else [lacks_standby_snapshots(primary, connection.info.user)]
-    refuse_unfit(problems)
-
-
-def lacks_standby_snapshots(primary: str, role: str) -> NodeProblem:
-    """The problem of a primary whose running transactions the role may not have logged."""
-    quoted = role.replace('"', '""')
-    return NodeProblem(
-        primary,
-        f"role {role} may not call pg_log_standby_snapshot(), which slots on standbys need",
-        f'GRANT EXECUTE ON FUNCTION pg_catalog.pg_log_standby_snapshot() TO "{quoted}";',
-    )
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        problems += find_role_problems(node, connection)
+        if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
+            problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
+        problems += _find_setting_problems(node, connection, slots_needed)
+    return problems
 
 
 def check_decoding(sessions: Sessions) -> None:
@@ -101,9 +77,12 @@ def check_decoding(sessions: Sessions) -> None:
     waits for a standby that is reconnecting.
     """
     check_names(sessions.primaries)
-    refuse_unfit(
-        [problem for node in sessions.nodes for problem in _find_decoding_problems(node, sessions.connections[node.id])]
-    )
+    problems: list[NodeProblem] = []
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        problems += find_decoding_problems(node, read_role(node, connection))
+        problems += _find_level_problems(node, connection)
+    refuse_unfit(problems)
 
 
 def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
@@ -127,38 +106,16 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
     refuse_unfit(problems)
 
 
-def refuse_unfit(problems: Iterable[NodeProblem]) -> None:
-    """Raise NodeUnfitError naming all problems and remedies, if there are any."""
-    if problems := list(problems):
-        raise unfit_error(problems)
-
-
-def unfit_error(problems: Sequence[NodeProblem]) -> NodeUnfitError:
-    """The error that names all problems and remedies."""
-    return NodeUnfitError(
-        "; ".join(f"node {one.node}: {one.problem}" for one in problems),
-        hint="\n".join(dict.fromkeys(one.remedy for one in problems)),
-        details={"problems": [{"node": one.node, "problem": one.problem} for one in problems]},
-    )
-
-
-def _find_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:
-    row = connection.execute(SETTINGS_QUERY).fetchone()
-    slots, senders, monitor, create = row or (0, 0, False, False)
-    role = connection.info.user
-    yield from _find_decoding_problems(node, connection)
+def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:
+    slots, senders = connection.execute(SETTINGS_QUERY).fetchone() or (0, 0)
+    yield from _find_level_problems(node, connection)
     if slots < slots_needed:
         remedy = "raise max_replication_slots, or drop unused slots"
         yield NodeProblem(node.id, f"{slots} replication slots are free, {slots_needed} are needed", remedy)
     if senders < slots_needed:
         problem = f"{senders} WAL senders are free, {slots_needed} are needed"
         yield NodeProblem(node.id, problem, "raise max_wal_senders")
-    if not monitor:
-        yield NodeProblem(node.id, f"role {role} may not see other sessions", f'GRANT pg_monitor TO "{role}";')
     if node.backup_of is None:
-        if not create:
-            remedy = f'GRANT CREATE ON DATABASE … TO "{role}";'
-            yield NodeProblem(node.id, f"role {role} may not create publications", remedy)
         return
     (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)
     if feedback != "on":
@@ -170,11 +127,8 @@ def _find_problems(node: Node, connection: psycopg.Connection[Any], slots_needed
         yield NodeProblem(node.id, "it does not stream from its primary", remedy)
 
 
-def _find_decoding_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    wal_level, replication = connection.execute(DECODING_QUERY).fetchone() or ("", False)
+def _find_level_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    (wal_level,) = connection.execute("SELECT current_setting('wal_level')").fetchone() or ("",)
     if wal_level != "logical":
         remedy = "ALTER SYSTEM SET wal_level = logical;  and restart the server"
         yield NodeProblem(node.id, f"wal_level is {wal_level}", remedy)
-    if not replication:
-        role = connection.info.user
-        yield NodeProblem(node.id, f"role {role} may not replicate", f'ALTER ROLE "{role}" REPLICATION;')

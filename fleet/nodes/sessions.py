@@ -12,7 +12,15 @@ import psycopg
 
 from fleet.config import Fleet, Node
 from fleet.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
-from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
+from fleet.nodes.connections import (
+    NodeUnreachableError,
+    connect,
+    raising_unreachable,
+    refuses_database,
+    unreachable_error,
+)
+from fleet.nodes.privileges import find_connect_problems
+from fleet.nodes.problems import RUN_INIT, NodeProblem, raising_unfit, refuse_unfit
 from fleet.nodes.watch import Watch, watch_nodes
 
 Item = TypeVar("Item")
@@ -71,27 +79,40 @@ class Sessions:
         return connection
 
 
-def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Do `work` on all items, a thread each; wait for all, then raise the first error."""
+def in_parallel(
+    work: Callable[[Item], Result], items: Iterable[Item], interrupted: Callable[[], object] | None = None
+) -> list[Result]:
+    """Do `work` on all items, a thread each; wait for all, then raise the first error.
+
+    If this thread is interrupted while it waits, call `interrupted`, which is to end the others.
+    """
     ordered = list(items)
     if not ordered:
         return []
     with ThreadPoolExecutor(max_workers=len(ordered)) as threads:
-        return [future.result() for future in [threads.submit(work, item) for item in ordered]]
+        futures = [threads.submit(work, item) for item in ordered]
+        try:
+            return [future.result() for future in futures]
+        except KeyboardInterrupt:
+            if interrupted:
+                interrupted()
+            raise
 
 
 @contextmanager
-def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
+def open_sessions(fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch that they answer.
 
-    Raises FleetTopologyError, and NodeUnreachableError, also if a node stops answering or ends a session while the
-    block runs.
+    Raises NodeUnfitError if our role lacks a privilege, FleetTopologyError, and NodeUnreachableError, also if a node
+    stops answering or ends a session; the first and the last also while the block runs.
     """
     chosen = tuple(nodes)
     with ExitStack() as stack:
+        stack.enter_context(raising_unfit(hint=unfit_hint))
         watch = stack.enter_context(watch_nodes(chosen))
         threads = stack.enter_context(ThreadPoolExecutor(max_workers=len(chosen)))
-        futures = [threads.submit(connect, node) for node in chosen]
+        refused: dict[str, list[NodeProblem]] = {}
+        futures = [threads.submit(_connect, node, refused) for node in chosen]
         connections: dict[str, psycopg.Connection[Any]] = {}
         stack.callback(_close, connections)
         problem: BaseException | None = None
@@ -100,6 +121,7 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
                 connections[node.id] = future.result()
             except BaseException as error:  # noqa: BLE001  # raised below, after all have ended
                 problem = problem or error
+        refuse_unfit(one for node in chosen for one in refused.get(node.id, ()))
         if problem:
             raise problem
         found = {node.id: identify(node, connections[node.id]) for node in chosen}
@@ -117,6 +139,16 @@ def open_sessions(fleet: Fleet, nodes: Iterable[Node]) -> Iterator[Sessions]:
             if not lost:
                 raise
             raise unreachable_error(lost[0], error) from error
+
+
+def _connect(node: Node, refused: dict[str, list[NodeProblem]]) -> psycopg.Connection[Any]:
+    """Connect to `node`, or raise NodeUnreachableError and add what our role lacks to `refused`, if that is why."""
+    try:
+        return connect(node)
+    except NodeUnreachableError as error:
+        if refuses_database(node, error.__cause__):
+            refused[node.id] = list(find_connect_problems(node))
+        raise
 
 
 def _close(connections: Mapping[str, psycopg.Connection[Any]]) -> None:

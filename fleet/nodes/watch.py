@@ -37,6 +37,7 @@ class Watch:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = tuple(nodes)
         self._silent: dict[str, float] = {}
+        self._is_ended = False
         self._acts: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -54,11 +55,11 @@ class Watch:
     def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
         """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly while it is.
 
-        If a node has been silent already, call it at once.
+        If a node has been silent already, or end_all was called, call it at once.
         """
         with self._lock:
             self._acts.append(act)
-            is_late = bool(self._silent)
+            is_late = self._is_ended or bool(self._silent)
         try:
             if is_late:
                 act()
@@ -66,6 +67,15 @@ class Watch:
         finally:
             with self._lock:
                 self._acts.remove(act)
+
+    def end_all(self) -> None:
+        """Call every act of `on_silence`, now and from now on: the command was interrupted, and waits for nothing."""
+        with self._lock:
+            self._is_ended = True
+            acts = list(self._acts)
+        for act in acts:
+            with suppress(Exception):
+                act()
 
     def check(self) -> None:
         """Raise NodeUnreachableError if a node has fallen silent since the watch began."""

@@ -10,17 +10,20 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import program_connection
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, ProgramConnection, as_connected, program_connection
+from fleet.nodes.encodings import RAW
 from fleet.nodes.sessions import Sessions
 from fleet.programs.wheel import wheel_bin_directory
-from storage.errors import RefusedError
+from storage.errors import RefusedError, UsageError
 
 # Where packages install each version's programs: Debian's, PGDG's for Red Hat, and others by PATH.
 PACKAGED = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
@@ -31,7 +34,7 @@ TLS_PROBE = "host=127.0.0.1 port=1 connect_timeout=2 sslmode=require"
 
 
 class ProgramsUnfitError(RefusedError):
-    """No pg_dump on this machine can dump the node's DDL."""
+    """No pg_dump on this machine can dump the node's DDL, or no pg_restore can read the snapshot's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,8 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
     the server, and each can use TLS if the session does. Raises ProgramsUnfitError.
     """
     server, needs_tls = connection.info.server_version // 10000, bool(connection.pgconn.ssl_in_use)
-    if node.programs is not None:
-        found = [_examine(node.programs)]
-    else:
-        others = [_examine(folder) for folder in installed_folders()]
-        found = [_examine(wheel_bin_directory()), *sorted((one for one in others if one), key=lambda one: -one.version)]
-    for one in found:
-        if one and one.version >= server and (one.has_tls or not needs_tls):
+    for one in _find_programs(node):
+        if one.version >= server and (one.has_tls or not needs_tls):
             return one
     what = f"pg_dump {server} or newer" + (" that can use TLS" if needs_tls else "")
     where = f"in {node.programs}" if node.programs is not None else "on this machine"
@@ -71,6 +69,42 @@ def programs_for(node: Node, connection: psycopg.Connection[object]) -> ClientPr
         " fleet.toml: [tools] postgresql",
         details={"node": node.id, "server": server, "tls": needs_tls},
     )
+
+
+def restoring_programs(
+    node: Node, connection: psycopg.Connection[Any], writer: int
+) -> tuple[ClientPrograms, ProgramConnection | None]:
+    """The programs to restore an archive of pg_dump `writer` (a major version) with, and how pg_restore can connect.
+
+    That is None if no pg_restore can: as protected as the session `connection` is, or to a server older than 17, which
+    does not know a setting that pg_restore sets from 17 on. Raises ProgramsUnfitError if none can read the archive.
+    """
+    needs_tls, is_old = bool(connection.pgconn.ssl_in_use), connection.info.server_version < TRANSACTION_TIMEOUT_VERSION
+    readers = [one for one in _find_programs(node) if one.version >= writer]
+    if not readers:
+        where = f"in {node.programs}" if node.programs is not None else "on this machine"
+        raise ProgramsUnfitError(
+            f"node {node.id}: there is no pg_restore {writer} or newer {where}, which the snapshot's DDL needs",
+            hint=f"install PostgreSQL's client programs (Debian: postgresql-client-{writer}), or name their folder in"
+            " fleet.toml: [tools] postgresql",
+            details={"node": node.id, "version": writer},
+        )
+    for one in readers:
+        if (one.has_tls or not needs_tls) and (one.version < TRANSACTION_TIMEOUT_VERSION // 10000 or not is_old):
+            # A secret that could only be passed on the command line is passed to no program.
+            with suppress(UsageError):
+                return one, program_connection(as_connected(node, connection), needs_tls=needs_tls, client_encoding=RAW)
+    return readers[0], None
+
+
+def _find_programs(node: Node) -> list[ClientPrograms]:
+    """Those that fleet.toml names; else the wheel's, then the others of the machine, the newest first."""
+    if node.programs is not None:
+        found = [_examine(node.programs)]
+    else:
+        others = [one for folder in installed_folders() if (one := _examine(folder))]
+        found = [_examine(wheel_bin_directory()), *sorted(others, key=lambda one: -one.version)]
+    return [one for one in found if one]
 
 
 def check_programs(sessions: Sessions) -> dict[str, ClientPrograms]:

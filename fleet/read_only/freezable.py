@@ -9,18 +9,17 @@ import psycopg
 
 from fleet.config import Node
 from fleet.nodes.other_sessions import SessionFilter, other_sessions, sessions_text
-from fleet.nodes.preconditions import NodeProblem, refuse_unfit
+from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
+from fleet.nodes.problems import NodeProblem, Purpose, unfit_error
 from fleet.nodes.sessions import Sessions
 from fleet.read_only.frozen import read_settings
 from fleet.tables.publications import publication_names
 
 PRIVILEGES_QUERY = """
-SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
-       pg_has_role(d.datdba, 'USAGE'), pg_has_role('pg_signal_backend', 'USAGE'),
-       pg_has_role('pg_read_all_stats', 'USAGE'), d.datname,
+SELECT pg_has_role(d.datdba, 'USAGE'), o.rolname, o.rolsuper, pg_has_role('pg_signal_backend', 'USAGE'),
        (SELECT pg_get_userbyid(pubowner) FROM pg_publication
          WHERE pubname = %s AND NOT pg_has_role(pubowner, 'USAGE'))
-  FROM pg_database d WHERE d.datname = current_database()
+  FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba WHERE d.datname = current_database()
 """
 # A subscription's apply worker bypasses the checks for read-only transactions (worker.c).
 SUBSCRIPTIONS_QUERY = """
@@ -33,40 +32,91 @@ def check_freezable(sessions: Sessions, fleet_id: str) -> None:
     """Raise NodeUnfitError naming everything that prevents our role from ending all writes to the primaries."""
 
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
-        return [NodeProblem(node.id, *texts) for texts in _find_problems(connection, fleet_id)]
+        return [*find_freeze_problems(node, connection, fleet_id), *_find_obstacles(node, connection)]
 
-    refuse_unfit([problem for problems in sessions.ask_named_primaries(find).values() for problem in problems])
+    problems = [problem for some in sessions.ask_named_primaries(find).values() for problem in some]
+    if problems:
+        raise unfit_error(problems)
 
 
-def _find_problems(connection: psycopg.Connection[Any], fleet_id: str) -> Iterator[tuple[str, str]]:
-    """Yield what the node does not allow, each with its remedy."""
-    publication = publication_names(fleet_id)[0]
+def find_freeze_problems(
+    node: Node, connection: psycopg.Connection[Any], fleet_id: str | None
+) -> Iterator[NodeProblem]:
+    """The privileges that our role lacks to make the node's database read-only, and to undo that."""
+    role = read_role(node, connection)
+    if role.is_super:
+        return
+    for problem, statement in _find_lacking(connection, role, fleet_id):
+        yield NodeProblem(node.id, f"role {role.name} {problem}", statement, role.place, Purpose.TERMINAL)
+    yield from _find_own_settings(node, connection, role)
+
+
+def _find_lacking(connection: psycopg.Connection[Any], role: Role, fleet_id: str | None) -> Iterator[tuple[str, str]]:
+    """Yield what the role lacks, each with a statement that grants it."""
+    database = role.place.database
+    publication = publication_names(fleet_id)[0] if fleet_id else ""
     row = connection.execute(PRIVILEGES_QUERY, (publication,)).fetchone()
-    is_super, owns, signals, sees, database, publisher = row or (False, False, False, False, "", None)
-    role = connection.info.user
+    owns, owner, is_owner_super, signals, publisher = row or (False, "", True, False, None)
     if not owns:
-        yield f"role {role} does not own database {database}", f'ALTER DATABASE "{database}" OWNER TO "{role}";'
+        # Not another owner, where there is a choice: the owner has privileges on the schema public.
+        change = f"ALTER DATABASE {quote(database)} OWNER TO {role.quoted};"
+        for statement in [change] if is_owner_super else role.grant_membership(owner):
+            yield f"does not own database {database}", statement
     if publisher:
-        yield f"role {role} does not own publication {publication}", f'GRANT "{publisher}" TO "{role}";'
-    if not signals:
-        yield f"role {role} may not end other roles' sessions", f'GRANT pg_signal_backend TO "{role}";'
-    if not sees:
-        yield f"role {role} may not see other sessions", f'GRANT pg_monitor TO "{role}";'
-    for one in read_settings(connection):
-        if one.setting.role and not one.is_on and not one.may_change:
-            yield (
-                f"role {one.setting.role} has its own default_transaction_read_only = {one.value_in_effect}, which role"
-                f" {role} may not change",
-                "create the snapshot as a superuser, or as a role with CREATEROLE and ADMIN OPTION on that role",
-            )
-    others = [] if is_super else other_sessions("", connection, SessionFilter())
-    if protected := [one for one in others if one.is_superuser]:
         yield (
-            f"role {role} may not end superusers' sessions: {sessions_text(protected)}",
+            f"does not own publication {publication}",
+            f"ALTER PUBLICATION {quote(publication)} OWNER TO {role.quoted};",
+        )
+    if not signals:
+        for statement in role.grant_membership("pg_signal_backend"):
+            yield "may not end other roles' sessions", statement
+    if not role.sees_statistics:
+        for statement in role.grant_membership("pg_read_all_stats"):
+            yield "may not see other sessions", statement
+
+
+def _find_own_settings(node: Node, connection: psycopg.Connection[Any], role: Role) -> Iterator[NodeProblem]:
+    """Yield the roles whose own setting would have to be changed, and may not be."""
+    for one in read_settings(connection):
+        other = one.setting.role
+        if not other or one.is_on or one.may_change:
+            continue
+        problem = (
+            f"role {role.name} may not change role {other}, which has its own default_transaction_read_only ="
+            f" {one.value_in_effect}"
+        )
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s AND rolsuper", (other,)).fetchone() is not None:
+            action = f"only a superuser may change superuser {other}: create the snapshot as a superuser"
+            yield NodeProblem(node.id, problem, action, purpose=Purpose.TERMINAL)
+            continue
+        for statement in _administer(role, other):
+            yield NodeProblem(node.id, problem, statement, role.place, Purpose.TERMINAL)
+
+
+def _administer(role: Role, other: str) -> Iterator[str]:
+    """The statements that let our role change the settings of another one."""
+    if not role.may_create_roles:
+        yield f"ALTER ROLE {role.quoted} CREATEROLE;"
+    if role.version >= INHERIT_OPTION_VERSION:
+        yield f"GRANT {quote(other)} TO {role.quoted} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE;"
+
+
+def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    """Yield what else writes to the database, or can't be stopped."""
+    role, database = read_role(node, connection), connection.info.dbname
+    others = [] if role.is_super else other_sessions("", connection, SessionFilter())
+    if protected := [one for one in others if one.is_superuser]:
+        yield NodeProblem(
+            node.id,
+            f"role {role.name} may not end superusers' sessions: {sessions_text(protected)}",
             "end them, or create the snapshot as a superuser",
+            purpose=Purpose.TERMINAL,
         )
     for (name,) in connection.execute(SUBSCRIPTIONS_QUERY):
-        yield (
+        yield NodeProblem(
+            node.id,
             f"subscription {name} writes to database {database} even if it is read-only",
-            f'in database "{database}": ALTER SUBSCRIPTION "{name}" DISABLE;',
+            f"ALTER SUBSCRIPTION {quote(name)} DISABLE;",
+            role.place,
+            Purpose.TERMINAL,
         )

@@ -17,7 +17,7 @@ from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import connect, raising_unreachable, shut_down_after
 from fleet.nodes.lock import lock_key, take_lock
-from fleet.nodes.preconditions import NodeUnfitError
+from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from fleet.read_only.freezable import check_freezable
@@ -156,6 +156,6 @@ def _left_error(problems: Mapping[str, SnapshotError], results: tuple[ThawResult
     return (type(refused[0]) if refused else ReadOnlyLeftError)(
         f"these nodes may still be read-only: {', '.join(problems)}: {text}"
         + (f"; {', '.join(one.node for one in results)} accept writes again" if results else ""),
-        hint=refused[0].hint if refused else "once they answer, repeat: snapshot resume",
+        hint=refused[0].hint.split("\n") if refused else "once they answer, repeat: snapshot resume",
         details={"nodes": list(problems), "thawed": [one.node for one in results]},
     )

@@ -88,10 +88,13 @@ def check_counters(node: str, since: str, was: Mapping[str, Counters], now: Mapp
         f" rolled back; which rows is not known: {counted}"
     )
     if since == SNAPSHOT_BEGAN:
-        hint = f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"
+        hint = [f"repeat the command when nothing updates them, or give each a replica identity: {IDENTITY}"]
     else:
         message += f"; {since} itself may lack the earliest of these changes, as sessions report them late"
-        hint = f"give each a replica identity, and the next increment copies it again: {IDENTITY};\nor {NEW_CHAIN}"
+        hint = [
+            f"give each a replica identity, and the next increment copies it again: {IDENTITY};",
+            f"or {NEW_CHAIN}",
+        ]
     raise AppendOnlyChangedError(
         message,
         hint=hint,

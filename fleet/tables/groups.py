@@ -23,10 +23,16 @@ from storage.errors import RefusedError
 if TYPE_CHECKING:
     import psycopg
 
-# Ordinary permanent tables, including leaf partitions, that no extension owns. If a session holds or awaits ACCESS
-# EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size would wait, perhaps forever. A table
-# that was dropped after the query began has neither size nor privileges.
-TABLES_QUERY = """
+# Ordinary permanent tables, including leaf partitions, that no extension owns; with pg_class as c, pg_namespace as n.
+ORDINARY_TABLE = """
+       c.relkind = 'r' AND c.relpersistence = 'p'
+   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
+                      AND e.objid = c.oid AND e.deptype = 'e')
+"""
+# If a session holds or awaits ACCESS EXCLUSIVE on a table, its size is estimated from the catalog: pg_relation_size
+# would wait, perhaps forever. A table that was dropped after the query began has neither size nor privileges.
+TABLES_QUERY = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.reltuples, 0)::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
             ELSE c.relpages * current_setting('block_size')::bigint END,
@@ -44,10 +50,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, greatest(c.rel
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l ON l.relation = c.oid
- WHERE c.relkind = 'r' AND c.relpersistence = 'p'
-   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass
-                      AND e.objid = c.oid AND e.deptype = 'e')
+ WHERE {ORDINARY_TABLE}
  ORDER BY 2, 3
 """
 # Key columns are those that the WAL carries: of the immediate primary key for DEFAULT, of the chosen index for INDEX,

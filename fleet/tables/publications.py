@@ -85,7 +85,7 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
     refused = [(node, table) for node, found in tables.items() for table in found if not table.is_admissible]
     if refused:
         names = ", ".join(f"{table.group.name} on {node}" for node, table in refused)
-        remedies = "\n".join(sorted({f"  {table.remedy};" for _, table in refused}))
+        remedies = sorted({f"  {table.remedy};" for _, table in refused})
         failing = ", ".join(f"{table.group.name} on {node}" for node, table in refused if table.is_published)
         raise TableNotAdmissibleError(
             f"no replica identity, so updates and deletes can't be captured: {names}"
@@ -94,8 +94,11 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
                 if failing
                 else ""
             ),
-            hint=f"give them one, or list them in fleet.toml under groups.exclude or groups.append_only:\n{remedies}"
-            + ("\nthen remove tables without one from the publication: snapshot init" if failing else ""),
+            hint=[
+                "give them one, or list them in fleet.toml under groups.exclude or groups.append_only:",
+                *remedies,
+                *(["then remove tables without one from the publication: snapshot init"] if failing else []),
+            ],
             details={"tables": [{"node": node, "table": table.group.name} for node, table in refused]},
         )
     _check_readable(tables)

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snapshots.records.commit import StoredObject
-from storage.digest import digest
 from storage.store import ObjectStore
 from storage.storing import create_or_find
 from wal.segments.segments import parquet_options
@@ -63,6 +62,6 @@ class ObjectWriter:
         body = self._sink.getvalue().to_pybytes()
         # The random part distinguishes the attempts of a task that Spark repeats.
         key = f"{self.beginning}-{len(self.objects):06d}-{secrets.token_hex(4)}.parquet"
-        create_or_find(self.store, key, body)
-        self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest(body), self._rows))
+        digest = create_or_find(self.store, key, body)
+        self.objects.append(StoredObject(key, self.kind, self.node, len(body), digest, self._rows))
         self._sink, self._writer, self._raw_bytes, self._rows = None, None, 0, {}

@@ -1,29 +1,28 @@
-"""The counts in a commit."""
+"""The counts in a commit, by which nothing that it lists can go missing unnoticed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from msgspec import structs
 
-from fleet.config import Node
-from snapshots.create.make_cut import ArchivedCut
-from snapshots.records.commit import BASE, StoredObject
+from snapshots.records.chain import Chain
+from snapshots.records.commit import FullSnapshot, Increment
+from snapshots.records.commit_rules import check_fits
+from snapshots.records.commits import commit_key
+from snapshots.records.definition_rules import definition_counts
+from snapshots.records.part_rules import count_listed
 
 
-def counts_of(nodes: Iterable[Node], cut: ArchivedCut, objects: Iterable[StoredObject] = ()) -> dict[str, int]:
-    """Rows, changes and transactions of the primaries; objects and bytes of all nodes.
+def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
+    """The commit with its counts; `ignored` counts the changes that were decoded and not archived."""
+    counts = count_listed(set(commit.primaries), commit) | definition_counts(Chain(commit))
+    return structs.replace(commit, counts=counts | {"ignored": ignored})
 
-    A transaction on several shards counts once. Changes are all that were archived, also those after the cut.
-    """
-    stored = list(objects)
-    primaries = {node.id for node in nodes if node.backup_of is None}
-    segments = [(node, segment) for node, listed in cut.segments.items() for segment in listed]
-    on_primaries = [segment for node, segment in segments if node in primaries]
-    record = cut.record
-    return {
-        "rows": sum(sum(one.rows.values()) for one in stored if one.node in primaries and one.kind == BASE),
-        "changes": sum(segment.changes for segment in on_primaries),
-        "transactions": sum(node.local_transactions for node in record.nodes) + record.global_transactions,
-        "ignored": cut.ignored,
-        "objects": len(stored) + len(segments),
-        "bytes": sum(one.size for one in stored) + sum(segment.size for _, segment in segments),
-    }
+
+def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
+    """The commit, which continues the chain, with its counts; raise ManifestError if its parts do not fit."""
+    last = Chain(chain.full, (*chain.increments, commit))
+    counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
+    commit = structs.replace(commit, counts=counts | {"ignored": ignored})
+    # A commit that no command would accept must not be stored.
+    check_fits(chain, commit, commit_key(chain.name, commit.increment))
+    return commit

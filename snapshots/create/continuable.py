@@ -18,7 +18,9 @@ from fleet.lsn import Lsn
 from fleet.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.preconditions import check_decoding
+from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.tables.privileges import find_table_problems
 from snapshots.create.append_only_counters import check_append_only, last_commit_label, states_to_compare
 from snapshots.ddl.table_changes import DdlPlan, NodeTables, TableSelection, known_tables, plan_ddl, read_fleet_tables
 from snapshots.operations.operation import read_recorded_commits
@@ -87,7 +89,9 @@ def check_continuable(store: ObjectStore, sessions: Sessions, chain: Chain) -> d
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
     chain.check_archive()
-    node_tables = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules_since(chain, sessions.fleet)))
+    rules = rules_since(chain, sessions.fleet)
+    refuse_unfit(find_table_problems(sessions, rules, chain.full.fleet_id))
+    node_tables = read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules))
     states = states_to_compare(plan_next(chain, node_tables), known_tables(chain))
     check_append_only(sessions, states, last_commit_label(chain))
     check_objects(store, chain)

@@ -16,6 +16,7 @@ from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.lock import FleetLock
 from fleet.progress import Progress
 from fleet.tables.groups import Group
+from fleet.tables.left_out import LeftOut, read_left_out
 from fleet.tables.publications import publication_names
 from snapshots.create.chain_state import ChainState
 from snapshots.create.context import CreateContext
@@ -43,6 +44,7 @@ EndWrites: TypeAlias = Callable[[], Mapping[str, Lsn]]
 class CutResult:
     """A cut and the rest of its commit. `definition_changes` is None if no definition and no DDL changed.
 
+    `left_out` is what it leaves out of the same catalogs that the DDL is dumped from.
     `ends`: for a terminal snapshot, the WAL position at which writes ended, by primary; otherwise empty.
     """
 
@@ -51,12 +53,8 @@ class CutResult:
     tables: DdlPlan
     definition_changes: DefinitionChanges | None
     sequences: Mapping[str, tuple[Sequence, ...]]
+    left_out: tuple[LeftOut, ...]
     ends: Mapping[str, Lsn]
-
-    @property
-    def groups(self) -> dict[str, tuple[Group, ...]]:
-        """The groups of every shard at the cut."""
-        return {shard: plan.groups for shard, plan in self.tables.shards.items()}
 
     @property
     def copied_tables(self) -> set[tuple[str, str]]:
@@ -92,9 +90,11 @@ def take_cut(
         sequences = latest_sequences(before, sessions.ask_named_primaries(read_sequences))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
+        left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
+        # Last: what was read before is of the catalogs as they were at the cut.
         if cause := find_change(sessions, prepared.plan.node_tables, state.selection):
             raise ChangedError(cause)
-        return CutResult(cut, plan, prepared.plan, changes, sequences, ends)
+        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
 
     def attempt() -> CutResult:
         try:
@@ -106,6 +106,10 @@ def take_cut(
             raise
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
+
+
+def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
+    return {shard: plan.groups for shard, plan in tables.shards.items()}
 
 
 def _plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:

@@ -49,7 +49,9 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             slot = slot_name(intent.id)
             # Settling may have used a turn.
             turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
-            operation = Operation(structs.replace(intent, slot=slot, turn=turn, terminal=terminal))
+            operation = Operation(
+                structs.replace(intent, slot=slot, turn=turn, terminal=terminal, fleet_id=plan.selection.fleet_id)
+            )
             context = CreateContext(request, store, operation, lock)
             spark.begin()
             progress.reached(CrashPoint.SPARK_BEGUN)

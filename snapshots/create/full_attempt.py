@@ -19,14 +19,14 @@ from fleet.lsn import Lsn
 from fleet.nodes.sessions import Sessions, in_parallel
 from fleet.progress import Progress
 from fleet.tables.append_only import SNAPSHOT_BEGAN
-from fleet.tables.left_out import read_left_out, standby_copies
+from fleet.tables.left_out import standby_copies
 from snapshots.base_copy.copy_plan import TableSource, plan_copy
 from snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
 from snapshots.base_copy.copy_tables import copy_tables
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.create.append_only_counters import check_append_only, states_to_compare
 from snapshots.create.chain_state import ChainState
-from snapshots.create.commit_counts import counts_of
+from snapshots.create.commit_counts import counted_full
 from snapshots.create.context import CreateContext
 from snapshots.create.cut_attempt import CutResult, take_cut
 from snapshots.create.full_plan import FullPlan
@@ -195,9 +195,7 @@ def _initial_state(base: BaseCopy, chain: str) -> ChainState:
 
 def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
-    objects = (*base.objects, *(cut.definition_changes.objects if cut.definition_changes else ()))
-    left_out = read_left_out(sessions.primaries, plan.selection.rules, cut.groups)
-    return FullSnapshot(
+    commit = FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
         operation=operation.id,
@@ -205,11 +203,11 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         created_at=operation.began_at,
         seconds=round(seconds, 3),
         comment=context.request.comment,
-        counts=counts_of(sessions.nodes, cut.archived_cut, objects),
+        counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
-        left_out=left_out + standby_copies(sessions.too_old, sessions.identities),
+        left_out=cut.left_out + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
         fleet_id=plan.selection.fleet_id,
@@ -223,3 +221,4 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,
     )
+    return counted_full(commit, cut.archived_cut.ignored)

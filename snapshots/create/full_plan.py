@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
-from fleet.nodes.preconditions import check_nodes
+from fleet.nodes.preconditions import find_node_problems
+from fleet.nodes.problems import refuse_unfit
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.programs.clients import check_programs
 from fleet.progress import Progress
@@ -19,6 +20,7 @@ from fleet.read_only.resume import check_terminal
 from fleet.tables.groups import Table
 from fleet.tables.large_objects import check_readable, count_large_objects
 from fleet.tables.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
+from fleet.tables.privileges import find_table_problems
 from fleet.tables.table_state import TableState
 from snapshots.create.request import CreateRequest
 from snapshots.ddl.table_changes import NodeTables, TableSelection, read_fleet_tables
@@ -68,9 +70,9 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
-    check_nodes(sessions)
-    check_programs(sessions)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    refuse_unfit(find_node_problems(sessions) + find_table_problems(sessions, selection.rules, identity.fleet_id))
+    check_programs(sessions)
     node_tables = read_fleet_tables(sessions, selection)
     groups = {node: [table.group for table in listed.tables] for node, listed in node_tables.items()}
     if selection.rules.include != GroupRules().include and not any(groups.values()):

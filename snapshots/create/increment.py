@@ -79,7 +79,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         number = chain.last.increment + 1
         intent = new_operation("create", request.name, number, tuple(node.id for node in nodes))
         intent = structs.replace(
-            intent, turn=free_turn(store, request.name, number), terminal=request.terminal or UNSET
+            intent,
+            turn=free_turn(store, request.name, number),
+            terminal=request.terminal or UNSET,
+            fleet_id=chain.full.fleet_id,
         )
         operation = Operation(intent)
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from fleet.lsn import Lsn
 from fleet.progress import Progress
-from fleet.tables.left_out import read_left_out
 from snapshots.create.append_only_counters import (
     check_append_only,
     last_commit_label,
@@ -19,7 +18,7 @@ from snapshots.create.append_only_counters import (
     with_warnings,
 )
 from snapshots.create.chain_state import state_of
-from snapshots.create.commit_counts import counts_of
+from snapshots.create.commit_counts import counted_increment
 from snapshots.create.context import CreateContext
 from snapshots.create.continuable import rules_since
 from snapshots.create.cut_attempt import take_cut
@@ -62,9 +61,7 @@ def take_increment(
     cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
-    left_out = (
-        with_large_object_counts(read_left_out(sessions.primaries, rules, cut.groups), chain.full) + chain.too_old
-    )
+    left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     changes = cut.definition_changes
     commit = Increment(
@@ -75,7 +72,7 @@ def take_increment(
         created_at=operation.began_at,
         seconds=round(time.monotonic() - began, 3),
         comment=request.comment,
-        counts=counts_of(sessions.nodes, cut.archived_cut, changes.objects if changes else ()),
+        counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
@@ -84,6 +81,7 @@ def take_increment(
         terminal=request.terminal,
         definition_changes=changes,
     )
+    commit = counted_increment(chain, commit, cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
     commit_operation(store, operation, commit)
     progress.reached(CrashPoint.COMMITTED)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.config import Fleet
+from fleet.config import Fleet, GroupRules
 from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
 from fleet.nodes.lock import lock_fleet
-from fleet.nodes.preconditions import check_nodes
+from fleet.nodes.preconditions import find_node_problems
+from fleet.nodes.problems import GRANT, NodeProblem, refuse_unfit
 from fleet.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from fleet.nodes.sessions import Sessions, open_sessions
 from fleet.programs.clients import check_programs
 from fleet.programs.wheel import wheel_bin_directory
 from fleet.progress import Progress
+from fleet.read_only.freezable import find_freeze_problems
 from fleet.tables.groups import SchemaChangedError, Table, qualify, read_tables
+from fleet.tables.privileges import find_large_object_problems, find_table_problems
 from fleet.tables.publications import check_admissible, ensure_publications
 from snapshots.ddl.attempts import DDL_RACE_ERRORS
 from snapshots.operations.majority import forget_nodes
-from snapshots.records.store_identity import StoreIdentity, ensure_identity
+from snapshots.records.store_identity import StoreIdentity, ensure_identity, read_identity
+from storage.encryption.key_documents import ensure_data_key
+from storage.errors import SnapshotError
 from storage.local import LocalStore
 from storage.probe import probe_store
 from storage.store import ObjectStore
@@ -28,7 +33,9 @@ from storage.store import ObjectStore
 class InitReport:
     """What init found and did. `published` names the tables added to a publication, by primary.
 
-    `deleting_refused` says why the store refuses to delete objects, "" if it does not.
+    `deleting_refused` says why the store refuses to delete objects, "" if it does not. `encryption_key` names the key
+    with which the store is encrypted, "" if it is not. `lacking` are privileges that our role does not have and only
+    some commands need.
     """
 
     store: StoreIdentity
@@ -39,6 +46,8 @@ class InitReport:
     published: dict[str, list[str]]
     forgotten: list[str]
     deleting_refused: str = ""
+    encryption_key: str = ""
+    lacking: tuple[NodeProblem, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -48,9 +57,10 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     primaries that fleet.toml names now, even if they are fewer than before. Raises what the checks raise.
     """
     progress.step("check nodes")
-    store = fleet.store.open()
-    with open_sessions(fleet, fleet.nodes) as sessions:
-        check_nodes(sessions)
+    store, raw = fleet.store.open(), fleet.store.open_raw()
+    key = fleet.encryption.read_key() if fleet.encryption else None
+    with open_sessions(fleet, fleet.nodes, unfit_hint=GRANT) as sessions:
+        lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
                 progress.note(
@@ -59,12 +69,14 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
         check_admissible(tables)
         progress.step("probe the store")
-        refused = probe_store(store)
-        if isinstance(store, LocalStore) and store.others_may:
+        refused = probe_store(raw)
+        if isinstance(raw, LocalStore) and raw.others_may:
             progress.note(
-                f"other users of this machine may {store.others_may} {store.url}, which will hold whole databases;"
-                f" to end that: chmod -R go= {store.root}"
+                f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
+                f" to end that: chmod -R go= {raw.root}"
             )
+        if key:
+            ensure_data_key(raw, key)
         identity, created = ensure_identity(store, fleet)
         progress.step("update publications")
         published = {
@@ -80,7 +92,30 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             published=published,
             forgotten=forgotten,
             deleting_refused=refused.message if refused else "",
+            encryption_key=key.id if key else "",
+            lacking=tuple(lacking),
         )
+
+
+def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
+    """The id that names the publications; None before the first init. The store is checked later."""
+    try:
+        return read_identity(store, fleet).fleet_id
+    except SnapshotError:
+        return None
+
+
+def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> list[NodeProblem]:
+    """Check settings and privileges for every command; return what our role lacks for some of the commands only.
+
+    Raises NodeUnfitError naming everything, if something lacks that every create needs.
+    """
+    problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
+    for node, connection in sessions.primaries.items():
+        problems += find_large_object_problems(sessions.fleet.node(node), connection)
+        problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)
+    refuse_unfit(problems)
+    return problems
 
 
 def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables: list[Table]) -> list[str]:

@@ -1,8 +1,8 @@
 """Correct two faults of pg_dump: what it writes would not load, or would create something else.
 
-Only the text of the entry that has the fault is changed, only outside of quotes, and only where the catalogs say
-exactly what pg_dump wrote there: nothing else that an owner of tables can choose (names, defaults) stands outside.
-Texts are raw (fleet.nodes.encodings), with all identifiers quoted.
+The statement of a faulty identity sequence is written anew from the catalogs. In that of a faulty table, names are
+quoted where the catalogs say exactly what pg_dump wrote, and only outside of quotes: nothing else that an owner of
+tables can choose (names, defaults) stands outside. Texts are raw (fleet.nodes.encodings), with all identifiers quoted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import psycopg
 
 from fleet.nodes.encodings import RAW, raw_text
 from fleet.tables.names import quote_identifier
+from snapshots.ddl.archive import Contents, statements_of_entry
 
 # From version 18 on pg_dump writes these names unquoted (dumpTableSchema, for inherited columns): a syntax error if the
 # name has a space, and another name if it has a capital letter.
@@ -29,22 +30,27 @@ SELECT c.conrelid::bigint, namesend(c.conname), namesend(a.attname)
 # column, which is an error if that is too small for its bounds. CREATE TABLE … (LIKE … INCLUDING IDENTITY) and ALTER
 # SEQUENCE … AS make such sequences.
 OTHER_TYPES_QUERY = """
-SELECT c.oid::bigint, namesend(a.attname), namesend(n.nspname), namesend(c.relname), s.seqtypid::regtype::text,
-       s.seqstart, s.seqmin, s.seqmax
+SELECT c.oid::bigint, namesend(tn.nspname), namesend(t.relname), namesend(a.attname), namesend(n.nspname),
+       namesend(c.relname), a.attidentity = 'a', s.seqtypid::regtype::text, s.seqstart, s.seqmin, s.seqmax,
+       s.seqincrement, s.seqcache, s.seqcycle,
+       CASE WHEN c.relpersistence <> t.relpersistence
+            THEN CASE c.relpersistence WHEN 'u' THEN 'UNLOGGED' ELSE 'LOGGED' END ELSE '' END
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0 AND d.deptype = 'i'
        AND d.refclassid = 'pg_class'::regclass
+  JOIN pg_class t ON t.oid = d.refobjid JOIN pg_namespace tn ON tn.oid = t.relnamespace
   JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
  WHERE a.atttypid <> s.seqtypid
  ORDER BY c.oid
 """
+PG_CLASS, TABLES, SEQUENCE = 1259, ("TABLE", "FOREIGN TABLE"), "SEQUENCE"
 BEGIN = "\n    CONSTRAINT "
-# What a scan of a CREATE TABLE skips, and where such a name may stand. A doubled quote is read as two adjacent strings.
+# What a scan of a table's statement skips, and where such a name may stand. A doubled quote is read as two adjacent
+# strings. pg_dump writes no block comment and, for a table, no dollar quote. U& before a quote changes nothing.
 QUOTED_OR_BEGIN = re.compile(
-    rf"""[eE]'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|(?P<begin>{BEGIN})""", re.DOTALL
+    rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|(?P<begin>{BEGIN})""", re.DOTALL
 )
 ENDS = re.compile(r"(?: NO INHERIT)?(?:,?\n)")
-TYPE_OPTIONS = ("    START WITH ", "    MINVALUE ", "    MAXVALUE ", "    NO MINVALUE", "    NO MAXVALUE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,25 @@ class UnquotedName:
 
 @dataclass(frozen=True, slots=True)
 class OtherType:
-    """The sequence of an identity column whose type differs from the column's."""
+    """The sequence of an identity column whose type differs from the column's.
 
+    `logging` is "LOGGED" or "UNLOGGED" if the table is the other one.
+    """
+
+    table_schema: str
+    table: str
     column: str
     schema: str
     name: str
+    is_always: bool
     type: str
     start: int
     smallest: int
     largest: int
+    increment: int
+    cache: int
+    cycles: bool
+    logging: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +91,16 @@ class DumpFaults:
     names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)
     types: Mapping[int, OtherType] = field(default_factory=dict)
 
-    def has(self, oid: int) -> bool:
-        """Whether the entry of this relation has to be corrected."""
-        return oid in self.names or oid in self.types
-
-    def correct(self, oid: int, text: str) -> str:
-        """The text of the relation's entry without the fault."""
-        if oid in self.types:
-            text = restore_type(text, self.types[oid])
-        return quote_names(text, self.names.get(oid, ()))
+    def correct(self, body: bytes, contents: Contents) -> dict[int, str]:
+        """The statements, by number, of the archive's entries that have a fault."""
+        corrected: dict[int, str] = {}
+        for entry in contents.entries:
+            oid = entry.oid if entry.catalog == PG_CLASS else 0
+            if entry.kind in TABLES and oid in self.names:
+                corrected[entry.number] = quote_names(statements_of_entry(body, entry), self.names[oid])
+            elif entry.kind == SEQUENCE and oid in self.types:
+                corrected[entry.number] = write_identity(self.types[oid])
+        return corrected
 
 
 def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
@@ -95,15 +112,15 @@ def read_dump_faults(connection: psycopg.Connection[Any]) -> DumpFaults:
     names: dict[int, list[UnquotedName]] = {}
     for oid, constraint, column in unquoted:
         names.setdefault(oid, []).append(UnquotedName(raw_text(constraint), raw_text(column)))
-    types = {
-        oid: OtherType(raw_text(column), raw_text(schema), raw_text(name), *of)
-        for oid, column, schema, name, *of in others
-    }
+    types: dict[int, OtherType] = {}
+    for oid, *given in others:
+        name = [raw_text(one) for one in given[:5]]
+        types[oid] = OtherType(name[0], name[1], name[2], name[3], name[4], *given[5:])
     return DumpFaults(names, types)
 
 
 def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
-    """The entry of a table with the names of these constraints quoted, where they stand outside of quotes."""
+    """The statement of a table with the names of these constraints quoted, where they stand outside of quotes."""
     # A longer name may begin with the text of a shorter one.
     corrections = [
         (f"{BEGIN}{one.constraint} NOT NULL {column}", f"{BEGIN}{quote_identifier(one.constraint)} NOT NULL {column}")
@@ -124,22 +141,15 @@ def quote_names(text: str, names: Iterable[UnquotedName]) -> str:
     return "".join([*pieces, text[done:]])
 
 
-def restore_type(text: str, one: OtherType) -> str:
-    """The entry of an identity column's sequence, with the sequence's type and bounds."""
+def write_identity(one: OtherType) -> str:
+    """The statements that make the column an identity column whose sequence has its own type and bounds."""
     name = f"{quote_identifier(one.schema)}.{quote_identifier(one.name)}"
-    begins = (
-        f" ALTER COLUMN {quote_identifier(one.column)} ADD GENERATED {kind} AS IDENTITY (\n    SEQUENCE NAME {name}\n"
-        for kind in ("ALWAYS", "BY DEFAULT")
-    )
-    begin = next((written for written in begins if text.count(written) == 1), None)
-    if begin is None:
-        return text
-    before, after = text.split(begin)
-    # From here to the parenthesis there are only numbers and keywords.
-    options, end, rest = after.partition("\n);\n")
-    other_options = "\n".join(line for line in options.split("\n") if not line.startswith(TYPE_OPTIONS))
-    altered = (
+    table = f"{quote_identifier(one.table_schema)}.{quote_identifier(one.table)}"
+    statements = (
+        f"ALTER TABLE {table} ALTER COLUMN {quote_identifier(one.column)}"
+        f" ADD GENERATED {'ALWAYS' if one.is_always else 'BY DEFAULT'} AS IDENTITY (\n    SEQUENCE NAME {name}\n"
+        f"    INCREMENT BY {one.increment}\n    CACHE {one.cache}\n    {'' if one.cycles else 'NO '}CYCLE\n);\n"
         f"ALTER SEQUENCE {name} AS {one.type} MINVALUE {one.smallest} MAXVALUE {one.largest}"
         f" START WITH {one.start} RESTART;\n"
     )
-    return f"{before}{begin}{other_options}{end}{altered}{rest}"
+    return statements + (f"ALTER SEQUENCE {name} SET {one.logging};\n" if one.logging else "")

@@ -2,7 +2,7 @@
 
 COPY calls functions in CHECK constraints, domains and generated columns, and some of them name tables and other
 functions without a schema. The search_path of our sessions is pg_catalog alone, so such rows could never be loaded. The
-setting of the database (ALTER DATABASE … SET) is stored before its DDL, as a comment.
+setting of the database (ALTER DATABASE … SET) is stored with its DDL.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ SELECT substr(setting, length('search_path=') + 1)
  WHERE s.setrole = 0 AND s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND setting ^@ 'search_path='
 """
+# How earlier versions of Cutline stored it: a comment before the DDL.
 STORED = re.compile(r'\A-- search_path: (".*")\n')
 
 
-def read_search_path(connection: psycopg.Connection[Any]) -> str:
-    """The comment line with the search_path that is set for the database; "" if none is set."""
+def read_search_path(connection: psycopg.Connection[Any]) -> str | None:
+    """The search_path that is set for the database; None if none is set."""
     (path,) = connection.execute(PATH_QUERY).fetchone() or (None,)
-    # JSON, because the name of a schema may contain a newline.
-    return "" if path is None else f"-- search_path: {json.dumps(path)}\n"
+    return path
 
 
-def search_path_of(script: str) -> str:
-    """The search_path to load rows with, from the stored DDL. pg_catalog comes first, so nothing hides its names."""
+def search_path_of(path: str | None) -> str:
+    """The search_path to load rows with, if `path` is set. pg_catalog comes first, so nothing hides its names."""
+    return f"pg_catalog, {DEFAULT if path is None else path}"
+
+
+def read_stored_path(script: str) -> str | None:
+    """The database's search_path in a stored script; None if it has none."""
     match = STORED.match(script)
-    return f"pg_catalog, {json.loads(match[1]) if match else DEFAULT}"
+    return str(json.loads(match[1])) if match else None

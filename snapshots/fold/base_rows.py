@@ -78,22 +78,21 @@ def read_wanted_rows(
     sent = spark.sparkContext.broadcast({node: dict(keys) for node, keys in wanted.items()})
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = store.open()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read_wanted(opened, chosen[number], sent.value)
+                yield from _read_wanted(store, chosen[number], sent.value)
 
     tasks = max(len(chosen), 1)
     return map_batches(spark.range(0, len(chosen), 1, tasks), read, WANTED_ROWS)
 
 
 def _read_wanted(
-    store: Any, numbered: tuple[int, BaseSource], wanted: Mapping[int, Mapping[int, Keys]]
+    store: StoreLocation, numbered: tuple[int, BaseSource], wanted: Mapping[int, Mapping[int, Keys]]
 ) -> Iterator[pa.RecordBatch]:
     number, base = numbered
     keys = {g: k for g, k in wanted[base.source.number].items() if g not in base.truncated}
     try:
-        for table in read_with_places(store, base, number, BASE_SCHEMA):
+        for table in read_with_places(store.open(), base, number, BASE_SCHEMA):
             for batch in row_batches(table):
                 rows = pa.Table.from_batches([batch]).filter(pa.array(have_key_in(batch, base, keys)))
                 if len(rows):

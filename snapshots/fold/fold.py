@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -176,10 +176,9 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
     numbers = [number_of[one.source.key] for one in segments]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = store.open()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _changes_of(opened, numbers[number], segments[number], multisets)
+                yield from _changes_of(store, numbers[number], segments[number], multisets)
 
     return map_batches(spark.range(0, len(segments), 1, tasks), read, CHANGE_ROWS)
 
@@ -190,9 +189,11 @@ def balance_by_size(segments: tuple[SegmentSource, ...], tasks: int) -> tuple[Se
     return tuple(one for task in range(tasks) for one in largest_first[task::tasks])
 
 
-def _changes_of(store: Any, number: int, one: SegmentSource, multisets: frozenset[int]) -> Iterator[pa.RecordBatch]:
+def _changes_of(
+    store: StoreLocation, number: int, one: SegmentSource, multisets: frozenset[int]
+) -> Iterator[pa.RecordBatch]:
     try:
-        for table in read_with_places(store, one, number, SEGMENT_SCHEMA):
+        for table in read_with_places(store.open(), one, number, SEGMENT_SCHEMA):
             yield from _changes_in(filter_effective(table, one), one, multisets)
     except SnapshotError as error:
         yield problem_row(one.source, error, CHANGE_SCHEMA)

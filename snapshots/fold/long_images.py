@@ -61,7 +61,11 @@ class LongImageReader:
 
         A row that can't be completed, or an object that can't be read, yields a row of group PROBLEM as in `Fold`.
         """
-        reader = LongLines(self.store.open(), self.objects)
+        try:
+            reader = LongLines(self.store.open(), self.objects)
+        except SnapshotError as error:
+            yield problem_row(self.objects[0].source, error, IMAGE_SCHEMA)
+            return
         pending: list[tuple[dict[str, Any], Bytes]] = []
         size = 0
         for one in (row for batch in batches for row in batch.to_pylist()):  # stand-ins, and lines that are not long

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.declared import check_footer, check_segment, counting_groups
 from snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
 from snapshots.records.chain import Chain
 from storage.errors import ErrorReport, SnapshotError, report_of
@@ -30,13 +32,19 @@ PROBLEM = -1
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job."""
+    """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
+
+    `rows` (by group number, of a base object) and `segment` are what the commit says of its content; where they are
+    None, it is not compared.
+    """
 
     key: str
     node: str
     number: int
     size: int
     digest: str
+    rows: Mapping[int, int] | None = None
+    segment: Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +116,35 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
     Raises ObjectDamagedError, also while iterating.
     """
     file = open_object(store, source)
-    return (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
+    tables = (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
+    return tables if source.rows is None else _counted(tables, source, source.rows)
+
+
+def _counted(tables: Iterator[pa.Table], source: Source, rows: Mapping[int, int]) -> Iterator[pa.Table]:
+    try:
+        yield from counting_groups(tables, rows)
+    except ValueError as error:
+        raise _rows_differ(source, error) from error
+
+
+def _rows_differ(source: Source, error: ValueError) -> ObjectDamagedError:
+    return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=str(error))
 
 
 def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
-    """Open the object after verifying it against its commit; raise ObjectDamagedError."""
+    """Open the object after verifying it and its footer against its commit; raise ObjectDamagedError."""
     body = read_listed(store, source.node, source.key, (source.size, source.digest))
     with _reading(source):
-        return pq.ParquetFile(pa.BufferReader(body))
+        file = pq.ParquetFile(pa.BufferReader(body))
+    try:
+        if source.rows is not None:
+            check_footer(file.metadata, BASE_SCHEMA, sum(source.rows.values()))
+        if source.segment is not None:
+            check_footer(file.metadata, SEGMENT_SCHEMA, source.segment.changes + source.segment.events)
+            check_segment(file.metadata, source.segment)
+    except ValueError as error:
+        raise _rows_differ(source, error) from error
+    return file
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
@@ -201,7 +230,9 @@ def segment_sources(chain: Chain, number: int, node: str, among: Collection[str]
     position, excluded = chain.position(node), chain.excluded(node)
     mapping = mapping_to_cut(chain, node, among)
     return [
-        SegmentSource(Source(one.key, node, number, one.size, one.digest), one, position, excluded, {}, mapping)
+        SegmentSource(
+            Source(one.key, node, number, one.size, one.digest, segment=one), one, position, excluded, {}, mapping
+        )
         for one in chain.segments(node)
     ]
 
@@ -218,7 +249,7 @@ def base_sources(chain: Chain, number: int, node: str, truncated: frozenset[int]
     is_unchanged = len(mapping.unchanged) == len(chain.definitions(node))
     return [
         BaseSource(
-            Source(one.key, node, number, one.size, one.digest),
+            Source(one.key, node, number, one.size, one.digest, one.rows),
             one.rows,
             truncated,
             multisets,

@@ -7,6 +7,7 @@ next command decides it before it does anything else (snapshots/operations/decid
 from __future__ import annotations
 
 from snapshots.records.commit import Commit, Previous, Void
+from snapshots.records.commit_rules import check_commit
 from snapshots.records.commits import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
@@ -16,15 +17,19 @@ from snapshots.records.commits import (
     increments_pruned_error,
     read_turn,
 )
-from snapshots.records.documents import ManifestError, seal
+from snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
 from snapshots.records.tombstones import check_not_deleted, is_only_full
-from storage.errors import BusyError, IndeterminateError, SnapshotError
-from storage.store import AnswerLostError, ObjectExistsError, ObjectStore
+from storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
+from storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, ObjectStore
 from storage.storing import INCONCLUSIVE, read_back
 
 
 class OperationSettledError(BusyError):
     """Another command took the operation for dead and settled it as not committed."""
+
+
+class CommitTooLargeError(RefusedError):
+    """The commit has more tables than a document can hold."""
 
 
 class CommitIndeterminateError(IndeterminateError):
@@ -39,7 +44,15 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     """
     key = commit_key(commit.snapshot, commit.increment, turn)
     check_predecessor(store, commit)
+    # A commit that no command would accept must not be stored.
+    check_commit(commit)
     body = seal(commit)
+    if len(body) > DOCUMENT_BYTES_MAX:
+        raise CommitTooLargeError(
+            f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {len(body) >> 20} MiB",
+            hint="take snapshots of fewer tables: --exclude-group, or divide the fleet",
+            details={"snapshot": commit.snapshot, "increment": commit.increment},
+        )
     if len(body) <= VOID_BYTES_MAX:
         raise RuntimeError(f"a commit file of {len(body)} bytes would be taken for a void")
     try:
@@ -49,6 +62,9 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
         _check_stored(store, key, commit, error, at_once=True)
     except AnswerLostError as error:
         _check_stored(store, key, commit, error, at_once=False)
+    except EncryptionIgnoredError:
+        # It is stored, so the snapshot exists. The next object that a command stores in this way shows the same.
+        return
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:

@@ -181,13 +181,21 @@ def in_use_error(lease: Lease) -> SnapshotInUseError:
 
 
 def _lease(store: ObjectStore, intent: Intent) -> Lease:
-    """The lease with its newest renewal: from the newest that a listing shows, later ones are looked up by key."""
+    """The lease until the latest expiry of its renewals, whatever their numbers; newer ones are looked at first."""
     until = _first_expiry(intent)
     listed = map(LEASE_FILE.fullmatch, store.list_children(f"operations/{intent.operation}"))
-    number = max((int(found[1]) for found in listed if found), default=1)
-    while renewal := read_renewal(store, intent.operation, number):
-        until = max(until, datetime.fromisoformat(renewal.expires_at))
-        number += 1
+    numbers = {int(found[1]) for found in listed if found}
+    # A listing may be out of date, so the number after each is looked up by key. A name may have no object, and a
+    # renewal need not be newer than those of lower numbers: only the restore itself writes them in order.
+    for first in sorted({1, *numbers, *(number + 1 for number in numbers)}, reverse=True):
+        number = first
+        while renewal := read_renewal(store, intent.operation, number):
+            until = max(until, datetime.fromisoformat(renewal.expires_at))
+            number += 1
+            if number in numbers:
+                break
+        if number > first and until > datetime.now(UTC) + timedelta(seconds=RENEW_SECONDS):
+            break
     return Lease(intent, "" if isinstance(intent.by, UnsetType) else intent.by, until)
 
 

@@ -15,7 +15,7 @@ from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, increment_label
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_intent
+from snapshots.records.operation_records import Intent, read_intent, read_outcome
 from storage.store import ObjectMissingError, ObjectStore
 
 CREATE, RESTORE = "create", "restore"
@@ -23,7 +23,10 @@ CREATE, RESTORE = "create", "restore"
 
 @dataclass(frozen=True, slots=True)
 class OpenOperation:
-    """An operation without an outcome. If its intent can't be read, `operation` is None and `problem` says why."""
+    """An operation without an outcome that can be read.
+
+    `problem` says which of its documents can't be read, and why; if that is the intent, `operation` is None.
+    """
 
     id: str
     operation: Intent | None
@@ -33,10 +36,13 @@ class OpenOperation:
     @property
     def text(self) -> str:
         """One line for people, with what to do next."""
-        if self.operation is None:
-            return f"operation {self.id} has no outcome, and its intent can't be read: {self.problem}"
         one = self.operation
-        what = f"operation {self.id} ({one.kind} {one.snapshot}, begun {one.began_at}) has no outcome"
+        if one is None:
+            return f"operation {self.id} has no known result: {self.problem}"
+        what = f"operation {self.id} ({one.kind} {one.snapshot}, begun {one.began_at}) has no"
+        if self.problem:
+            return f"{what} known result: {self.problem}"
+        what += " outcome"
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
             return f"{what}: it is running, or ended unfinished; to resume it: {again}"
@@ -66,7 +72,7 @@ class OpenOperation:
             "increment": one.increment if one else None,
             "began_at": one.began_at if one else None,
             "terminal": one.is_terminal if one else None,
-            "committed": self.committed if one and one.kind == CREATE else None,
+            "committed": self.committed if one and one.kind == CREATE and not self.problem else None,
             "problem": self.problem or None,
         }
 
@@ -81,16 +87,18 @@ def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[O
 
 
 def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | None:
+    operation: Intent | None = None
     try:
         operation = read_intent(store, operation_id)
         if operation.kind == RESTORE:
             return None
+        read_outcome(store, operation_id)
         return OpenOperation(operation_id, operation, has_committed(store, operation))
     except ObjectMissingError:
         # A listing may be out of date.
         return None
     except ManifestError as error:
-        return OpenOperation(operation_id, None, problem=error.message)
+        return OpenOperation(operation_id, operation, problem=error.message)
 
 
 @contextmanager
@@ -101,5 +109,5 @@ def naming_open_operations(operations: tuple[OpenOperation, ...]) -> Iterator[No
     except SnapshotMissingError as error:
         if operations:
             error.details["open_operations"] = [one.to_json() for one in operations]
-            error.hint = "; ".join([*(one.text for one in operations), error.hint])
+            error.hint = "; ".join([*(one.text.replace("\n", "\\n") for one in operations), error.hint])
         raise

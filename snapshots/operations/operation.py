@@ -23,7 +23,6 @@ from snapshots.records.operation_records import (
     FAILED,
     Intent,
     Outcome,
-    operation_key,
     read_intent,
     read_outcome,
     write_operation_record,
@@ -31,6 +30,9 @@ from snapshots.records.operation_records import (
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+
+# No outcome is shorter, of whatever version.
+OUTCOME_BYTES_MIN = 100
 
 
 @dataclass(slots=True)
@@ -176,19 +178,28 @@ def read_open_intents(store: ObjectStore, *, skips_unreadable: bool = False) -> 
 
 
 def open_operation_ids(store: ObjectStore) -> list[str]:
-    """The ids of all operations without an outcome, oldest first: one listing, and one lookup for each."""
+    """The ids of all operations without an outcome, oldest first: one listing, and one read for each.
+
+    Something in the place of an outcome that is too short to be one is none. A longer one is read only by those who
+    need what it says: reading them all would take long.
+    """
     documents: dict[str, set[str]] = {}
-    for key in store.list("operations"):
-        operation_id, _, name = key.removeprefix("operations/").partition("/")
-        documents.setdefault(operation_id, set()).add(name)
+    for one in store.inventory("operations"):
+        operation_id, _, name = one.key.removeprefix("operations/").partition("/")
+        names = documents.setdefault(operation_id, set())
+        if name != "outcome.json" or one.size >= OUTCOME_BYTES_MIN:
+            names.add(name)
     ids = [one for one, names in sorted(documents.items()) if "intent.json" in names and "outcome.json" not in names]
     # A listing may be out of date.
     return [one for one in ids if is_open(store, one)]
 
 
 def is_open(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation has no outcome yet."""
-    return not store.exists(operation_key(operation_id, "outcome"))
+    """Whether the operation has no outcome yet, or none that can be read."""
+    try:
+        return read_outcome(store, operation_id) is None
+    except ManifestError:
+        return True
 
 
 def has_failed(store: ObjectStore, operation_id: str) -> bool:

@@ -7,9 +7,10 @@ from fleet.progress import Progress
 from fleet.read_only.resume import undo_freeze
 from snapshots.operations.deciding import decide
 from snapshots.operations.operation import open_operation_ids, record_outcome
+from snapshots.operations.slot_owners import is_foreign, read_slot_owners
 from snapshots.records.commits import increment_label
 from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, read_intent
+from snapshots.records.operation_records import Intent, read_intent, read_outcome
 from snapshots.records.tombstones import only_full_key, tombstone_key
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.slots import copy_slot_name, drop_slots, slot_name
@@ -24,21 +25,30 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
     A create is done if its commit exists. Otherwise its slots are dropped, the fleet is made writable again, and it has
     failed. That holds for good, however late the operation's own put arrives. An operation stays open, for the next
     command to retry, if a slot can't be dropped now, or if it can't be read. An unreadable one is noted; it holds no
-    lock, and of two commits of the same number only one can be stored. Raises UndecidedError.
+    lock, and of two commits of the same number only one can be stored. One of another fleet is noted too. Raises
+    UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     for operation_id in open_operation_ids(store):
         try:
             operation = read_intent(store, operation_id)
+            # No outcome can be stored where something else is.
+            read_outcome(store, operation_id)
             if operation.kind != "create":
                 _settle_removal(store, operation, progress)
+                continue
+            if is_foreign(store, operation):
+                progress.note(
+                    f"operation {operation.id} can't be settled: it is of fleet {operation.fleet_id}, so somebody"
+                    f" copied it here from another store; remove operations/{operation.id} from this store"
+                )
                 continue
             committed = decide(store, operation)
         except ObjectMissingError:
             # gc removes the records of old operations, the intent first.
             continue
         except ManifestError as error:
-            # It stays open and its snapshot unreadable, which must not block other snapshots.
+            # It stays open, which must not block other snapshots.
             # It may have been a terminal create.
             writes = "; if the fleet accepts no writes, run: snapshot resume"
             progress.note(f"operation {operation_id} can't be settled: {error.message}; {error.hint}{writes}")
@@ -57,10 +67,16 @@ def settle_operations(store: ObjectStore, fleet: Fleet, progress: Progress) -> N
 
 def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progress: Progress) -> bool:
     """Drop the slots that the operation may have made; note those that are left, and return whether none is."""
-    # Never the name in the intent: whoever can write to the store could name an application's slot.
     slot = slot_name(operation.id)
-    if others := [one for one in store.list_children("operations") if slot_name(one) == slot and one != operation.id]:
-        progress.note(f"operation {operation.id} can't be settled: its slots would be those of operation {others[0]}")
+    owners = read_slot_owners(store)
+    if owners.owner_of(slot) != operation:
+        others = ", ".join(one for one in owners.ids.get(slot, ()) if one != operation.id)
+        why = (
+            f"another operation's id gives the same slot name: {others}"
+            if others
+            else f"its intent is no longer in the store as it was read, so nobody knows whose slot {slot} is"
+        )
+        progress.note(f"operation {operation.id} can't be settled: {why}")
         return False
     left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
     for name, left in left_on.items():

@@ -15,14 +15,15 @@ from fleet.progress import Progress
 from fleet.sizes import size_text
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import current_time, has_failed
+from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.commits import increment_numbers, listed_numbers
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
-from snapshots.records.operation_records import read_intent
+from snapshots.records.operation_records import Intent
 from snapshots.records.tombstones import is_deleted, is_only_full
 from storage.store import ObjectMissingError, ObjectStore
 from wal.slots.retained import Retained, RetainedAnswers, query_retained, read_retained
-from wal.slots.slots import drop_slots, slot_name
+from wal.slots.slots import drop_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +102,17 @@ def read_kept_chains(store: ObjectStore, sessions: Sessions, progress: Progress)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []
-    chains: dict[str, list[str]] = {}
-    for operation in store.list_children("operations"):
-        chains.setdefault(slot_name(operation), []).append(operation)
-    # Of two ids with the same slot one was planted: nothing that they say is believed.
-    known = {slot: operations[0] for slot, operations in chains.items() if len(operations) == 1}
-    return [_find_kept_chain(store, slot, answers, known.get(slot)) for slot in slots]
+    owners = read_slot_owners(store)
+    return [find_kept_chain(store, KeptChain(slot, answers.of_slot(slot)), owners.owner_of(slot)) for slot in slots]
 
 
-def _find_kept_chain(store: ObjectStore, slot: str, answers: RetainedAnswers, chain: str | None) -> KeptChain:
-    kept = KeptChain(slot, answers.of_slot(slot), chain=chain or "")
-    if chain is None:
+def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | None) -> KeptChain:
+    """What a slot is kept for: `kept`, completed by what the store says about the create that made it."""
+    if operation is None:
         return kept
+    kept = replace(kept, chain=operation.id)
     try:
-        operation = read_intent(store, chain)
-    except (ObjectMissingError, ManifestError):
-        return kept
-    try:
-        if has_failed(store, chain) and not has_committed(store, operation):
+        if has_failed(store, operation.id) and not has_committed(store, operation):
             return replace(kept, is_failed=True)
         if is_deleted(store, operation.snapshot):
             return replace(kept, removal_text=f"snapshot {operation.snapshot} is deleted")

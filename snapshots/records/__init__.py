@@ -3,5 +3,5 @@
 A *commit* makes a full snapshot or an increment exist. A *chain* is a full snapshot and its increments. A document
 carries a digest of its own bytes and is trusted only if that digest matches.
 
-Imports `fleet`, `fleet.nodes`, `fleet.tables`, `storage`, `wal.cut` and `wal.segments`.
+Imports `fleet`, `fleet.nodes`, `fleet.tables`, `storage`, `storage.encryption`, `wal.cut` and `wal.segments`.
 """

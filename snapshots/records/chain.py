@@ -132,10 +132,10 @@ class Chain:
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
 
     def schema_objects(self, shard: str) -> tuple[StoredObject, ...]:
-        """The sections of the shard's DDL at the last commit."""
+        """The objects of the shard's DDL at the last commit."""
         for commit in reversed(self.commits):
-            if sections := tuple(one for one in commit.objects if one.kind in DDL and one.node == shard):
-                return sections
+            if objects := tuple(one for one in commit.objects if one.kind in DDL and one.node == shard):
+                return objects
         return ()
 
     def base_objects(self, node: str) -> tuple[StoredObject, ...]:

@@ -14,7 +14,7 @@ from msgspec import field
 from fleet.config import GroupRules
 from fleet.lsn import Lsn
 from fleet.nodes.baseline import NodeIdentity
-from fleet.record import Count, Integer, Record, Time
+from fleet.record import Count, Integer, Record, Seconds, Time
 from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut
 from fleet.tables.table_state import TableState
@@ -22,7 +22,10 @@ from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-BASE, DDL = "base", ("pre-data", "post-data", "refresh", "event-triggers")
+BASE = "base"
+# A shard's DDL is one archive of pg_dump; earlier versions of Cutline stored scripts.
+DDL_SCRIPTS, DDL_ARCHIVE = ("pre-data", "post-data", "refresh", "event-triggers"), "archive"
+DDL = (*DDL_SCRIPTS, DDL_ARCHIVE)
 # In an object of this kind, `rows` counts under this number the large objects that begin in the object.
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
@@ -62,7 +65,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     id: str
     attempts: Count
     causes: tuple[str, ...] = ()
-    seconds: float
+    seconds: Seconds
     nodes: tuple[NodeCut, ...]
     global_transactions: Count
     included_early: Count
@@ -117,7 +120,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     operation: str
     chain: str
     created_at: Time
-    seconds: float
+    seconds: Seconds
     comment: str
     counts: dict[str, Count]
     cut: CutRecord

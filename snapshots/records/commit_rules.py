@@ -7,11 +7,13 @@ parts are consistent, so that no command starts work from a commit that is not.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from msgspec import structs
 
 from snapshots.records.chain import Chain
 from snapshots.records.commit import (
+    DDL,
     LARGE_OBJECTS,
     LARGE_OBJECTS_COUNT,
     Commit,
@@ -19,7 +21,24 @@ from snapshots.records.commit import (
     FullSnapshot,
     Increment,
 )
+from snapshots.records.definition_rules import (
+    check_definition_counts,
+    check_definitions,
+    check_distinct,
+    check_groups,
+    check_same_kind,
+    check_states,
+    check_tables,
+)
 from snapshots.records.documents import checking
+from snapshots.records.part_rules import (
+    check_baseline,
+    check_continues,
+    check_counts,
+    check_cut,
+    check_objects,
+    check_segments,
+)
 from storage.store import check_key
 
 COUNTS_SHOWN = ("bytes", "changes", "transactions")
@@ -34,10 +53,11 @@ def check_commit(commit: Commit) -> None:
             raise ValueError(f"counts has no {name}")
     for key in commit.object_sizes:
         check_key(key)
-    _check_distinct("cut", [one.node for one in commit.cut.nodes])
+    check_distinct("cut", "node", [one.node for one in commit.cut.nodes])
+    check_cut(commit.cut)
     for node, segments in commit.segments.items():
-        if any(one.node != node for one in segments):
-            raise ValueError(f"segments.{node} lists a segment of another node")
+        check_segments(commit, node, segments)
+    check_objects(commit)
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
 
@@ -46,8 +66,18 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
     """Raise ManifestError unless the increment has the nodes of the chain and continues its definitions."""
     with checking(key):
         _check_nodes(chain.full, increment)
+        check_continues(chain.last, increment)
+        check_counts(chain.full, increment)
         if increment.definition_changes:
-            _check_definitions(chain, increment.definition_changes)
+            check_definitions(chain, increment.definition_changes)
+        _check_at_commit(chain, replace(chain, increments=(*chain.increments, increment)))
+
+
+def _check_at_commit(before: Chain | None, chain: Chain) -> None:
+    """Raise ValueError unless the tables at the chain's last commit fit together."""
+    check_tables(before, chain)
+    check_definition_counts(chain, chain.last)
+    check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
 
 
 def _check_nodes(full: FullSnapshot, commit: Commit) -> None:
@@ -67,7 +97,10 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
     if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= full.parts.keys():
         raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():
-        _check_distinct(f"schema_changes.tables.{shard}", [state.table for state in states])
+        check_states(f"schema_changes.tables.{shard}", states)
+    with_ddl = {stored.node for stored in changes.objects if stored.kind in DDL}
+    if not with_ddl == changes.roles.keys() == changes.fingerprints.keys():
+        raise ValueError("schema_changes has objects of DDL, roles and fingerprints of different shards")
     for stored in changes.objects:
         if stored.node not in full.parts:
             raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
@@ -76,27 +109,8 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
             raise ValueError(f"object {stored.key} has rows of a group that is not new in this commit")
 
 
-def _check_definitions(before: Chain, changes: DefinitionChanges) -> None:
-    """Raise ValueError unless every number names one definition: states and rows are combined by number."""
-    for shard in before.full.groups:
-        if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
-            continue
-        known = before.definitions(shard).keys()
-        begun = {group.number for group in changes.groups.get(shard, ())}
-        successions = changes.successions.get(shard, {})
-        if len(begun) != len(changes.groups.get(shard, ())) or begun & known:
-            raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
-        if not successions.keys() <= begun or not set(successions.values()) <= known:
-            raise ValueError(f"schema_changes.successions.{shard} has a number without a definition")
-        if not set(changes.gone.get(shard, ())) <= known:
-            raise ValueError(f"schema_changes.gone.{shard} has a number without a definition")
-        for node in before.full.parts:
-            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != begun:
-                raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
-
-
 def _check_full(full: FullSnapshot) -> None:
-    _check_distinct("baseline", [identity.node for identity in full.baseline])
+    check_baseline(full.baseline)
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
         raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
@@ -107,17 +121,21 @@ def _check_full(full: FullSnapshot) -> None:
     if not full.tables.keys() | full.fingerprints.keys() <= primaries:
         raise ValueError("tables or fingerprints name a node that is not a primary")
     for shard, states in full.tables.items():
-        _check_distinct(f"tables.{shard}", [state.table for state in states])
+        check_states(f"tables.{shard}", states)
+    for shard, groups in full.groups.items():
+        check_groups(f"groups.{shard}", groups)
+    check_counts(full, full)
+    first = Chain(structs.replace(full, definition_changes=None))
+    check_tables(None, first)
+    check_same_kind(full.groups, named=True)
     if full.definition_changes:
-        _check_definitions(Chain(structs.replace(full, definition_changes=None)), full.definition_changes)
+        check_definitions(first, full.definition_changes)
+    _check_at_commit(first, Chain(full))
     _check_rows(full)
 
 
 def _check_rows(full: FullSnapshot) -> None:
     numbers = {shard: {group.number for group in groups} for shard, groups in full.groups.items()}
-    for shard, groups in full.groups.items():
-        if len(numbers[shard]) != len(groups):
-            raise ValueError(f"groups.{shard} uses a number twice")
     for stored in full.copied:
         if stored.node not in full.parts:
             raise ValueError(f"object {stored.key} is of node {stored.node}, which is not in the snapshot")
@@ -131,11 +149,6 @@ def _check_rows(full: FullSnapshot) -> None:
 def _check_same(what: str, found: Iterable[str], expected: set[str]) -> None:
     if set(found) != expected:
         raise ValueError(f"{what} has {_names(found)} instead of {_names(expected)}")
-
-
-def _check_distinct(what: str, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        raise ValueError(f"{what} has a name twice")
 
 
 def _names(found: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from fleet.hints import NEW_CHAIN
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
 from snapshots.records.commit_rules import check_commit, check_fits
-from snapshots.records.documents import ManifestError, check_about, checking, parse_document, unseal
+from snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.errors import RefusedError, UsageError
 from storage.store import ObjectMissingError, ObjectStore
@@ -82,7 +82,7 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
 
 def read_turn(store: ObjectStore, key: str) -> Commit | Void:
     """Read a commit, or the void in its place; raise ObjectMissingError, ManifestError."""
-    content, digest = unseal(key, store.read(key))
+    content, digest = unseal(key, read_body(store, key))
     found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
     if isinstance(found, Void):
         return found
@@ -204,10 +204,10 @@ def increment_numbers(store: ObjectStore, name: str) -> list[int]:
     return numbers
 
 
-def listed_numbers(store: ObjectStore, name: str) -> list[int]:
-    """The numbers for which a listing shows a commit or a void, in order."""
+def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
+    """The numbers from `first` on for which a listing shows a commit or a void, in order."""
     matches = map(INCREMENT_FILE.fullmatch, store.list_children(f"snapshots/{name}/increments"))
-    return sorted({int(match[1]) for match in matches if match})
+    return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
 def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
@@ -243,12 +243,13 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
     """The places of the increments from 1 on, up to `increment` or to the first free one.
 
-    Those that a listing shows are read in parallel, since each is one request.
+    Those that a listing shows without a gap are read in parallel, since each is one request. So the number in a name
+    never decides how many are read.
     """
-    listed = max(listed_numbers(store, name), default=0)
-    number, last = 0, listed if increment is None else min(increment, listed)
+    numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
+    number = 0
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        for place in threads.map(lambda number: find_place(store, name, number), range(1, last + 1)):
+        for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
             if place.commit is None:
                 # Voided or gone: the loop below decides which.
                 break

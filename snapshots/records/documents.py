@@ -1,7 +1,7 @@
 """The JSON documents of a store: each is written once, in one canonical form, with the digest of that form in it.
 
-A document is trusted only if every byte is as it was written and its content matches its type (fleet/record.py).
-Anything else raises an error that names the object.
+A document is trusted only if it has at most DOCUMENT_BYTES_MAX, every byte is as it was written, no key stands twice,
+and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
 
 Each kind of document is a Record. Its module also has its key, the function that reads it and, in one function, the
 rules that types can't express.
@@ -21,6 +21,7 @@ from fleet.record import Record, fields_of, from_json
 from storage.digest import digest
 from storage.errors import RefusedError
 from storage.store import ObjectStore
+from storage.stored_form import ENCRYPTED_END, UndecryptableError, stored_form
 
 FORMAT = re.compile(rb'"schema": "(cutline/[a-z-]+/([0-9]{1,9}))"')
 SEAL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n}\Z')
@@ -28,6 +29,11 @@ SEAL_BYTES = len(',\n "digest": ""\n}') + 64
 DIGEST = re.compile(rb'"[0-9a-f]{64}"')
 # The newest format of any kind. Only commits have format 2, and they have no format 1.
 FORMAT_MAX = 2
+# The commit of 10,000 tables has 9 MB. No more than this is read of any document, and none larger is written.
+DOCUMENT_BYTES_MAX = 256 << 20
+# No text is longer, as no argument of a command is; but the value that rows have in a later column may be (groups.py).
+TEXT_MAX, LONG = 128 << 10, "missing"
+TEXT_SHOWN = 300
 NEWER_HINT = "a newer version of Cutline may have written it"
 
 
@@ -39,6 +45,10 @@ class _Tag(msgspec.Struct):
 
 class ManifestError(RefusedError):
     """A document in the store is damaged, misplaced, or of an unknown format."""
+
+
+class StoreEncryptedError(ManifestError):
+    """The document is encrypted, and fleet.toml has no `[encryption]`."""
 
 
 def seal(document: Record | Mapping[str, Any]) -> bytes:
@@ -53,17 +63,44 @@ def seal(document: Record | Mapping[str, Any]) -> bytes:
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
     """Read a document of `kind`; raise ObjectMissingError, and ManifestError unless every byte is as it was sealed."""
-    body = store.read(key)
-    content, _ = unseal(key, body)
+    content, _ = unseal(key, read_body(store, key))
     return parse_document(key, content, kind)
 
 
 def read_document(store: ObjectStore, key: str, kind: Any) -> Any:
     """Read a document of a `kind` that earlier versions wrote without a digest; raise as `read_sealed` does."""
-    body = store.read(key)
+    body = read_body(store, key)
     # Documents without a digest have no value that looks like one. So a digest whose name is damaged is still noticed.
     content = unseal(key, body)[0] if b'"digest"' in body or DIGEST.search(body) else body
     return parse_document(key, content, kind)
+
+
+def read_body(store: ObjectStore, key: str) -> bytes:
+    """Read a document's bytes; raise ObjectMissingError, and ManifestError if they can't be those of a document.
+
+    Never reads more than a document of DOCUMENT_BYTES_MAX. Raises StoreEncryptedError, a ManifestError, if the object
+    is encrypted and fleet.toml names no key.
+    """
+    form = stored_form(store)
+    size_max = form.stored_size(DOCUMENT_BYTES_MAX)
+    stored = form.raw.read_range(key, 0, size_max + 1)
+    if len(stored) > size_max:
+        raise ManifestError(
+            f"object {key} is larger than any document: more than {DOCUMENT_BYTES_MAX >> 20} MiB",
+            hint="Cutline did not write it: put it back from a copy of the store",
+            details={"object": key},
+        )
+    try:
+        body = form.decode(key, stored)
+    except UndecryptableError as error:
+        raise ManifestError(error.message, hint=error.hint, details=error.details) from None
+    if body.endswith(ENCRYPTED_END):
+        raise StoreEncryptedError(
+            f"object {key} of store {store.url} is encrypted, but fleet.toml names no key",
+            hint="name the fleet's encryption key in [encryption] of fleet.toml: docs/encryption.md",
+            details={"object": key, "store": store.url},
+        )
+    return body
 
 
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
@@ -88,8 +125,26 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
 def parse_document(key: str, content: bytes, kind: Any) -> Any:
     """Parse the document in `content`; raise ManifestError unless it is of `kind`."""
     with checking(key):
+        _check_keys(content)
         from_json(content, _Tag)
         return from_json(content, kind)
+
+
+def _check_keys(content: bytes) -> None:
+    """Raise ValueError if an object has a key twice, which readers understand differently, or a text too long."""
+    json.loads(content, object_pairs_hook=_check_object)
+
+
+def _check_object(pairs: list[tuple[str, Any]]) -> None:
+    # Nothing is kept of the parsed values.
+    for name, value in pairs:
+        texts = value if isinstance(value, list) else (value,)
+        if name != LONG and any(isinstance(text, str) and len(text) > TEXT_MAX for text in (name, *texts)):
+            raise ValueError(f"{name[:100]} is longer than {TEXT_MAX} characters")
+    if len(dict(pairs)) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:100]!r} stands twice")
 
 
 @contextmanager
@@ -99,17 +154,22 @@ def checking(key: str) -> Iterator[None]:
         yield
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError, ValueError) as error:
         raise ManifestError(
-            f"object {key} is not a valid document for this version: {error}",
+            f"object {key} is not a valid document for this version: {shortened(str(error))}",
             hint=f"{NEWER_HINT}; else put it back from a copy of the store",
             details={"object": key},
         ) from error
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning if it is longer than a message should be: a document may hold megabytes of it."""
+    return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}…"
 
 
 def check_about(key: str, found: object, expected: object) -> None:
     """Raise ManifestError unless a document is about what its key says: `found` must equal `expected`."""
     if found != expected:
         raise ManifestError(
-            f"object {key} describes {found}, not {expected}",
+            f"object {key} describes {shortened(str(found))}, not {expected}",
             hint="somebody copied it there: put the right object back from a copy of the store",
             details={"object": key},
         )

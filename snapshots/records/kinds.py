@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.record import Record, json_schema
+import msgspec
+
+from fleet.record import json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
 from snapshots.records.lost_chains import LostChain
 from snapshots.records.operation_records import Intent, LeaseRenewal, Outcome
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.tombstones import Mark
+from storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
 from wal.segments.segments import SegmentMetadata
 
 DIGEST_SCHEMA = {
@@ -29,12 +32,13 @@ DIGEST_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: the form of its keys, its types, and whether all documents of the kind carry a digest."""
+    """A kind of document: the form of its keys, its types, and whether its documents carry a digest, and always do."""
 
     name: str
     key: re.Pattern[str]
-    types: tuple[type[Record], ...]
+    types: tuple[type[msgspec.Struct], ...]
     is_always_sealed: bool = True
+    is_sealed: bool = True
 
 
 KINDS = (
@@ -46,6 +50,7 @@ KINDS = (
     DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
+    DocumentKind("key", KEY_DOCUMENT, (KeyDocument,), is_sealed=False),
     DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
 )
 # Stored in the metadata of a Parquet file, under METADATA_KEY of wal.segments.segments.
@@ -59,11 +64,13 @@ def kind_of(key: str) -> DocumentKind | None:
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schema of every kind, by its name."""
-    schemas = {kind.name: _schema(kind.types, is_sealed=True, is_always=kind.is_always_sealed) for kind in KINDS}
+    schemas = {
+        kind.name: _schema(kind.types, is_sealed=kind.is_sealed, is_always=kind.is_always_sealed) for kind in KINDS
+    }
     return schemas | {SEGMENT_METADATA: _schema((SegmentMetadata,), is_sealed=False, is_always=False)}
 
 
-def _schema(types: Iterable[type[Record]], *, is_sealed: bool, is_always: bool) -> dict[str, Any]:
+def _schema(types: Iterable[type[msgspec.Struct]], *, is_sealed: bool, is_always: bool) -> dict[str, Any]:
     types = list(types)
     references, definitions = json_schema(types)
     for definition in definitions.values():

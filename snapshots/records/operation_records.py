@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, field
 
 from fleet.record import Count, Record, Time
 from snapshots.records.commits import NAME
@@ -25,8 +25,9 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """What an operation is about to do.
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
-    older version made. `terminal`: the operation may leave the fleet read-only. Only restores have `expires_at`, when
-    the lease first expires, and `by`, the label of the command (fleet.label).
+    older version made. `terminal`: the operation may leave the fleet read-only. Only creates have `fleet_id`, that of
+    the store, and only restores `expires_at`, when the lease first expires, and `by`, the label of the command
+    (fleet.label).
     """
 
     operation: str
@@ -38,6 +39,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     nodes: tuple[str, ...]
     slot: str | None
     terminal: bool | UnsetType = UNSET
+    fleet_id: str | UnsetType = field(default=UNSET, name="fleet")
     expires_at: Time | UnsetType = UNSET
     by: str | UnsetType = UNSET
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -17,6 +18,7 @@ from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
 FLEET_KEY = "fleet.json"
+FOLDER_URL = "file://"
 
 
 class StoreNotInitialisedError(RefusedError):
@@ -44,11 +46,7 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
     try:
         identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
-        raise StoreNotInitialisedError(
-            f"store {store.url} is not initialised: it has no {FLEET_KEY}",
-            hint="run: snapshot init",
-            details={"store": store.url},
-        ) from error
+        raise _not_initialised_error(store) from error
     if identity.name != fleet.name:
         raise StoreOfAnotherFleetError(
             f"store {store.url} belongs to fleet {identity.name!r}, but fleet.toml describes fleet {fleet.name!r}",
@@ -56,6 +54,26 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
             details={"store": store.url},
         )
     return identity
+
+
+def _not_initialised_error(store: ObjectStore) -> StoreNotInitialisedError:
+    lack, hint = f"it has no {FLEET_KEY}", "run: snapshot init"
+    folder = Path(store.url.removeprefix(FOLDER_URL))
+    if store.url.startswith(FOLDER_URL) and not folder.exists():
+        lack = f"there is no folder {folder}"
+        hint = "if the store has snapshots, mount its file system; if it is new, run: snapshot init"
+    return StoreNotInitialisedError(
+        f"store {store.url} is not initialised: {lack}", hint=hint, details={"store": store.url}
+    )
+
+
+def read_fleet_id(store: ObjectStore) -> str | None:
+    """The id of the fleet to which the store belongs, None if it is not initialised; raise ManifestError."""
+    try:
+        identity: StoreIdentity = read_document(store, FLEET_KEY, StoreIdentity)
+    except ObjectMissingError:
+        return None
+    return identity.fleet_id
 
 
 def check_of_fleet(chain: Chain, identity: StoreIdentity) -> None:

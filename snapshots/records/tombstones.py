@@ -113,10 +113,10 @@ def _damaged_hint(key: str) -> str:
     return DAMAGED_HINT.format(done=f"pruned snapshot {name}", otherwise=otherwise)
 
 
-def put_mark(store: ObjectStore, mark: Mark) -> Mark:
+def put_mark(store: ObjectStore, mark: Mark, *, force: bool = False) -> Mark:
     """Create the mark unless there is one, and return the one in the store.
 
-    If what is in its place can't be read, a removal goes on only because somebody forces it, and `mark` is returned.
+    If what is in its place can't be read, raises ManifestError, or returns `mark` if somebody forces the removal.
     Raises StoreAnswersLostError if the store does not tell whether the mark exists: it may still arrive.
     """
     with suppress(ObjectExistsError):
@@ -124,6 +124,8 @@ def put_mark(store: ObjectStore, mark: Mark) -> Mark:
     try:
         return read_mark(store, mark.key)
     except ManifestError:
+        if not force:
+            raise
         return mark
 
 

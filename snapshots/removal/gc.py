@@ -29,6 +29,7 @@ from snapshots.records.store_identity import FLEET_KEY, read_identity
 from snapshots.removal.garbage import GarbageReason, GarbageRules, GarbageVerdict
 from snapshots.removal.gc_report import Garbage, GcReport, RefusedRemoval
 from snapshots.removal.old_records import RecordJudge, judge_probe
+from snapshots.removal.removal import open_removals
 from storage.errors import RefusedError, SnapshotError, UnreachableError
 from storage.probe import PROBES
 from storage.store import DeletionRefusedError, ObjectStore, StoreUnreachableError, Unfinished
@@ -43,6 +44,7 @@ OPERATIONS, SNAPSHOTS = "operations", "snapshots"
 PERMANENT = {
     "baselines": re.compile(r"baselines/\d{16}\.json"),
     "deleted": re.compile(rf"deleted/{NAME.pattern}\.json"),
+    "keys": re.compile(r"keys/\d{16}\.json"),
 }
 
 
@@ -146,7 +148,8 @@ class _GarbageSearch:
             self._sort(Garbage(parsed.kind, verdict.why, (one,), name, parsed.owner), verdict, one.created_at)
 
     def _search_records(self) -> None:
-        judge = RecordJudge(self._store, self._owners, self._now)
+        unfinished = {one.snapshot for one in open_removals(self._store)}
+        judge = RecordJudge(self._store, self._owners, unfinished, self._now)
         for record in judge.judge(self._store.inventory(OPERATIONS)):
             if record.verdict is None:
                 self._report.unknown += [one.key for one in record.objects]

@@ -5,7 +5,8 @@ These records are always kept:
 - of an operation without an outcome;
 - of a create whose commit exists, or whose commit file is gone: check finds the loss by the record, and the file may be
   put back;
-- of an operation that has left objects: its record proves that they are garbage.
+- of an operation that has left objects: its record proves that they are garbage;
+- of a create whose snapshot is being removed: its record proves whose the slots are that are still to be dropped.
 
 All others are removed once their outcome is RECORD_SECONDS old, the intent first and the outcome last. If gc dies
 between the two, the operation still has its outcome, and the next gc removes it. In the other order the operation would
@@ -32,7 +33,7 @@ from storage.store import Listed, ObjectStore
 RECORD_SECONDS = 30 * 86400.0
 # A probe takes seconds, and holds no lock.
 PROBE_SECONDS = 3600.0
-PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/[a-z0-9-]+")
+PROBE = re.compile(rf"{PROBES}/{OPERATION_ID.pattern}/(read|(put|parts)-(once|raced-\d))")
 OUTCOME, INTENT = "outcome.json", "intent.json"
 ASKING_THREADS_MAX = 8
 
@@ -56,10 +57,14 @@ def judge_probe(listed: Listed, now: datetime) -> GarbageVerdict | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordJudge:
-    """Judges the records of operations. `owners` are the operations that have left objects."""
+    """Judges the records of operations.
+
+    `owners` are the operations that have left objects, `unfinished` the snapshots whose removal has no outcome.
+    """
 
     store: ObjectStore
     owners: Set[str]
+    unfinished: Set[str]
     now: datetime
     _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
 
@@ -93,7 +98,9 @@ class RecordJudge:
         return GarbageVerdict(GarbageReason.OLD_RECORD)
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
-        """Whether the committed snapshot was deleted, or the committed increment pruned."""
+        """Whether the removal of the committed snapshot, or of the committed increment, is finished."""
+        if snapshot in self.unfinished:
+            return False
         key = (snapshot, is_full)
         if key not in self._removed:
             try:

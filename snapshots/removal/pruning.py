@@ -18,17 +18,10 @@ from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import current_time, new_operation
 from snapshots.records.commits import read_commit, snapshot_names
-from snapshots.records.documents import ManifestError
 from snapshots.records.store_identity import read_identity
 from snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from snapshots.removal.deletion import (
-    RemovalRun,
-    hold_fleet,
-    list_unfinished_deletions,
-    plan_deletion,
-    snapshot_removal,
-    tombstone_of,
-)
+from snapshots.removal.deletion import RemovalRun, hold_fleet, snapshot_removal
+from snapshots.removal.deletion_plan import list_unfinished_deletions, plan_deletion, tombstone_of
 from snapshots.removal.removal import DELETE, PRUNE, Removal, RemovalResult, open_removals, remove_recorded
 from snapshots.removal.retention import HeldSnapshot, RetentionFate, RetentionVerdict, apply_retention, check_rules
 from snapshots.removal.survey import SurveyedSnapshot, survey_snapshots
@@ -165,8 +158,5 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:
     """The mark of an unfinished pruning, with the counts of the objects that are left."""
     objects = _increment_objects(surveyed)
-    try:
-        mark = read_mark(store, only_full_key(surveyed.name))
-    except ManifestError:
-        mark = _only_full_mark(surveyed)
+    mark = read_mark(store, only_full_key(surveyed.name))
     return structs.replace(mark, objects=len(objects), bytes=sum(one.size for one in objects))

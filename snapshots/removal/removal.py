@@ -25,21 +25,19 @@ from typing import NamedTuple, Protocol
 from fleet.progress import Progress
 from snapshots.operations.leases import check_not_in_use
 from snapshots.operations.operation import begin, read_open_intents, reason_of, record_outcome
+from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.commits import snapshot_names
-from snapshots.records.documents import ManifestError
-from snapshots.records.operation_records import Intent, operation_key, read_intent
+from snapshots.records.operation_records import Intent, operation_key
 from snapshots.records.tombstones import Mark, put_mark
 from storage.errors import SnapshotError
-from storage.store import DeletionRefusedError, Listed, ObjectMissingError, ObjectStore
+from storage.store import DeletionRefusedError, Listed, ObjectStore
 from storage.storing import StoreAnswersLostError
-from wal.slots.slots import chain_of_slot, slot_name
+from wal.slots.slots import chain_of_slot
 
 DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
 # How often to look again for objects that arrive late, from puts that were in progress when the mark was stored.
 ROUNDS_MAX = 3
-# The name of a slot that derives from an operation's id (storage/ids.py).
-SLOT = re.compile(r"cutline_\d{8}t\d{6}z_[0-9a-f]{10}")
 COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapshot)(?:\.\d+)?\.json")
 
 
@@ -61,11 +59,15 @@ class NodeCleanup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What to remove: the kind of the operation, its mark, and how to find its objects."""
+    """What to remove: the kind of the operation, its mark, and how to find its objects.
+
+    `force`: something that can't be read is in the place of the mark, and the removal goes on nevertheless.
+    """
 
     kind: str
     mark: Mark
     find_objects: Callable[[ObjectStore, str], list[Listed]]
+    force: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class RemovalResult:
     """What was removed.
 
     `slots_left` are slots on nodes that did not answer, `slots_unknown` slots that may be left on nodes that are no
-    longer in fleet.toml. `refused` gives, by key, why the store refused to delete an object.
+    longer in fleet.toml, `slots_foreign` slots in the mark that no create of this snapshot is known to have made.
+    `refused` gives, by key, why the store refused to delete an object.
     """
 
     mark: Mark
@@ -82,6 +85,7 @@ class RemovalResult:
     bytes: int = 0
     slots_left: list[str] = field(default_factory=list)
     slots_unknown: list[str] = field(default_factory=list)
+    slots_foreign: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     publications: list[str] = field(default_factory=list)
     publications_left: list[str] = field(default_factory=list)
@@ -97,13 +101,13 @@ def remove_recorded(
 ) -> RemovalResult:
     """Remove what `removal` names, and record it as an operation. The caller holds the fleet's lock.
 
-    Raises SnapshotInUseError, UnreachableError; another run then resumes the removal. If the store refuses to delete an
-    object, the result says so, and the other objects are deleted.
+    Raises SnapshotInUseError, ManifestError, UnreachableError; another run then resumes the removal. If the store
+    refuses to delete an object, the result says so, and the other objects are deleted.
     """
     begin(store, intent)
     try:
         nodes.check_held()
-        mark = put_mark(store, removal.mark)
+        mark = put_mark(store, removal.mark, force=removal.force)
         # A restore that began meanwhile either has its lease by now, or finds the mark.
         check_not_in_use(store, mark.snapshot)
         removed = _remove(store, RemovalResult(mark, intent.id), removal, nodes, progress)
@@ -129,29 +133,11 @@ def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Inten
 
 
 def slots_to_drop(store: ObjectStore, mark: Mark) -> list[str]:
-    """The slots that the mark names, except those that no create of its snapshot can have made.
-
-    Whoever can write to the store could name an application's slot, or that of another chain. The names of slots
-    derive from the ids of operations, and a chain that lives has the records of its own.
-    """
-    owners: dict[str, list[str]] = {}
-    for operation in store.list_children("operations"):
-        owners.setdefault(slot_name(operation), []).append(operation)
+    """The slots that the mark names and that a create of its snapshot is known to have made."""
+    owners = read_slot_owners(store)
     return [
-        slot
-        for slot in mark.slots
-        if all(_is_of(store, one, mark.snapshot) for one in owners.get(slot, ()))
-        and (slot in owners or slot == slot_name(mark.chain) or SLOT.fullmatch(slot))
+        slot for slot in mark.slots if (owner := owners.owner_of(slot)) is not None and owner.snapshot == mark.snapshot
     ]
-
-
-def _is_of(store: ObjectStore, operation: str, snapshot: str) -> bool:
-    """Whether the operation was a create of the snapshot."""
-    try:
-        intent = read_intent(store, operation)
-    except (ObjectMissingError, ManifestError):
-        return False
-    return (intent.kind, intent.snapshot) == ("create", snapshot)
 
 
 def _remove(
@@ -160,9 +146,7 @@ def _remove(
     mark = removed.mark
     progress.step("drop slots")
     slots = slots_to_drop(store, mark)
-    removed.slots_unknown += [
-        f"{slot}, which no create of this snapshot made" for slot in mark.slots if slot not in slots
-    ]
+    removed.slots_foreign += [slot for slot in mark.slots if slot not in slots]
     for slot in slots:
         left, unknown = nodes.drop_slot(slot, mark.nodes)
         removed.slots_left += [f"{slot} on {node}" for node in left]

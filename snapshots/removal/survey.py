@@ -101,7 +101,8 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
             return True
         return False
 
-    numbers = range(max(listed_numbers(store, name), default=0) + 1)
+    # A chain has no gaps, so it is no longer than the listing, whatever numbers are in the names.
+    numbers = range(len(listed_numbers(store, name, first=1)) + 1)
     readable = bisect_left(numbers, x=True, key=is_broken)
     return (read_chain(store, name, readable - 1) if readable else None), problem
 

@@ -11,6 +11,7 @@ from tests.other_servers import has_lz4, has_xml
 from tests.run.soak import SOAK_SECONDS
 from tests.tables import odd_tables, shaped_tables
 from tests.tables.consequence_cases import CONSEQUENCE_CASES
+from tests.tables.odd_table_cases import ODD_TABLE_CASES
 from tests.tables.odd_tables import WideHistory, statements
 from tests.tables.own_functions import own_functions
 from tests.tables.schema_cases import COLUMN_CASES
@@ -22,7 +23,7 @@ from tests.tables.typed_tables import Typed, changes_of, create_typed, run
 from tests.tables.values_of_types import RENAMES
 
 CASES = STATEMENT_CASES | CONSEQUENCE_CASES
-SCHEMA_CASES = COLUMN_CASES | TABLE_CASES
+SCHEMA_CASES = COLUMN_CASES | TABLE_CASES | ODD_TABLE_CASES
 # A schema that a session finds only by the search_path of its database.
 FUNCTIONS = '"Né\nw"'
 SEED = 20261120

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import struct
 import threading
@@ -17,8 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from embedded.fleet import EmbeddedFleet
-from embedded.server import HOST, free_ports
+from embedded.server import SUPERUSER, EmbeddedNode
 from fleet.config import Fleet, load_fleet
+from fleet.nodes.connections import database_name
+from tests.faults.ports import HOST, free_ports
 
 CHUNK_BYTES = 1 << 16
 ANSWER_SECONDS_MAX = 10
@@ -41,7 +42,7 @@ class PgProxy:
     It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request.
     """
 
-    target_port: int
+    target: EmbeddedNode
     port: int
     mode: Mode = Mode.PASS
     stall_after: bytes = b""
@@ -82,7 +83,7 @@ class PgProxy:
         self._open.add(writer)
         try:
             await self._flowing.wait()
-            server_reader, server_writer = await asyncio.open_connection(HOST, self.target_port)
+            server_reader, server_writer = await asyncio.open_unix_connection(self.target.socket)
         except OSError:
             self._open.discard(writer)
             _reset(writer)
@@ -126,11 +127,11 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @contextlib.contextmanager
-def pg_proxy(target_port: int) -> Iterator[PgProxy]:
-    """Run a proxy before the local server at `target_port` during the block."""
+def pg_proxy(target: EmbeddedNode) -> Iterator[PgProxy]:
+    """Run a proxy before the server of `target` during the block."""
     (port,) = free_ports(1)
-    proxy = PgProxy(target_port, port)
-    thread = threading.Thread(target=proxy._loop.run_forever, name=f"proxy of {target_port}")
+    proxy = PgProxy(target, port)
+    thread = threading.Thread(target=proxy._loop.run_forever, name=f"proxy of {target.id}")
     thread.start()
     try:
         proxy.set(Mode.PASS)
@@ -146,12 +147,15 @@ def pg_proxy(target_port: int) -> Iterator[PgProxy]:
 def pg_proxies(servers: EmbeddedFleet) -> Iterator[Mapping[str, PgProxy]]:
     """Run proxies before all nodes of a fleet; yields them by node."""
     with contextlib.ExitStack() as stack:
-        yield {node.id: stack.enter_context(pg_proxy(node.port)) for node in servers.nodes}
+        yield {node.id: stack.enter_context(pg_proxy(node)) for node in servers.nodes}
 
 
 def route_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
     """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it."""
-    ports = {str(proxy.target_port): str(proxy.port) for proxy in proxies.values()}
-    text = re.sub(r":(\d+)/", lambda found: f":{ports.get(found[1], found[1])}/", fleet.path.read_text())
+    text = fleet.path.read_text()
+    for node in fleet.nodes:
+        if node.id in proxies:
+            place = f"{SUPERUSER}@{HOST}:{proxies[node.id].port}"
+            text = text.replace(f'"{node.dsn}"', f'"postgresql://{place}/{database_name(node.dsn)}"')
     path.write_text(text)
     return load_fleet(path)

@@ -14,31 +14,8 @@ import xxhash
 
 from fleet.tables.groups import Group
 from tests.fuzz.reference_cursor import UNCHANGED, Cursor, RefusedError, copy_text, decode_or
+from tests.fuzz.reference_result import OpenTransaction, ReadResult
 from tests.fuzz.reference_tables import Tables
-
-Row = dict[str, Any]
-
-
-@dataclass(slots=True)
-class OpenTransaction:
-    """The open transaction, as far as its messages describe it."""
-
-    head: bytes
-    lsn: int
-    xid: int
-    gid: str | None
-    rows: int = 0
-    tag: str | None = None
-
-
-@dataclass(slots=True)
-class ReadResult:
-    """The result of all messages: changes and events of SEGMENT_SCHEMA, and how many changes are of no known table."""
-
-    changes: list[Row] = field(default_factory=list)
-    events: list[Row] = field(default_factory=list)
-    ignored: int = 0
-    through: int = 0
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ def assert_roles_are_created_only_by_option(runs: Runs, target: Fleet) -> None:
     assert "--create-roles" in refused.value.hint
     request = replace(request, create_roles=True)
     planned = plan_restore(runs.fleet, target, request)
-    assert sorted(preview_restore(planned, Silent())["s1"]) == sorted(ROLES)
+    assert sorted(preview_restore(planned, Silent()).roles_missing["s1"]) == sorted(ROLES)
     notes = Noting(Silent())
     report = restore_fleet(plan_restore(runs.fleet, target, request), runs.spark, notes)
     assert sorted(report.roles_created) == sorted(f"s1: {role}" for role in ROLES)

@@ -39,7 +39,7 @@ class Running:
 
     def left_processes(self) -> list[str]:
         """The command lines of its direct and indirect child processes that are still running."""
-        marker = f"TMPDIR={self.temporary}\0".encode()
+        marker = f"TMPDIR={self.temporary}/".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -146,6 +146,25 @@ def test_two_interrupts_in_a_row_leave_nothing_either(demo: Running) -> None:
 
     assert demo.process.returncode == 130, stderr
     assert "stopped by Ctrl-C" in stderr
+    assert demo.left_processes() == []
+    assert demo.left_files() == []
+
+
+@pytest.mark.timeout(LINE_SECONDS_MAX + 2 * END_SECONDS_MAX)
+@pytest.mark.skipif(proc_is_missing(), reason="needs /proc to find what was left running")
+@pytest.mark.parametrize("demo", [()], indirect=True)
+def test_what_a_killed_demo_leaves_is_removed_by_the_next_command(demo: Running, tmp_path: Path) -> None:
+    read_until(demo, "A full snapshot while money moves")
+    demo.process.kill()
+    demo.process.communicate(timeout=END_SECONDS_MAX)
+    assert [line for line in demo.left_processes() if "postgres" in line], "its servers outlive it"
+    environment = {**os.environ, "TMPDIR": str(demo.temporary)}
+    command = [*PROGRAM, "key", "new", str(tmp_path / "key")]
+    subprocess.run(command, env=environment, timeout=END_SECONDS_MAX, check=True)
+    deadline = time.monotonic() + END_SECONDS_MAX
+    # The JVM ends by itself when the command is gone.
+    while demo.left_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert demo.left_processes() == []
     assert demo.left_files() == []
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import wal.drain.drain
-from columns.bytes_column import from_list
-from fleet.config import Node
 from fleet.lsn import Lsn
 from storage.location import StoreLocation
 from storage.open import open_store
 from storage.store import ObjectStore
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, place, shrink_chunks
-from tests.wal import pgoutput_messages as pgoutput
 from wal.drain.drain import advance_slot
 
 __all__ = ["place"]  # the fixture
@@ -243,76 +238,3 @@ def test_a_drain_that_another_one_overtakes_continues_where_that_one_ended(
     assert points.count("overtaken") == 1
     assert report.segments == rival.reports[-1].segments
     assert_same_archive(follower, undisturbed)
-
-
-def test_a_segment_with_unplanned_definitions_belongs_to_another_drain(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.2)
-    follower = place.follow(create_one_table(place))
-    (unlisted,) = follower.task.definitions
-    rival = Follower(
-        replace(follower.task, unlisted_numbers=frozenset({unlisted.group.number})), follower.groups, follower.base
-    )
-    place.connection.execute("INSERT INTO t VALUES (1)")
-    (archived,) = rival.drain_fully(place.write_finish()).segments
-    assert archived.definitions == (unlisted,)
-    assert list(archived.first_changes) == [unlisted.group.number]
-    place.connection.execute("INSERT INTO t VALUES (2)")
-    report = follower.drain(place.write_finish())
-    assert report.problem is not None
-    assert report.problem["slug"] == "drain-busy"
-    # A drain that was planned after that segment accepts it.
-    follower.task = replace(follower.task, planned=archived.segment.number)
-    assert len(follower.drain_fully(place.write_finish()).segments) == 2
-    assert follower.state() == place.lines(follower.groups)
-
-
-def without_end(messages: list[bytes], _: int) -> list[bytes]:
-    return messages[: max(place for place, message in enumerate(messages) if message[:1] == b"C")]
-
-
-def with_message_past_finish(messages: list[bytes], finish: int) -> list[bytes]:
-    return [*messages, pgoutput.message(finish + 8, "others", b"")]
-
-
-def with_mixed_rows(messages: list[bytes], _: int) -> list[bytes]:
-    """Put the end of the first row into the second."""
-    first, second = [place for place, message in enumerate(messages) if message[:1] == b"I"]
-    return [*messages[:second], messages[second][:-4] + messages[first][-9:], *messages[second + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("alter", "problem"),
-    [
-        (without_end, r"end within the transaction at \w+/\w+"),
-        (with_message_past_finish, r"up to \w+/\w+, but was read only up to"),
-        (with_mixed_rows, r"message 4 of its slot \(\d+ bytes, in the transaction at \w+/\w+\) is invalid: a row"),
-    ],
-)
-def test_nothing_of_an_invalid_chunk_is_stored(
-    place: Place, monkeypatch: pytest.MonkeyPatch, alter: Callable[[list[bytes], int], list[bytes]], problem: str
-) -> None:
-    follower = place.follow(create_one_table(place))
-    place.connection.execute("INSERT INTO t VALUES (1, 'one'), (2, 'another')")
-    finish = place.write_finish()
-    peek = wal.drain.drain.peek
-
-    def altered_peek(
-        node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int
-    ) -> Iterator[Any]:
-        messages = [
-            one for part in peek(node, slot, publications, Lsn(finish), messages_max) for one in part.to_pylist()
-        ]
-        yield from_list(alter(messages, finish)).to_arrow()
-
-    monkeypatch.setattr(wal.drain.drain, "peek", altered_peek)
-    report = follower.drain(finish)
-    assert report.problem is not None
-    assert report.problem["slug"] == "decoding"
-    assert report.problem["message"].startswith(f"node {follower.task.node.id}: ")
-    assert re.search(problem, report.problem["message"])
-    assert follower.rows() == []
-    monkeypatch.undo()
-    follower.drain_fully(finish)
-    assert follower.state() == place.lines(follower.groups)

@@ -134,6 +134,28 @@ def test_names_comments_and_bodies_run_no_statement_at_a_restore(
     assert rows_of(dsn, commented) == [(text,) for text in COMMENTS]
 
 
+# pg_dump 18 writes this name unquoted; in the entry's comment the table's name began a string, so it stayed unquoted.
+CONSTRAINT = "a CHECK(1>0));ALTER ROLE mallory SUPERUSER;CREATE TABLE m.z(--"
+
+
+def test_a_name_in_a_comment_hides_no_fault_of_pg_dump(own: Fleet, spark: SparkSession) -> None:
+    (node,) = own.primaries
+    execute(
+        node.dsn, "SET ROLE mallory", "CREATE TABLE m.p (c int, id int PRIMARY KEY)",
+        f"""CREATE TABLE m."it's" (CONSTRAINT "{CONSTRAINT}" NOT NULL c, PRIMARY KEY (id)) INHERITS (m.p)""",
+    )  # fmt: skip
+    runs = Runs(own, Ready(spark))
+    target = replace(own, nodes=(with_database(node, "attacked_again"),))
+    with dropping_slots(own):
+        runs.init()
+        runs.full("hostile")
+        runs.restore("hostile", target)
+    dsn = target.nodes[0].dsn
+    assert rows_of(dsn, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'") == [(False,)]
+    found = "SELECT conname FROM pg_constraint WHERE conrelid = 'm.\"it''s\"'::regclass AND contype = 'n'"
+    assert (CONSTRAINT,) in rows_of(dsn, found)
+
+
 def test_a_schema_that_cutline_itself_once_used_is_restored(own: Fleet, spark: SparkSession) -> None:
     (node,) = own.primaries
     execute(node.dsn, "CREATE SCHEMA cutline_restore", "CREATE TABLE cutline_restore.ledger (id int PRIMARY KEY)")

@@ -10,7 +10,8 @@ from fleet.config import Node
 from fleet.nodes.baseline import ICU, NodeIdentity, find_node
 from fleet.nodes.connections import connect, with_database
 from fleet.record import fields_of, from_builtins
-from restore.target import TargetUnfitError, create_database, drop_loading, target_of
+from restore.databases import create_database, drop_loading
+from restore.target import TargetUnfitError, target_of
 
 OPERATION = "20260101T000000Z-abcdef0123"
 LOCALE = "SELECT datlocprovider, datlocale, daticurules, datcollate, datctype FROM pg_database WHERE datname = %s"

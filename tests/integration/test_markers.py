@@ -16,7 +16,7 @@ import pytest
 
 import wal.cut.markers
 from embedded.fleet import EmbeddedFleet
-from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, free_ports, start_server, stop_server
+from embedded.server import DEFAULT_SETTINGS, SUPERUSER, EmbeddedNode, start_server, stop_server
 from fleet.lsn import Lsn
 from fleet.programs.wheel import Programs, server_programs
 from fleet.programs.wheel_copy import shared_temporary_directory
@@ -109,7 +109,7 @@ def postgresql_15() -> Iterator[EmbeddedNode]:
     folder = Path(tempfile.mkdtemp(prefix="cutline-15-", dir=shared_temporary_directory()))
     if programs.account:
         os.chown(folder, programs.account.uid, programs.account.gid)
-    node = EmbeddedNode("fifteen", free_ports(1)[0], folder)
+    node = EmbeddedNode("fifteen", folder)
     try:
         options = ["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={SUPERUSER}"]
         programs.run("initdb", *options, f"--pgdata={node.data_directory}")

@@ -44,7 +44,7 @@ from tests.commands.snapshot_runs import (
 from tests.commands.watching import Watching
 from tests.run.soak import SOAK_SECONDS
 from tests.s3.kinds import ONE_KIND
-from tests.s3.policies import ROLES, bucket_policy, forbidden_operations
+from tests.s3.policies import ROLES, bucket_policy, forbidden_operations, unwritable_keys
 from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server
 from tests.s3.versitygw import create_user
@@ -99,7 +99,7 @@ def enforce_with_proxies(server: S3Server, _: str, stack: ExitStack) -> dict[str
     options = {}
     for role in ROLES:
         proxy = stack.enter_context(s3_proxy(server.endpoint_url))
-        proxy.forbidden = forbidden_operations(role)
+        proxy.forbidden, proxy.unwritable = forbidden_operations(role), unwritable_keys(role)
         options[role] = server.options | {"endpoint_url": proxy.endpoint_url}
     return options
 
@@ -165,6 +165,16 @@ def test_create_can_not_delete_read_can_not_write_and_retention_can_delete(new_f
     folder.store("retention").delete("a/object")
     assert folder.store("retention").unfinished() == []
     assert folder.version_keys() == ["deleted/tombstone"]
+
+
+@pytest.mark.parametrize("key", ["deleted/daily.json", "snapshots/daily/only-full.json", "keys/0000000000000002.json"])
+def test_who_creates_snapshots_can_not_mark_them_or_add_a_key(new_folder: NewFolder, key: str) -> None:
+    folder = new_folder("")
+    with pytest.raises(WritingRefusedError, match="403 AccessDenied"):
+        folder.store("create").create(key, b"x")
+    folder.store("create").create("snapshots/daily/snapshot.json", b"x")
+    folder.store("retention").create(key, b"x")
+    assert folder.version_keys() == sorted([key, "snapshots/daily/snapshot.json"])
 
 
 @pytest.mark.timeout(CHAIN_SECONDS_MAX)

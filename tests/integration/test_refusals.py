@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet
-from embedded.server import free_ports
 from fleet.config import Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.lock import lock_fleet
@@ -32,6 +32,7 @@ from tests.commands.snapshot_runs import (
     run_command,
     runs_on,
 )
+from tests.faults.ports import HOST, free_ports
 from tests.integration.refusing import NoSpark, changed, create, refused, take_increment
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def test_a_standby_listed_as_a_primary_and_a_server_listed_twice_are_refused(cha
     fleet = chain.fleet
     with refused(fleet, "fleet-topology"):
         create(replace(fleet, nodes=tuple(replace(node, backup_of=None) for node in fleet.nodes)), "another")
-    twin = replace(fleet.primaries[0], id="twin", dsn=f"{fleet.primaries[0].dsn}?application_name=twin")
+    twin = replace(fleet.primaries[0], id="twin", dsn=make_conninfo(fleet.primaries[0].dsn, application_name="twin"))
     with refused(fleet, "fleet-topology") as errors:
         create(replace(fleet, nodes=(*fleet.nodes, twin)), "another")
     assert "are the same server" in errors[0].message
@@ -137,7 +138,7 @@ def test_a_chain_refuses_another_fleet(chain: Runs) -> None:
 
 def test_a_node_that_does_not_answer_is_named(chain: Runs) -> None:
     (port,) = free_ports(1)
-    dsn = re.sub(r":\d+/", f":{port}/", chain.fleet.primaries[1].dsn)
+    dsn = make_conninfo(chain.fleet.primaries[1].dsn, host=HOST, port=port)
     nodes = tuple(replace(node, dsn=dsn) if node.id == "s2" else node for node in chain.fleet.nodes)
     fleet = replace(chain.fleet, nodes=nodes)
     with refused(chain.fleet, "node-unreachable", 6) as errors:

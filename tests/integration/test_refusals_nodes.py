@@ -19,7 +19,7 @@ import pytest
 
 from embedded.bank import create_bank
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, free_ports, start_server, stop_server
+from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.programs.wheel import Programs, run_as, server_programs
@@ -244,10 +244,10 @@ def upgraded(tmp_path: Path) -> Iterator[tuple[EmbeddedNode, EmbeddedNode, Progr
     old = Programs(POSTGRESQL_15, new.account)
     folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/cutline-upgrade-XXXXXX"], text=True).strip())
     folder.chmod(0o711)
-    nodes = [EmbeddedNode("s1", port, folder / name) for name, port in zip(("15", "18"), free_ports(2), strict=True)]
+    nodes = [EmbeddedNode("s1", folder / name) for name in ("15", "18")]
     try:
         for node in nodes:
-            node.folder.mkdir()
+            node.folder.mkdir(mode=0o700)
             if new.account:
                 os.chown(node.folder, new.account.uid, new.account.gid)
         create_cluster(old, nodes[0])

@@ -26,7 +26,7 @@ from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
 from snapshots.create.initialise import initialise
 from snapshots.create.sequences import read_sequences
-from snapshots.ddl.dump import PRE_DATA, dump_sections
+from snapshots.ddl.dump import dump_archive
 from snapshots.ddl.fingerprint import read_fingerprint
 from snapshots.ddl.table_changes import TableSelection, add_to_publications
 from storage.errors import SnapshotError, error_of
@@ -59,7 +59,7 @@ def short_lock_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def dump(fleet: Fleet) -> None:
     (node,) = fleet.primaries
     with watch_nodes([node]) as watch:
-        assert "held" in dump_sections(node, None, watch)[PRE_DATA]
+        assert b"held" in dump_archive(node, None, watch)
 
 
 def copy(fleet: Fleet) -> None:

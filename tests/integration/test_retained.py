@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import snapshots.operations.slot_guard as module
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from embedded.server import free_ports
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import open_sessions
@@ -32,6 +32,7 @@ from snapshots.operations.slot_guard import guard_nodes
 from snapshots.records.lost_chains import ChainLostError, lost_key
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
+from tests.faults.ports import HOST, free_ports
 from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
 from tests.integration.refusing import NoSpark, execute
 from tests.stores.documents import check_documents
@@ -269,8 +270,7 @@ def test_list_works_with_all_nodes_down_and_names_them(guarded: GuardedFleet, si
 
 
 def with_port(node: Node, port: int) -> str:
-    head, _, tail = node.dsn.rpartition(":")
-    return f"{head}:{port}/{tail.partition('/')[2]}"
+    return make_conninfo(node.dsn, host=HOST, port=port)
 
 
 def read_output(fleet: Fleet, *words: str) -> str:

@@ -6,18 +6,23 @@ random, in the long form all of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from fleet.progress import Noting
 from fleet.tables.groups import SchemaChangedError
 from fleet.tables.publications import ensure_publications
+from restore.against_ddl import check_against_ddl
+from restore.ledger import LoadError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
+from snapshots.records.commits import read_chain
 from tests.chains.tried_chain import Interrupt, Tried, tried
 from tests.commands.snapshot_runs import slots_of
 from wal.slots.slots import slot_name
@@ -202,3 +207,26 @@ def test_a_table_dropped_while_it_is_published_is_in_no_snapshot(tried: Tried, m
 def fail_to_publish(connection: psycopg.Connection[Any], *_: object) -> list[str]:
     connection.execute("SELECT FROM tried.never")
     return []
+
+
+def test_what_is_left_out_is_of_the_catalogs_that_the_ddl_is_of(tried: Tried) -> None:
+    def drop_excluded() -> None:
+        tried.run("DROP TABLE public.aside")
+
+    for is_full in (True, False):
+        tried.run("CREATE TABLE public.aside (id int PRIMARY KEY)")
+        commit = tried.create("commit", drop_excluded, full=is_full)
+        tried.note(commit.increment)
+        assert "public.aside" in {one.name for one in commit.left_out or ()}
+    tried.compare()
+
+
+def test_a_table_that_the_rules_exclude_need_not_be_listed_as_left_out(tried: Tried) -> None:
+    tried.runs.full(tried.name)
+    chain = read_chain(tried.fleet.store.open(), tried.name)
+    chain = replace(chain, full=structs.replace(chain.full, left_out=()))
+    with psycopg.connect(tried.fleet.primaries[0].dsn, autocommit=True) as connection:
+        check_against_ddl(chain, "s1", connection, chain.groups("s1"))
+        connection.execute("CREATE TABLE tried.extra (id int)")
+        with pytest.raises(LoadError, match=r"its commit lists no rows of table tried\.extra"):
+            check_against_ddl(chain, "s1", connection, chain.groups("s1"))

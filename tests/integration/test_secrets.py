@@ -16,10 +16,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from fleet.config import Fleet, load_fleet
 from storage.fsspec_store import FsspecStore
 from tests.commands.in_process import shared_session
 from tests.commands.snapshot_runs import configure_fleet
+from tests.integration.command_lines import recording
 from tests.integration.conftest import FleetFactory
 from tests.s3.proxy import Fault, S3Proxy, s3_proxy
 from tests.s3.server import S3Server
@@ -95,28 +95,6 @@ class CommandRunner:
 
     def last_output(self) -> str:
         return list(self.outputs.values())[-1].decode()
-
-
-@contextmanager
-def recording(lines: set[bytes]) -> Iterator[None]:
-    """Record the command lines of all processes that are seen during the block."""
-    done_recording = threading.Event()
-
-    def record() -> None:
-        while not done_recording.wait(0.1):
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    lines.add(process.read_bytes())
-                except OSError:
-                    continue
-
-    thread = threading.Thread(target=record)
-    thread.start()
-    try:
-        yield
-    finally:
-        done_recording.set()
-        thread.join()
 
 
 @pytest.fixture

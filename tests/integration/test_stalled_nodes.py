@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -26,12 +26,6 @@ import wal.slots.slots
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
-from fleet.progress import Silent
-from snapshots.create.full import create_full
-from snapshots.create.increment import create_increment
-from snapshots.create.request import CreateRequest
-from snapshots.records.commit import Commit
-from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
@@ -47,70 +41,11 @@ from tests.run.soak import SEED, SOAK_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+from tests.faults.stalled_network import SILENCE_SECONDS, Network, execute, rows_of
 
-SILENCE_SECONDS = 2.0
 # What may follow the silence: dropping slots, unlocking, and the time that Spark gives a waiting task to end.
 END_SECONDS_MAX = 20.0
-GONE_SECONDS_MAX = 20.0
 PRIMARY, STANDBY = "s2", "s2-b1"
-LEFT_QUERY = """
-SELECT format('session %s: %s', pid, query) FROM pg_stat_activity
- WHERE (application_name LIKE 'cutline%' OR application_name = 'pg_dump') AND datname = current_database()
-UNION ALL
-SELECT 'temporary slot ' || slot_name FROM pg_replication_slots WHERE temporary
-UNION ALL
-SELECT 'prepared ' || gid FROM pg_prepared_xacts
-"""
-
-
-@dataclass(slots=True)
-class Notes(Silent):
-    """A Progress that keeps the notes."""
-
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@dataclass(slots=True)
-class Network:
-    """The fleet, the same fleet with its second shard behind proxies, and commands through those proxies."""
-
-    direct: Fleet
-    proxied: Fleet
-    proxies: dict[str, PgProxy]
-    spark: Ready
-
-    def create(self, name: str, *, full: bool) -> tuple[Commit, list[str]]:
-        """Create a snapshot or increment through the proxies; return its commit and its notes."""
-        noted = Notes()
-        work = create_full if full else create_increment
-        return work(self.proxied, CreateRequest(name), self.spark, noted), noted.notes
-
-    def numbers(self, name: str) -> list[int]:
-        """Return the numbers of a chain's commits."""
-        return [c.increment for c in read_chain(self.direct.store.open(), name).commits]
-
-    def assert_nothing_is_left(self) -> None:
-        """Wait until the command has left no session, temporary slot or prepared transaction on any node."""
-        deadline = time.monotonic() + GONE_SECONDS_MAX
-        while True:
-            left = [row for node in self.direct.nodes for row in rows_of(node.dsn, LEFT_QUERY)]
-            if not left:
-                return
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
-
-
-def rows_of(dsn: str, query: str) -> list[str]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        return [row[0] for row in connection.execute(query.encode())]
-
-
-def execute(dsn: str, statement: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(statement.encode())
 
 
 @pytest.fixture
@@ -134,8 +69,8 @@ def network(
     runs.init()
     with (
         dropping_slots(direct),
-        pg_proxy(shared_fleet.node(PRIMARY).port) as primary,
-        pg_proxy(shared_fleet.node(STANDBY).port) as standby,
+        pg_proxy(shared_fleet.node(PRIMARY)) as primary,
+        pg_proxy(shared_fleet.node(STANDBY)) as standby,
     ):
         proxies = {PRIMARY: primary, STANDBY: standby}
         network = Network(direct, route_through(proxies, direct, folder / "proxied.toml"), proxies, Ready(spark))
@@ -165,7 +100,11 @@ INCREMENT_STEPS = (
         ("advance", PRIMARY, b"pg_replication_slot_advance"),
     ),
 )
-RESTORE_STEPS = ((("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM STDIN")),)
+# The last one is in one of the processes that a pg_restore has started.
+RESTORE_STEPS = (
+    (("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM STDIN")),
+    (("key", PRIMARY, b"PRIMARY KEY"),),
+)
 Kind = tuple[tuple[str, str, bytes], ...]
 
 

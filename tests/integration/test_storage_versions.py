@@ -17,7 +17,7 @@ import pytest
 from storage.fsspec_store import FsspecStore
 from storage.open import open_store
 from storage.probe import probe_store
-from storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore
+from storage.store import DeletionRefusedError, ObjectExistsError, ObjectStore, is_key
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.s3.proxy import s3_proxy
 from tests.s3.server import S3Server, in_folder
@@ -86,7 +86,7 @@ class TestVersionedStore(ObjectStoreContract):
         yield store
         for key in store.list(""):
             store.delete(key)
-        assert shared_versioned.versions(folder) == []
+        assert [key for key, _ in shared_versioned.versions(folder) if is_key(key)] == []
 
 
 def test_deleting_frees_the_bytes_of_every_version(versioned: Bucket) -> None:

@@ -17,7 +17,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool
-from restore.ddl import SchemaLoadError
+from restore.ddl.ddl import SchemaLoadError
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute
@@ -75,11 +75,12 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     execute(source.dsn, "INSERT INTO placed VALUES (3, 'c')", LABEL)
     runs.increment(NAME)
 
-    assert_refused(runs, target, 0, "Tablespace \"fast 'disks'\" does not exist", "SET default_tablespace = ")
+    assert_refused(runs, target, 0, "Tablespace \"fast 'disks'\" does not exist")
     execute(server, *TABLESPACE)
     runs.restore(NAME, target, 0)
     assert sorted_copies(target.nodes[0].dsn)["public.placed"] == b"1\ta\n2\tb\n"
-    assert_refused(runs, target, 1, 'security label provider "guard" is not loaded', "SECURITY LABEL FOR ")
+    labelled = (' at SECURITY LABEL public.TABLE "elsewhere": ', ": SECURITY LABEL FOR ")
+    assert_refused(runs, target, 1, 'security label provider "guard" is not loaded', *labelled)
 
     execute(source.dsn, "DELETE FROM pg_seclabel")
     runs.increment(NAME)
@@ -89,14 +90,13 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     assert run_tool("pg_dump", *DDL, restored).stdout == run_tool("pg_dump", *DDL, source.dsn).stdout
 
 
-def assert_refused(runs: Runs, target: Fleet, increment: int, named: str, statement: str) -> None:
+def assert_refused(runs: Runs, target: Fleet, increment: int, *said: str) -> None:
+    """The restore is refused, with the server's reason and, where pg_restore tells, with object and statement."""
     before = databases(target)
     with pytest.raises(SchemaLoadError) as raised:
         runs.restore(NAME, target, increment)
     assert raised.value.message.startswith("node s1: the ")
-    assert named in raised.value.message
-    assert str(raised.value.details["statement"]).startswith(statement)
-    assert f": {statement}" in raised.value.message
+    assert [text for text in said if text not in raised.value.message] == []
     assert databases(target) == before
 
 

@@ -6,6 +6,7 @@ The server is Debian's PostgreSQL, since the wheel's is built without TLS.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,13 +20,15 @@ from psycopg.conninfo import make_conninfo
 
 import fleet.programs.clients as clients
 from embedded.fleet import start_fleet, stop_fleet
+from embedded.server import SUPERUSER
 from fleet.config import Fleet, Node
-from fleet.nodes.connections import NodeUnreachableError, program_connection
+from fleet.nodes.connections import NodeUnreachableError, as_connected, program_connection
 from fleet.programs.clients import ProgramsUnfitError
 from fleet.programs.wheel import wheel_bin_directory
 from snapshots.create.initialise import initialise
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
 from tests.commands.watching import Watching
+from tests.faults.ports import HOST, free_ports
 from tests.integration.refusing import execute
 from tests.other_servers import OTHERS, require_server
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECONDS_MAX = 60
-HOST = "127.0.0.1"
+PASSWORD = secrets.token_hex()
 
 
 def make_certificate(folder: Path, name: str) -> Path:
@@ -68,11 +71,16 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             owner = data.stat()
             target.chmod(0o600)
             os.chown(target, owner.st_uid, owner.st_gid)
-        execute(node.dsn("postgres"), "ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()")
-        rules = data / "pg_hba.conf"
-        rules.write_text("".join(line.replace("host ", "hostssl ", 1) for line in rules.open()))
-        execute(node.dsn("postgres"), "SELECT pg_reload_conf()")
-        yield configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store"), certificate
+        # PostgreSQL has no TLS over its socket.
+        (port,) = free_ports(1)
+        chosen = {"ssl": "on", "listen_addresses": HOST, "port": port}
+        execute(node.dsn("postgres"), f"ALTER ROLE {SUPERUSER} PASSWORD '{PASSWORD}'")
+        execute(node.dsn("postgres"), *(f"ALTER SYSTEM SET {name} = '{value}'" for name, value in chosen.items()))
+        (data / "pg_hba.conf").write_text(f"hostssl all all {HOST}/32 scram-sha-256\n")
+        embedded.stop_node(node)
+        embedded.start_node(node)
+        fleet = configure_fleet(embedded, folder / "fleet.toml", f"file://{folder}/store")
+        yield with_options(fleet, host=HOST, port=str(port), password=PASSWORD), certificate
     finally:
         stop_fleet(folder / "fleet", delete=True)
 
@@ -123,5 +131,7 @@ def test_pg_dump_does_not_fall_back_to_plaintext(served: tuple[Fleet, Path]) -> 
     """Where the server accepts both, libpq would: after a failed handshake, say."""
     with psycopg.connect(served[0].nodes[0].dsn) as connection:
         assert connection.pgconn.ssl_in_use
+        strict = Node("a", make_conninfo(served[0].nodes[0].dsn, sslmode="require"))
+        assert as_connected(strict, connection) is strict
     assert "sslmode=require" in program_connection(served[0].nodes[0], needs_tls=True).conninfo
     assert "sslmode=verify-full" in program_connection(Node("a", "host=h sslmode=verify-full"), needs_tls=True).conninfo

@@ -1,4 +1,4 @@
-"""Keep the embedded servers' data in memory, where creating and dropping databases costs half the processor time.
+"""Keep the embedded servers' data in memory, where creating and dropping databases takes about 4 % less.
 
 A server of the tests has hundreds of files per database, and loses nothing that matters if the machine stops. Only
 short runs on a machine with room for it, and only as root: other users' servers are where their tests are.

@@ -33,10 +33,15 @@ def policy_of(role: str) -> dict[str, Any]:
     return policy
 
 
+def statements_of(role: str, effect: str) -> list[dict[str, Any]]:
+    """The statements of a role's policy that allow or deny something."""
+    return [statement for statement in policy_of(role)["Statement"] if statement["Effect"] == effect]
+
+
 def permissions_of(role: str) -> set[str]:
-    """The permissions that a role has."""
+    """The permissions that a role has for some object."""
     found: set[str] = set()
-    for statement in policy_of(role)["Statement"]:
+    for statement in statements_of(role, "Allow"):
         actions = statement["Action"]
         found.update([actions] if isinstance(actions, str) else actions)
     return found
@@ -45,6 +50,14 @@ def permissions_of(role: str) -> set[str]:
 def forbidden_operations(role: str) -> frozenset[str]:
     """The requests that a role may not make."""
     return frozenset(operation for operation, needed in NEEDED.items() if needed not in permissions_of(role))
+
+
+def unwritable_keys(role: str) -> tuple[str, ...]:
+    """The patterns of the keys that a role may not write; no statement of the document denies anything else."""
+    prefix = "arn:aws:s3:::BUCKET/FOLDER/"
+    statements = statements_of(role, "Deny")
+    assert all(statement["Action"] == "s3:PutObject" for statement in statements)
+    return tuple(resource.removeprefix(prefix) for statement in statements for resource in statement["Resource"])
 
 
 def bucket_policy(bucket: str, folder: str, users: dict[str, str]) -> str:

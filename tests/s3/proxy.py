@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
+from fnmatch import fnmatch
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -54,8 +55,10 @@ class S3Proxy:
 
     While there is an `outage`, it applies to all other requests. Each request takes `delay_seconds` longer, and waits
     while `answering` is not set: requests that waited are lost. Access keys in `expired` are refused as S3 refuses an
-    expired token, operations in `forbidden` as it refuses what a policy does not allow. `put_headers` has the headers
-    of all puts, `held_paths` the paths of held requests, `late_statuses` the server's answers to late ones.
+    expired token, operations in `forbidden` and writes of keys that match one of `unwritable` as it refuses what a
+    policy does not allow. The server does not get the headers in `dropped_headers`, which are in lower case.
+    `put_headers` has the headers of all puts, `held_paths` the paths of held requests, `late_statuses` the server's
+    answers to late ones.
     """
 
     endpoint_url: str
@@ -64,6 +67,8 @@ class S3Proxy:
     outage: Fault | None = None
     expired: set[str] = field(default_factory=set)
     forbidden: frozenset[str] = frozenset()
+    unwritable: tuple[str, ...] = ()
+    dropped_headers: frozenset[str] = frozenset()
     put_headers: list[dict[str, str]] = field(default_factory=list)
     held_paths: list[str] = field(default_factory=list)
     late_statuses: list[int] = field(default_factory=list)
@@ -89,7 +94,8 @@ class S3Proxy:
                 self.put_headers.append(dict(headers.items()))
             if any(f"Credential={key}/" in headers.get("Authorization", "") for key in self.expired):
                 return EXPIRED
-            if operation in self.forbidden:
+            is_write = operation in ("PutObject", "CreateMultipartUpload")
+            if operation in self.forbidden or (is_write and any(fnmatch(path, f"*/{one}") for one in self.unwritable)):
                 return FORBIDDEN
             for fault in self.faults:
                 if fault.of == operation and fault.key in path:
@@ -148,12 +154,15 @@ class Listener(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def forward_request(server_url: str, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Forward the request; return the server's own answer: status, headers, body."""
+def forward_request(
+    server_url: str, dropped: Collection[str], request: BaseHTTPRequestHandler, body: bytes
+) -> tuple[int, dict[str, str], bytes]:
+    """Forward the request without the headers `dropped`; return the server's own answer: status, headers, body."""
+    unsent = {"expect", *dropped}
     address = urlsplit(server_url)
     connection = CONNECTIONS[address.scheme](address.netloc, timeout=ANSWER_SECONDS_MAX)
     try:
-        headers = {name: text for name, text in request.headers.items() if name.lower() != "expect"}
+        headers = {name: text for name, text in request.headers.items() if name.lower() not in unsent}
         connection.request(request.command, request.path, body=body, headers=headers)
         answer = connection.getresponse()
         return answer.status, dict(answer.getheaders()), answer.read()
@@ -170,7 +179,7 @@ def s3_proxy(server_url: str) -> Iterator[S3Proxy]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            ask = partial(forward_request, server_url, self, body)
+            ask = partial(forward_request, server_url, proxy.dropped_headers, self, body)
             time.sleep(proxy.delay_seconds)
             if not proxy.answering.is_set():
                 proxy.answering.wait()

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ from typing import Any
 
 from storage.fsspec_store import FsspecStore
 from storage.store import ObjectStore
+from tests.certificates.authority import Certificate
 
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 10
@@ -55,6 +57,7 @@ class S3Server:
 
         return boto3.client(
             "s3",
+            verify=not self.endpoint_url.startswith("https"),
             endpoint_url=self.endpoint_url,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
@@ -78,11 +81,14 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """Start moto's server, yield it, and stop it."""
+def s3_server(certificate: Certificate | None = None) -> Iterator[S3Server]:
+    """Start moto's server, yield it, and stop it; with a certificate it has TLS."""
     port = free_port()
-    with running_server([sys.executable, "-m", "tests.s3.server", str(port)], port) as process:
-        yield S3Server(f"http://127.0.0.1:{port}", process)
+    files = [str(certificate.file), str(certificate.key)] if certificate else []
+    with running_server(
+        [sys.executable, "-m", "tests.s3.server", str(port), *files], port, has_tls=bool(files)
+    ) as process:
+        yield S3Server(f"http{'s' if files else ''}://127.0.0.1:{port}", process)
 
 
 @contextlib.contextmanager
@@ -121,7 +127,7 @@ def rclone() -> str:
 
 
 @contextlib.contextmanager
-def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+def running_server(command: list[str], port: int, *, has_tls: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """Run `command` for the block, which begins once it answers on `port`; show its log on failure."""
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryFile() as log:
@@ -134,7 +140,7 @@ def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[b
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         try:
-            wait_until_it_answers(process, port)
+            wait_until_it_answers(process, port, has_tls=has_tls)
             yield process
         except BaseException:
             log.seek(0)
@@ -151,13 +157,15 @@ def running_server(command: list[str], port: int) -> Iterator[subprocess.Popen[b
                 process.wait(STOP_SECONDS_MAX)
 
 
-def wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, *, has_tls: bool = False) -> None:
+    url = f"http{'s' if has_tls else ''}://127.0.0.1:{port}/"
+    unverified = ssl._create_unverified_context() if has_tls else None
     deadline = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode} before it answered")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5):
+            with urllib.request.urlopen(url, timeout=5, context=unverified):
                 return
         except urllib.error.HTTPError:
             return  # an error is an answer, too
@@ -172,7 +180,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def serve(port: int) -> None:
+def serve(port: int, *certificate: str) -> None:
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
         MotoRequestHandler,
@@ -187,8 +195,11 @@ def serve(port: int) -> None:
         with writing if environ["REQUEST_METHOD"] in ("PUT", "POST") else contextlib.nullcontext():
             return application(environ, start_response)
 
-    run_simple("127.0.0.1", port, write_one_by_one, threaded=True, request_handler=MotoRequestHandler)
+    run_simple(
+        "127.0.0.1", port, write_one_by_one, threaded=True, request_handler=MotoRequestHandler,
+        ssl_context=(certificate[0], certificate[1]) if certificate else None,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), *sys.argv[2:])

@@ -17,11 +17,12 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from cli.spark.cache_folder import cache_folder
+from cli.folders.cache_folder import cache_folder
 from tests.s3.server import ACCESS_KEY, LOG_CHARACTERS_MAX, SECRET_KEY, S3Server, free_port, running_server
 
 VERSION = "v1.8.0"
@@ -78,9 +79,16 @@ class Building:
 BUILDING = Building()
 
 
+@cache
+def own_folder() -> Path:
+    """Make a folder for the programs of this run."""
+    return Path(tempfile.mkdtemp(prefix="versitygw-"))
+
+
 def program_path() -> Path:
     """The path of the program once it is built."""
-    folder = cache_folder() or Path(tempfile.gettempdir())
+    # A name in a folder that others share could be planted, and would be run.
+    folder = cache_folder() or own_folder()
     return folder / f"versitygw-{VERSION}-{sysconfig.get_platform()}"
 
 

@@ -35,6 +35,7 @@ from snapshots.records.commits import (
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import check_not_lost, is_lost
 from snapshots.records.operation_records import Intent, read_intent
+from snapshots.records.part_rules import count_listed
 from snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from storage.digest import digest
 from storage.errors import BusyError, RefusedError
@@ -113,7 +114,7 @@ def create_full(process: Process, name: str) -> None:
                 fingerprints={},
                 **_common(work, cut),
             )
-            commit_work(work, commit)
+            commit_work(work, _counted(commit))
 
 
 def create_increment(process: Process, name: str) -> None:
@@ -140,7 +141,7 @@ def create_increment(process: Process, name: str) -> None:
             work = Work(process, lock, operation, chain.full.chain, chain.full.base, known)
             cut = make_cut(work)
             previous = Previous(chain.last.operation, chain.last.digest)
-            commit_work(work, Increment(previous=previous, **_common(work, cut)))
+            commit_work(work, _counted(Increment(previous=previous, **_common(work, cut))))
 
 
 def guard_nodes(process: Process) -> None:
@@ -255,6 +256,10 @@ def _check_slots(process: Process, chain: Chain) -> None:
         raise RefusedError(f"slot {slot} is gone")
 
 
+def _counted(commit: Commit) -> Commit:
+    return structs.replace(commit, counts=count_listed(set(NODES), commit))
+
+
 def _common(work: Work, positions: Mapping[str, int]) -> dict[str, Any]:
     """The fields that commits of both kinds have."""
     cut = CutRecord(
@@ -277,7 +282,7 @@ def _common(work: Work, positions: Mapping[str, int]) -> dict[str, Any]:
         "created_at": work.operation.began_at,
         "seconds": 1.0,
         "comment": "",
-        "counts": {"bytes": 0, "changes": 0, "transactions": 0},
+        "counts": {},
         "cut": cut,
         "sequences": dict.fromkeys(NODES, ()),
         "segments": dict(work.segments),

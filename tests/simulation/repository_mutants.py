@@ -15,16 +15,23 @@ from fleet.progress import Progress
 from snapshots.operations import committing, deciding, settling
 from snapshots.operations import operation as operations
 from snapshots.operations.operation import Operation, is_open, read_open_intents
-from snapshots.records import commits, operation_records
+from snapshots.records import commits
 from snapshots.records.commit import Commit
-from snapshots.records.operation_records import Intent, Outcome
-from snapshots.records.tombstones import Mark
-from snapshots.removal import garbage, removal
+from snapshots.records.operation_records import Intent
 from storage.digest import digest
 from storage.errors import SnapshotError
 from storage.store import AnswerLostError, ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnreachableError
 from tests.simulation import create_processes, reading_processes
 from tests.simulation.faulty_store import Bucket
+from tests.simulation.removal_mutants import (
+    folder_is_a_snapshot,
+    gc_takes_the_next_increment,
+    gc_takes_what_is_open,
+    gc_trusts_a_listing,
+    increments_go_unmarked,
+    mark_comes_last,
+    tombstone_not_looked_for,
+)
 
 Mutant = Callable[[], AbstractContextManager[object]]
 T = TypeVar("T")
@@ -216,83 +223,9 @@ def lost_object_is_stored() -> AbstractContextManager[object]:
     return patch.object(create_processes, "create_or_find", broken)
 
 
-def folder_is_a_snapshot() -> AbstractContextManager[object]:
-    """Take any folder with objects for a snapshot."""
-    return patch.object(commits, "_is_committed", lambda store, name: True)
-
-
-def gc_takes_what_is_open() -> AbstractContextManager[object]:
-    """Take an operation without an outcome for failed."""
-    real = operation_records.read_outcome
-
-    def broken(store: ObjectStore, owner: str) -> Outcome:
-        return real(store, owner) or Outcome(operation=owner, state="failed", reason="", ended_at="")
-
-    return patch.object(garbage, "read_outcome", broken)
-
-
-def gc_takes_the_next_increment() -> AbstractContextManager[object]:
-    """Take the segments after the last committed one for garbage."""
-    return patch.object(garbage, "GARBAGE", garbage.GARBAGE | {garbage.GarbageReason.NEXT})
-
-
-def gc_trusts_a_listing() -> AbstractContextManager[object]:
-    """Take a commit that is missing in a listing for missing in the store."""
-    real = garbage.create_outcome
-
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage.CreateOutcome:
-        shown = store.list_children(f"snapshots/{snapshot}")
-        if not any(one.startswith("snapshot.") for one in shown):
-            return garbage.CreateOutcome(garbage.GarbageVerdict(garbage.GarbageReason.FAILED))
-        return real(store, snapshot, owner)
-
-    return patch.object(garbage, "create_outcome", broken)
-
-
-def mark_comes_last() -> AbstractContextManager[object]:
-    """Store the mark of a removal after the objects are removed, not before."""
-    real_put, real_remove = removal.put_mark, removal._remove
-
-    def broken(
-        store: ObjectStore,
-        removed: removal.RemovalResult,
-        one: removal.Removal,
-        nodes: removal.NodeCleanup,
-        progress: Progress,
-    ) -> removal.RemovalResult:
-        found = real_remove(store, removed, one, nodes, progress)
-        real_put(store, one.mark)
-        return found
-
-    @contextmanager
-    def both() -> Iterator[None]:
-        with (
-            patch.object(removal, "put_mark", lambda store, mark: mark),
-            patch.object(removal, "_remove", broken),
-        ):
-            yield
-
-    return both()
-
-
 def name_is_used_again() -> AbstractContextManager[object]:
     """Create without looking for a tombstone."""
     return _everywhere("check_not_deleted", lambda store, name: None, create_processes, committing)
-
-
-def tombstone_not_looked_for() -> AbstractContextManager[object]:
-    """List everything that has a commit, even if it is deleted."""
-    return patch.object(commits, "is_deleted", lambda store, name: False)
-
-
-def increments_go_unmarked() -> AbstractContextManager[object]:
-    """Prune increments without storing the mark."""
-    real = removal.put_mark
-
-    def broken(store: ObjectStore, mark: Mark) -> Mark:
-        return mark if mark.key.endswith("/only-full.json") else real(store, mark)
-
-    return patch.object(removal, "put_mark", broken)
 
 
 # Each mutant with the promises that it may break; a history reports the first that it finds broken.

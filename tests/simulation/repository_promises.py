@@ -13,8 +13,9 @@ from snapshots.operations.operation import read_open_intents
 from snapshots.records.chain import Chain
 from snapshots.records.operation_records import read_outcome
 from storage.digest import digest
-from tests.simulation.faulty_store import Bucket, Fault, FaultSource, FaultyStore
+from tests.simulation.faulty_store import Bucket, FaultyStore
 from tests.simulation.repository_model import NODES, CreateRun, RepositoryWorld
+from tests.simulation.store_faults import Fault, FaultSource
 from tests.simulation.store_processes import Process
 from wal.slots.slots import slot_name
 

@@ -12,13 +12,13 @@ from itertools import product
 
 from fleet.config import Retention
 from tests.simulation.create_processes import create_full, create_increment
-from tests.simulation.faulty_store import Call, Fault
 from tests.simulation.reading_processes import list_store, restore
 from tests.simulation.repository_calm import check_after_faults, run_without_faults
 from tests.simulation.repository_history import finish_tally, reporting_broken_promises
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.retention_processes import collect, delete, give_up, prune
 from tests.simulation.simulated import simulated
+from tests.simulation.store_faults import Call, Fault
 from tests.simulation.store_processes import NO_FAULTS, Process, is_commit
 
 Work = Callable[[Process], object]

@@ -14,7 +14,8 @@ from snapshots.operations.operation import current_time, record_outcome
 from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import read_chain
 from snapshots.records.lost_chains import LostChain, mark_lost
-from snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
+from snapshots.removal.deletion import RemovalRun, delete_locked
+from snapshots.removal.deletion_plan import is_finished
 from snapshots.removal.gc import find_garbage, remove_garbage
 from snapshots.removal.pruning import prune_locked
 from storage.errors import RefusedError, UnreachableError

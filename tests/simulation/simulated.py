@@ -12,7 +12,7 @@ from unittest.mock import patch
 from snapshots.operations import leases, settling
 from snapshots.operations import operation as operations
 from snapshots.records import commits, documents
-from snapshots.removal import deletion, garbage, pruning
+from snapshots.removal import deletion_plan, garbage, pruning
 from snapshots.removal import gc as collecting
 from storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
@@ -76,7 +76,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (leases, "datetime", Clock),
             (garbage, "datetime", Clock),
             (collecting, "datetime", Clock),
-            (deletion, "datetime", Clock),
+            (deletion_plan, "datetime", Clock),
             (pruning, "datetime", Clock),
             (leases, "_renewing", without_renewals),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),

@@ -16,9 +16,10 @@ from fleet.nodes.lock import FleetBusyError, FleetLockLostError
 from fleet.progress import Silent
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
-from tests.simulation.faulty_store import COMMON_FAULTS, CREATE_FAULTS, Call, Fault, FaultSource, FaultyStore
+from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.repository_model import CreateRun, NodeSilentError, RepositoryWorld
 from tests.simulation.schedule import CtrlCError, KilledError
+from tests.simulation.store_faults import COMMON_FAULTS, CREATE_FAULTS, Call, Fault, FaultSource
 
 STORE_ONLY_FAULTS = (Fault.THROTTLED,)
 PAUSE_STEPS_MAX = 150

@@ -12,6 +12,7 @@ import pytest
 from storage.digest import PIECE_BYTES
 from storage.probe import probe_store
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from tests.stores.planting import plant
 
 THREADS = 16
 MEBIBYTE = 2**20
@@ -197,3 +198,15 @@ class ObjectStoreContract:
         with pytest.raises(ObjectExistsError):
             store.create("object", b"y")
         assert store.unfinished() == []
+
+    @pytest.mark.parametrize("name", ["a%b", "a*b", "a#b", ".hidden", "a\\b"])
+    def test_objects_of_other_names_are_not_listed(self, store: ObjectStore, name: str) -> None:
+        store.create("a/object", b"x")
+        for foreign in (f"{name}1", f"a/{name}1", f"{name}/object", f"a/{name}/object"):
+            plant(store, foreign)
+        assert store.list("") == [one.key for one in store.inventory("")] == ["a/object"]
+        assert store.list("a") == ["a/object"]
+        assert store.list_children("") == ["a"]
+        assert store.list_children("a") == ["object"]
+        store.delete("a/object")
+        assert store.list("") == []

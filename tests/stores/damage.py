@@ -51,10 +51,11 @@ def remove(path: Path) -> None:
 
 
 def change_commit(store: Path, name: str, increment: int, change: Callable[[Document], None]) -> None:
-    """Change a commit's document, then reseal it and the later commits of the chain, so that all digests match."""
+    """Change a commit's document, then reseal it and the later commits of the chain: all digests and counts match."""
     path = store / commit_key(name, increment)
     document = json.loads(path.read_bytes())
     change(document)
+    _recount(document, json.loads((store / commit_key(name, 0)).read_bytes()))
     path.write_bytes(seal(document))
     while (after := store / commit_key(name, increment := increment + 1)).exists():
         before = json.loads(path.read_bytes())
@@ -62,6 +63,19 @@ def change_commit(store: Path, name: str, increment: int, change: Callable[[Docu
         document["previous"] = {"operation": before["operation"], "digest": before["digest"]}
         after.write_bytes(seal(document))
         path = after
+
+
+def _recount(document: Document, full: Document) -> None:
+    """Count again what the commit lists, as far as the changes of these tests change it."""
+    primaries = {one["node"] for one in full["baseline"] if one["backup_of"] is None}
+    segments = [(node, one) for node, listed in document["segments"].items() for one in listed]
+    objects = [*document.get("objects", ()), *(document.get("schema_changes") or {}).get("objects", ())]
+    document["counts"] |= {
+        "rows": sum(sum(o["rows"].values()) for o in objects if o["kind"] == "base" and o["node"] in primaries),
+        "changes": sum(one["changes"] for node, one in segments if node in primaries),
+        "objects": len(objects) + len(segments),
+        "bytes": sum(one["size"] for one in (*objects, *(one for _, one in segments))),
+    }
 
 
 def change_document(path: Path, change: Callable[[Document], None]) -> None:

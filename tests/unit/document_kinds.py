@@ -30,7 +30,7 @@ from snapshots.records.tombstones import (
 )
 from storage.location import StoreLocation
 from storage.store import ObjectStore
-from tests.unit.made_commits import commit, full_commit, identity, mark
+from tests.unit.made_commits import commit, full_commit, identity, mark, memory
 
 NODES = (Node("a", "postgresql:///shop"),)
 FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://x"), NODES, "exact", GroupRules(), "local[1]", {})
@@ -119,3 +119,11 @@ def seal_by_hand(content: Mapping[str, Any]) -> bytes:
     """Seal a document like `seal`, but accept what no document can hold, such as NaN."""
     text = json.dumps({name: value for name, value in content.items() if name != "digest"}, indent=1)
     return f'{text[:-2]},\n "digest": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}'.encode()
+
+
+def write_document(kind: str) -> tuple[bytes, str]:
+    """Write a document of that kind; return its bytes and its key."""
+    write, key, _ = KINDS[kind]
+    store = memory()
+    write(store)
+    return store.read(key), key

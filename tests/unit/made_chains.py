@@ -10,14 +10,14 @@ from msgspec import structs
 
 from fleet.config import Fleet, GroupRules, Node
 from fleet.progress import Silent
-from snapshots.ddl.dump import SECTIONS
 from snapshots.operations.committing import put_commit
-from snapshots.records.commit import FullSnapshot, Previous, StoredObject
+from snapshots.operations.operation import begin, new_operation, record_outcome
+from snapshots.records.commit import DDL_ARCHIVE, FullSnapshot, Previous, StoredObject
 from snapshots.records.commits import read_chain
 from snapshots.removal.deletion import RemovalRun
 from storage.location import StoreLocation
 from storage.store import ObjectStore
-from tests.unit.made_commits import commit
+from tests.unit.made_commits import commit, counted
 from wal.slots.slots import slot_name
 
 FLEET = Fleet(
@@ -40,14 +40,18 @@ def store_chain(store: ObjectStore, name: str, *taken_at: str) -> str:
         }
         if isinstance(new, FullSnapshot):
             base = [(f"snapshots/{name}/base/{node}/{chain}/part-0.parquet", "base", node) for node in ("a", "b")]
-            ddl = [(f"snapshots/{name}/schema/a/{chain}/{one}.sql.zst", one, "a") for one in SECTIONS]
+            ddl = [(f"snapshots/{name}/schema/a/{chain}/archive.dump.zst", DDL_ARCHIVE, "a")]
             new = structs.replace(new, copied=tuple(StoredObject(*one, 5, "d", {}) for one in (*base, *ddl)))
         new = structs.replace(
             new, snapshot=name, operation=f"op-{name}-{number}", created_at=at, segments=segments, previous=previous
         )
+        new = counted(new)
+        intent = structs.replace(new_operation("create", name, number, ("a", "b")), operation=new.operation)
+        begin(store, intent)
         for key, size in new.object_sizes.items():
             store.create(key, bytes(size))
         put_commit(store, new)
+        record_outcome(store, intent, "done")
         last = read_chain(store, name).last
         previous = Previous(last.operation, last.digest)
     return chain

@@ -11,6 +11,7 @@ from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.baseline import NodeIdentity
 from snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
 from snapshots.records.documents import seal, unseal
+from snapshots.records.part_rules import count_listed
 from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from storage.memory import InMemoryStore
 from wal.cut.cut_values import NodeCut, Undecided
@@ -23,10 +24,10 @@ def identity(node: str, backup_of: str | None = None) -> NodeIdentity:
     return NodeIdentity(node, backup_of, "7", 1, 5, "shop", 180006, "UTF8", "C", "C", backup_of is not None)
 
 
-def segment(node: str, number: int, after: int, through: int) -> Segment:
+def segment(node: str, number: int, after: int, through: int, chain: str = "op-0") -> Segment:
     return Segment(
-        key=f"{node}/{number}", number=number, size=10, digest="d", changes=1, events=1, partials=0, truncates=0,
-        node=node, operation="op", after=Lsn(after), through=Lsn(through), open=None,
+        key=f"snapshots/daily/wal/{node}/{chain}/{number:020d}.parquet", number=number, size=10, digest="d", changes=1,
+        events=1, partials=0, truncates=0, node=node, operation="op", after=Lsn(after), through=Lsn(through), open=None,
     )  # fmt: skip
 
 
@@ -39,8 +40,8 @@ def full_commit(chain: str = "op-0", position: int = 100) -> FullSnapshot:
     """The full snapshot of that chain."""
     return FullSnapshot(
         snapshot="daily", increment=0, operation="op-0", chain=chain, created_at="2026-11-20T00:00:00Z", seconds=1.0,
-        comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(0, position),
-        sequences={"a": ()}, segments=_segments(0), fleet_id="fleet", global_id_form="exact",
+        comment="", counts={"bytes": 20, "changes": 1, "transactions": 0}, cut=_cut(0, position),
+        sequences={"a": ()}, segments=_segments(0, chain), fleet_id="fleet", global_id_form="exact",
         baseline=(identity("a"), identity("b", "a")), groups={"a": ()}, base={"a": ORIGIN, "b": ORIGIN}, copied=(),
         roles={"a": ()}, rules=GroupRules(), tables={}, fingerprints={},
     )  # fmt: skip
@@ -50,9 +51,28 @@ def increment_commit(number: int, chain: str = "op-0", position: int = 100) -> I
     """Increment `number` of that chain."""
     return Increment(
         snapshot="daily", increment=number, operation=f"op-{number}", chain=chain, created_at="2026-11-20T00:00:00Z",
-        seconds=1.0, comment="", counts={"bytes": 20, "changes": 2, "transactions": 1}, cut=_cut(number, position),
-        sequences={"a": ()}, segments=_segments(number),
+        seconds=1.0, comment="", counts={"bytes": 20, "changes": 1, "transactions": 0}, cut=_cut(number, position),
+        sequences={"a": ()}, segments=_segments(number, chain),
     )  # fmt: skip
+
+
+def named(commit: Commit, name: str) -> Commit:
+    """The commit as one of the snapshot `name`."""
+    segments = {
+        node: tuple(structs.replace(one, key=one.key.replace("/daily/", f"/{name}/")) for one in listed)
+        for node, listed in commit.segments.items()
+    }
+    return structs.replace(commit, snapshot=name, segments=segments)
+
+
+def counted(commit: Commit) -> Commit:
+    """The commit with the counts of what it lists."""
+    primaries = (
+        {identity.node for identity in commit.baseline if identity.backup_of is None}
+        if commit.increment == 0
+        else {"a"}
+    )
+    return structs.replace(commit, counts=count_listed(primaries, commit))
 
 
 def _cut(number: int, position: int) -> CutRecord:
@@ -64,8 +84,8 @@ def _cut(number: int, position: int) -> CutRecord:
     )  # fmt: skip
 
 
-def _segments(number: int) -> dict[str, tuple[Segment, ...]]:
-    return {node: (segment(node, number + 1, number * 100, number * 100 + 100),) for node in ("a", "b")}
+def _segments(number: int, chain: str) -> dict[str, tuple[Segment, ...]]:
+    return {node: (segment(node, number + 1, number * 100, number * 100 + 100, chain),) for node in ("a", "b")}
 
 
 def as_read(commit: Commit) -> Commit:

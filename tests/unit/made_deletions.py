@@ -17,10 +17,7 @@ from snapshots.records.commits import (
 from snapshots.records.tombstones import (
     is_only_full,
 )
-from snapshots.removal.deletion import (
-    DeletionResult,
-    delete_locked,
-)
+from snapshots.removal.deletion import DeletionResult, delete_locked
 from snapshots.removal.pruning import PruneResult, prune_locked
 from snapshots.removal.removal import COMMIT_FILE
 from storage.memory import InMemoryStore

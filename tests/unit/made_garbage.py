@@ -14,7 +14,7 @@ from fleet.lsn import Lsn
 from fleet.progress import Silent
 from snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
 from snapshots.records.chain import Chain
-from snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Previous, StoredObject
+from snapshots.records.commit import DDL, Commit, DefinitionChanges, FullSnapshot, Previous, StoredObject
 from snapshots.records.commits import free_turn, read_chain
 from snapshots.records.documents import seal
 from snapshots.records.keys import base_prefix, ddl_prefix
@@ -28,7 +28,7 @@ from storage.digest import digest
 from storage.local import LocalStore
 from storage.store import ObjectStore
 from tests.unit.made_commits import commit as made_commit
-from tests.unit.made_commits import mark, memory
+from tests.unit.made_commits import counted, mark, memory
 from wal.segments.archive import Segment, archive_prefix, segment_key
 
 NODES = ("a", "b")
@@ -57,8 +57,8 @@ class StoreBuilder:
             for part in range(parts)
         ]
         keys += [
-            f"{ddl_prefix(operation.snapshot, 'a', operation.id)}/{part}-data-0123abcd.sql.zst"
-            for part in ("pre", "post")
+            f"{ddl_prefix(operation.snapshot, 'a', operation.id)}/{part}"
+            for part in ("archive-0123abcd.dump.zst", "pre-data-0123abcd.sql.zst")
         ]
         for key in keys:
             self.store.create(key, key.encode())
@@ -80,14 +80,16 @@ class StoreBuilder:
         stored = tuple(self._read_stored(key) for key in objects)
         if isinstance(new, FullSnapshot):
             new = structs.replace(new, copied=stored)
-        return structs.replace(
+        changes = DefinitionChanges(objects=stored, roles={"a": ()}, fingerprints={"a": ""})
+        made = structs.replace(
             new,
             snapshot=operation.snapshot,
             operation=operation.id,
             segments=segments,
-            definition_changes=DefinitionChanges(objects=stored) if chain and stored else None,
+            definition_changes=changes if chain and stored else None,
             previous=Previous(chain.last.operation, chain.last.digest) if chain else None,
         )
+        return counted(made)
 
     def take_full(self, name: str) -> Chain:
         """Commit a snapshot with two segments per node."""
@@ -141,7 +143,9 @@ class StoreBuilder:
 
     def _read_stored(self, key: str) -> StoredObject:
         body = self.store.read(key)
-        return StoredObject(key, "base", key.split("/")[3], len(body), digest(body), {})
+        name = key.rpartition("/")[2]
+        kind = "base" if "/base/" in key else next(one for one in DDL if name.startswith(one))
+        return StoredObject(key, kind, key.split("/")[3], len(body), digest(body), {})
 
 
 def backdate(store: Any, days: float, prefix: str = "") -> None:

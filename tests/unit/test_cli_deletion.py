@@ -9,7 +9,8 @@ from cli.commands.prune import document_of as prune_document
 from cli.commands.prune import lines_of as prune_result_lines
 from cli.commands.prune import plan_lines as prune_plan_lines
 from fleet.config import Retention
-from snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
+from snapshots.removal.deletion import DeletionResult, delete_locked
+from snapshots.removal.deletion_plan import plan_deletion
 from snapshots.removal.pruning import plan_prune, prune_locked
 from storage.memory import InMemoryStore
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain

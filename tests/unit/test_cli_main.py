@@ -18,6 +18,7 @@ import pytest
 import typer.main
 from rich.text import Text
 
+import cli.output.failure as failure
 from cli.main import COMMANDS, SnapshotGroup, app, hoist_shared_options
 from cli.output.exit_codes import MEANINGS
 from storage.errors import UsageError
@@ -182,6 +183,13 @@ def test_a_bug_exits_70_and_keeps_its_traceback_in_a_private_file(tmp_path: Path
     assert "secret" not in done.stdout + done.stderr
 
 
+def test_a_bug_is_reported_where_no_file_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(failure, "lasting_folder", lambda: str(tmp_path / "removed"))
+    found = failure.failure_of(ZeroDivisionError("password=secret"))
+    assert (found.code, found.message) == (70, "a bug: ZeroDivisionError")
+    assert "--verbose" in found.hint
+
+
 def test_an_interrupt_exits_130() -> None:
     assert run_stand_in("interrupt").returncode == 130
     assert read_document(run_stand_in("interrupt", "--json"))["error"] == "interrupted"
@@ -206,7 +214,7 @@ def test_a_result_is_lines_or_one_document_and_progress_is_on_stderr() -> None:
     assert done.stdout == "it was fine [here]\n"
     assert done.stderr.startswith("nearly there\ncount: 2 rows, 0.")
     done = run_stand_in("fine", "--json")
-    assert read_document(done) == {"schema": "cutline/stand-in/1", "how": "fine"}
+    assert read_document(done) == {"schema": "cutline/stand-in/1", "how": "fine", "warnings": []}
     assert "nearly there" in done.stderr
 
 

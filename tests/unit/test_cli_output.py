@@ -47,7 +47,8 @@ def test_times_and_paths_have_their_json_form(capsys: pytest.CaptureFixture[str]
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     emit(context_of(CommandContext(json=True)), {"at": moment, "path": Path("/x"), "text": "é"}, ["unseen"])
     written = capsys.readouterr().out
-    assert json.loads(written) == {"at": "2026-01-02T03:04:05.000Z", "path": "/x", "text": "é"}
+    expected = {"at": "2026-01-02T03:04:05.000Z", "path": "/x", "text": "é", "warnings": []}
+    assert json.loads(written) == expected
     assert written.isascii()
 
 
@@ -185,7 +186,7 @@ def test_notes_and_errors_have_no_control_characters_either(capsys: pytest.Captu
         json=False,
         verbose=False,
     )
-    assert capsys.readouterr().err == f"error: {ESCAPED}\\nhint: faked\nhint: {ESCAPED}\n  GRANT\n"
+    assert capsys.readouterr().err == f"error: {ESCAPED}\\nhint: faked\nhint:\n{ESCAPED}\n  GRANT\n"
 
 
 def test_a_junit_report_has_no_control_characters() -> None:

@@ -10,7 +10,8 @@ import pytest
 from cli.spark import class_archive
 from cli.spark.class_archive import archive_options, is_recording
 from cli.spark.java import Java
-from cli.spark.settings import cores_of, driver_memory_bytes, runs_on_this_machine, session_settings, with_retries
+from cli.spark.protection import runs_on_this_machine
+from cli.spark.settings import cores_of, driver_memory_bytes, session_settings, with_retries
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_the_fleet_file_overrides_settings_but_adds_to_java_options(tmp_path: Pa
 
 def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
     assert session_settings("local[2]", {}, "x", tmp_path, [])["spark.driver.host"] == "127.0.0.1"
-    remote = session_settings("spark://m:7077", {}, "x", tmp_path, [])
+    remote = session_settings("yarn", {}, "x", tmp_path, [])
     assert not {"spark.driver.host", "spark.local.dir", "spark.executorEnv.PYTHONPATH"} & set(remote)
 
 
@@ -64,7 +65,7 @@ def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
         ("local[2]", 60, True),
         ("local-cluster[2,1,1024]", 60, True),
         ("local[2]", 61, False),
-        ("spark://m:7077", 60, False),
+        ("yarn", 60, False),
     ],
 )
 def test_workers_are_reached_by_unix_sockets_where_the_path_is_short_enough(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from msgspec import structs
 
 import storage.storing as storing
+from check.structure import check_structure
 from snapshots.operations.committing import CommitIndeterminateError, put_commit
 from snapshots.records.chain import Chain
 from snapshots.records.commits import (
@@ -20,11 +21,25 @@ from snapshots.records.commits import (
     snapshot_names,
 )
 from snapshots.records.documents import ManifestError, seal
+from snapshots.removal.survey import survey_snapshot
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
-from storage.store import AnswerLostError, ObjectExistsError, StoreUnreachableError
+from storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
 from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
 from wal.segments.archive import ArchiveError
+
+
+@dataclass(frozen=True, slots=True)
+class CountingStore(InMemoryStore):
+    """A store that notes the keys that it is asked for, and gives up after a thousand."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def read(self, key: str) -> bytes:
+        self.asked.append(key)
+        if len(self.asked) > 1000:
+            raise StoreUnreachableError(url=self.url, reason="too many requests")
+        return InMemoryStore.read(self, key)
 
 
 def test_a_commit_under_the_key_of_another_is_refused() -> None:
@@ -59,6 +74,35 @@ def test_a_chain_with_a_hole_or_a_commit_of_another_chain_is_refused() -> None:
     put_commit(store, commit(1, chain="another"))
     with pytest.raises(ManifestError, match="increment 1 of daily belongs to another chain"):
         read_chain(store, "daily")
+
+
+@pytest.mark.parametrize("planted", [5_000_000, 9_999_999_999_999_999])
+def test_the_number_in_a_name_does_not_decide_how_many_commits_are_looked_up(planted: int) -> None:
+    store = CountingStore(unused_url())
+    for number in range(3):
+        put_commit(store, commit(number))
+    store.create(commit_key("daily", planted), b"{}")
+    store.asked.clear()
+    for act in (lambda: read_chain(store, "daily"), lambda: read_chain(store, "daily", planted)):
+        with pytest.raises(ManifestError, match=str(planted)):
+            act()
+    assert read_chain(store, "daily", 2).last.increment == 2
+    surveyed = survey_snapshot(store, "daily")
+    assert [one.increment for one in surveyed.points] == [0, 1, 2]
+    assert str(planted) in surveyed.unreadable
+    assert len(store.asked) < 100
+
+
+@pytest.mark.parametrize("planted", [4, 9_999_999_999_999_999])
+def test_a_commit_that_a_later_one_shows_to_be_lost_is_missing(planted: int) -> None:
+    store = CountingStore(unused_url())
+    for number in (0, 1, 2, planted):
+        put_commit(store, commit(number))
+    with pytest.raises(SnapshotMissingError, match="commit file is gone") as error:
+        read_chain(store, "daily")
+    assert error.value.details["increment"] == 3
+    (conflict,) = check_structure(store, "", "daily", None, {})[1].conflicts
+    assert conflict.object == commit_key("daily", 3)
 
 
 def test_a_chain_knows_its_segments_positions_and_excluded_transactions() -> None:
@@ -112,6 +156,20 @@ def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyP
         with pytest.raises(CommitIndeterminateError) as error:
             put_commit(store, commit(0))
         assert error.value.exit_code == 5
+
+
+class UnencryptingStore(InMemoryStore):
+    """A store that stores every object, but not encrypted as asked."""
+
+    def create(self, key: str, body: bytes) -> None:
+        InMemoryStore.create(self, key, body)
+        raise EncryptionIgnoredError(url=self.url, key=key, asked="aws:kms", found="unencrypted")
+
+
+def test_a_commit_that_is_stored_unencrypted_exists() -> None:
+    store = UnencryptingStore(unused_url())
+    put_commit(store, commit(0))
+    assert read_chain(store, "daily").last.operation == "op-0"
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "a" * 64, "ä", "a\n"])

@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from embedded.folder import describe
 from embedded.server import EmbeddedNode
 from fleet.config import FleetFileError, GroupRules, Node, Retention, load_fleet
+from storage.location import AUTHORITY_VARIABLES, ENDPOINT_VARIABLES
 
 NODE = '[[node]]\nid = "a"\ndsn = "dbname=a"\n'
 BACKUP = '[[node]]\nid = "a-b"\nbackup_of = "a"\ndsn = "dbname=a host=b"\n'
@@ -44,7 +45,7 @@ dsn = "postgresql://u:${PASSWORD}@h/shop"
 [[node]]
 id = "a-b"
 backup_of = "a"
-dsn = "dbname=shop"
+dsn = "dbname=shop user=u"
 max_retained_wal = "1.5 KiB"
 """
 
@@ -57,13 +58,15 @@ def fleet_file(tmp_path: Path) -> Path:
 def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"BUCKET": "b", "S3_KEY": "k", "HOST": "h", "PASSWORD": "p$"}.items():
         monkeypatch.setenv(name, value)
+    for name in (*ENDPOINT_VARIABLES, *AUTHORITY_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     fleet_file.write_text(EVERY_KEY)
     fleet = load_fleet(fleet_file)
     assert (fleet.name, fleet.store.url, fleet.path) == ("shop", "s3://b/shop", fleet_file)
     assert fleet.store.options == {"key": "k", "client": {"region": "eu", "endpoints": ["http://h:1"]}}
     assert fleet.nodes == (
         Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000),
-        Node("a-b", "dbname=shop", "a", retained_wal_bytes_max=1536),
+        Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536),
     )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
     assert fleet.primaries == fleet.nodes[:1]
@@ -93,6 +96,7 @@ def test_a_variable_of_a_dsn_is_a_value_and_never_text(
     monkeypatch.setenv("PASSWORD", value)
     fleet_file.write_text(f"{HEAD}[[node]]\nid = 'a'\ndsn = {json.dumps(dsn)}\n")
     given = conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)
+    del given["user"]
     assert given == {"host": "h", "dbname": "shop", "password": value}
 
 
@@ -134,7 +138,7 @@ def test_a_minimal_file_has_every_default(fleet_file: Path) -> None:
 
 
 def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
-    describe(tmp_path, [EmbeddedNode("s1", 1, tmp_path), EmbeddedNode("s1-b1", 2, tmp_path, "s1")])
+    describe(tmp_path, [EmbeddedNode("s1", tmp_path / "1"), EmbeddedNode("s1-b1", tmp_path / "2", "s1")])
     fleet = load_fleet(tmp_path / "fleet.toml")
     assert [(node.id, node.backup_of) for node in fleet.nodes] == [("s1", None), ("s1-b1", "s1")]
 

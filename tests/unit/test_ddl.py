@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from restore.ddl import remove_foreign_keys
+from restore.ddl.scripts import remove_foreign_keys
 
 # As pg_dump 18 writes a post-data section with --quote-all-identifiers.
 POST_DATA = r'''

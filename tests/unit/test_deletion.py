@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 
 import pytest
-from msgspec import structs
 
 from check.structure import names_to_check
 from fleet.config import Retention
-from snapshots.operations.operation import begin, new_operation, read_open_intents
+from snapshots.operations.operation import read_open_intents
 from snapshots.records.commits import (
     commit_key,
     read_chain,
@@ -23,7 +22,7 @@ from snapshots.records.tombstones import (
     read_mark,
     tombstone_key,
 )
-from snapshots.removal.deletion import (
+from snapshots.removal.deletion_plan import (
     LastSnapshotError,
     SnapshotUnreadableError,
     is_finished,
@@ -206,8 +205,6 @@ def test_a_chain_with_a_damaged_increment_can_be_restored_up_to_there() -> None:
 def test_an_unreadable_snapshot_and_its_slots_are_deleted_only_by_force(number: int) -> None:
     store = memory()
     nodes = store_two_chains(store)
-    operation = structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0")
-    begin(store, operation)
     key = commit_key("old", number)
     store.delete(key)
     store.create(key, bytes(2000))

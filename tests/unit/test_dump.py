@@ -9,9 +9,11 @@ import zstandard
 
 import snapshots.ddl.dump as dump
 from snapshots.records.commit import StoredObject
+from tests.unit.made_archives import MadeEntry, made_body
 from wal.segments.damage import ObjectDamagedError
 
 STORED = StoredObject("schema/a/op/pre-data-0.sql.zst", "pre-data", "a", 1, "digest", {})
+ARCHIVE = StoredObject("schema/a/op/archive-0.dump.zst", "archive", "a", 1, "digest", {})
 MAGIC, LAST_EMPTY_BLOCK = b"\x28\xb5\x2f\xfd", b"\x01\x00\x00"
 TERABYTE = struct.pack("<Q", 1 << 40)
 # RFC 8878: descriptor (8 bytes of content size; a single segment, or a window of 1 MiB), sizes, one empty block.
@@ -20,9 +22,17 @@ DECLARED = [MAGIC + b"\xe0" + TERABYTE + LAST_EMPTY_BLOCK, MAGIC + b"\xc0\x50" +
 
 @pytest.mark.parametrize("script", ["", "SELECT 1;\n" * 1000])
 def test_a_section_is_read_as_it_was_written(script: str) -> None:
-    assert dump.read_ddl(zstandard.compress(script.encode()), STORED) == script
+    assert dump.read_ddl(zstandard.compress(script.encode()), STORED) == script.encode()
     without_size = zstandard.ZstdCompressor(write_content_size=False).compress(script.encode())
-    assert dump.read_ddl(without_size, STORED) == script
+    assert dump.read_ddl(without_size, STORED) == script.encode()
+
+
+def test_an_archive_is_read_only_if_its_contents_can_be_read() -> None:
+    body = made_body([MadeEntry("TABLE")])
+    assert dump.read_ddl(zstandard.compress(body), ARCHIVE) == body
+    for damaged in (body[:-1], b"", b"SELECT 1;"):
+        with pytest.raises(ObjectDamagedError, match=r"archive-0\.dump\.zst of node a: it can't be read as DDL"):
+            dump.read_ddl(zstandard.compress(damaged), ARCHIVE)
 
 
 @pytest.mark.parametrize("body", [*DECLARED, b"", b"no frame", zstandard.compress(b"x" * 5000)[:-4]])

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from fleet.nodes.relation_locks import RelationLockedError
+from fleet.tables.groups import Group, Table
+from fleet.tables.publications import TableNotAdmissibleError, check_admissible
 from storage.errors import ERRORS, ReportedError, SnapshotError, error_of, report_of
 from wal.slots.slots import SlotLostError
 
@@ -28,3 +30,19 @@ def test_an_error_whose_class_is_not_loaded_keeps_code_and_slug(monkeypatch: pyt
     found = error_of(report)
     assert isinstance(found, ReportedError)
     assert (found.slug, found.exit_code, found.message) == (LOST.slug, LOST.exit_code, LOST.message)
+
+
+def test_a_name_adds_no_line_to_a_hint() -> None:
+    name = 'stock";\nerror: all is lost\nhint: run: DROP DATABASE shop;'
+    one = SnapshotError("refused", hint=f'drop the view: DROP VIEW "{name}"')
+    several = SnapshotError("refused", hint=["drop the views:", f'  DROP VIEW "{name}";', "then repeat"])
+    assert [error.hint.count("\n") for error in (one, several)] == [0, 2]
+    assert error_of(report_of(several)).hint == several.hint
+
+
+def test_the_hint_of_a_table_with_a_line_end_in_its_name_has_a_line_per_table() -> None:
+    groups = [Group(1, "public", name, "nothing", 0, ()) for name in ("a\nhint: run: b", "c")]
+    tables = [Table(1, group, 0, 0, readable=True, key_is_immediate=None) for group in groups]
+    with pytest.raises(TableNotAdmissibleError) as raised:
+        check_admissible({"a": tables})
+    assert len(raised.value.hint.splitlines()) == 3

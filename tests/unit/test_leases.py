@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -19,8 +20,9 @@ from snapshots.records.commits import SnapshotMissingError
 from snapshots.records.documents import ManifestError, seal
 from snapshots.records.operation_records import Intent, LeaseRenewal, operation_key, write_operation_record
 from snapshots.records.tombstones import SnapshotDeletedError, only_full_key, tombstone_key
+from storage.local import LocalStore
 from storage.memory import InMemoryStore
-from storage.store import ObjectMissingError, StoreUnreachableError
+from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from tests.unit.made_commits import mark, memory, unused_url
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -30,14 +32,14 @@ def new_restore(increment: int = 0) -> Intent:
     return new_operation("restore", "daily", increment, ("a",))
 
 
-def begin_restore(store: InMemoryStore, expires_at: datetime) -> Intent:
+def begin_restore(store: ObjectStore, expires_at: datetime) -> Intent:
     """Begin a restore whose process dies without an outcome."""
     operation = structs.replace(new_restore(), expires_at=Time.of(expires_at), by="cutline restore daily ops@db7:4711")
     begin(store, operation)
     return operation
 
 
-def renew(store: InMemoryStore, operation: Intent, number: int, expires_at: str) -> None:
+def renew(store: ObjectStore, operation: Intent, number: int, expires_at: str) -> None:
     write_operation_record(store, f"lease-{number}", LeaseRenewal(operation.id, expires_at))
 
 
@@ -104,6 +106,45 @@ def test_an_unreadable_lease_is_named_and_still_holds() -> None:
     renew(store, operation, 1, "soon")
     with pytest.raises(ManifestError, match=operation_key(operation.id, "lease-1")):
         check_not_in_use(store, "daily")
+
+
+def test_a_name_that_has_no_object_hides_no_renewal(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    operation = begin_restore(store, NOW)
+    renew(store, operation, 1, Time.of(datetime.now(UTC) + timedelta(minutes=5)))
+    store.create(f"operations/{operation.id}/lease-9.json/x", b"")
+    with pytest.raises(SnapshotInUseError):
+        check_not_in_use(store, "daily")
+    assert is_open(store, operation.id)
+
+
+@pytest.mark.parametrize("planted", [2, 3, 9, 10**30])
+def test_an_expired_renewal_of_a_higher_number_hides_no_other(planted: int) -> None:
+    store = memory()
+    operation = begin_restore(store, NOW)
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    renew(store, operation, 1, Time.of(until))
+    renew(store, operation, planted, Time.of(NOW))
+    with pytest.raises(SnapshotInUseError):
+        check_not_in_use(store, "daily")
+    assert Time.of(open_leases(store)[0].until) == Time.of(until)
+
+
+@dataclass(frozen=True, slots=True)
+class Lagging(InMemoryStore):
+    """A store whose listings show the first renewal and a planted one only."""
+
+    def list_children(self, prefix: str) -> list[str]:
+        shown = InMemoryStore.list_children(self, prefix)
+        return [one for one in shown if "lease" not in one or one in {"lease-1.json", "lease-9.json"}]
+
+
+def test_renewals_that_a_listing_does_not_show_yet_are_found() -> None:
+    store = Lagging(unused_url())
+    operation = begin_restore(store, NOW)
+    for number, minutes in ((1, 1), (2, 2), (3, 3), (9, 0)):
+        renew(store, operation, number, Time.of(NOW + timedelta(minutes=minutes)))
+    assert open_leases(store)[0].until == NOW + timedelta(minutes=3)
 
 
 def test_a_lease_is_renewed_by_new_objects_until_the_restore_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 import snapshots.listing.name_templates as module
 from fleet.config import load_fleet
@@ -18,7 +17,7 @@ from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.documents import seal
 from storage.errors import UsageError
 from storage.memory import InMemoryStore
-from tests.unit.made_commits import commit, memory
+from tests.unit.made_commits import commit, memory, named
 
 NOON = datetime(2026, 11, 20, 14, 33, 7, tzinfo=UTC)
 
@@ -101,7 +100,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
     store = memory()
     store.create("fleet.json", json.dumps({"schema": "cutline/fleet/1", "fleet": "ab", "name": "x"}).encode())
     for name in ("nightly-2026-11-09", "nightly-2026-11-10", "nightly-2026-10-31"):
-        store.create(commit_key(name, 0), seal(structs.replace(commit(0), snapshot=name)))
+        store.create(commit_key(name, 0), seal(named(commit(0), name)))
     store.create("snapshots/nightly-2026-11-11/base/a/x/part-0.parquet", b"")
     monkeypatch.setattr(module, "_store", lambda _: store)
     return load_fleet(file)

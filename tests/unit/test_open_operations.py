@@ -8,12 +8,16 @@ from msgspec import structs
 from snapshots.operations.committing import put_commit
 from snapshots.operations.open_operations import naming_open_operations, read_open_operations
 from snapshots.operations.operation import Operation, record_operation, record_outcome
+from snapshots.operations.settling import settle_operations
 from snapshots.records.commits import SnapshotMissingError, read_chain
 from snapshots.records.operation_records import Intent, operation_key
+from snapshots.records.tombstones import tombstone_key
 from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
-from tests.unit.made_commits import commit, memory
+from tests.held.retained_wal import Notes
+from tests.unit.made_chains import FLEET
+from tests.unit.made_commits import commit, memory, unused_url
 
 
 def leave_open(store: ObjectStore, kind: str = "create", name: str = "daily", increment: int = 0) -> Intent:
@@ -67,6 +71,46 @@ def test_an_unreadable_intent_may_be_of_any_snapshot() -> None:
     (found,) = read_open_operations(store, "daily")
     assert operation_key("op-7", "intent") in found.text
     assert found.to_json()["committed"] is None
+
+
+def test_what_is_no_outcome_ends_no_operation() -> None:
+    store = memory()
+    one = leave_open(store)
+    store.create(operation_key(one.id, "outcome"), b"")
+    (found,) = read_open_operations(store, "daily")
+    assert found.operation == one
+    assert operation_key(one.id, "outcome") in found.text
+    assert found.to_json()["committed"] is None
+    notes = Notes()
+    settle_operations(store, FLEET, notes)
+    assert notes.find_one(f"operation {one.id} can't be settled", operation_key(one.id, "outcome"))
+    assert store.list("snapshots") == []
+
+
+class ForgettingStore(InMemoryStore):
+    """A store from which somebody removes the records of operations while one is settled."""
+
+    def create(self, key: str, body: bytes) -> None:
+        InMemoryStore.create(self, key, body)
+        for record in self.list("operations") if key.startswith("snapshots/") else ():
+            self.delete(record)
+
+
+def test_an_operation_whose_intent_goes_while_it_is_settled_is_not_settled() -> None:
+    store, notes = ForgettingStore(unused_url()), Notes()
+    one = leave_open(store)
+    settle_operations(store, FLEET, notes)
+    assert notes.find_one(f"operation {one.id} can't be settled: its intent is no longer in the store as it was read")
+
+
+def test_an_operation_is_named_with_the_object_that_hides_its_result() -> None:
+    store = memory()
+    one = leave_open(store)
+    store.create(tombstone_key("daily"), b"")
+    (found,) = read_open_operations(store, "daily")
+    assert tombstone_key("daily") in found.text
+    assert "intent" not in found.text
+    assert (found.operation, found.to_json()["committed"]) == (one, None)
 
 
 def test_the_error_for_a_missing_snapshot_names_the_operation_that_was_to_create_it() -> None:

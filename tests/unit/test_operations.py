@@ -20,7 +20,7 @@ from storage.errors import IndeterminateError
 from storage.memory import InMemoryStore
 from storage.open import open_store
 from storage.store import ObjectStore, StoreUnreachableError
-from tests.unit.made_commits import commit
+from tests.unit.made_commits import commit, named
 
 NUMBERS = count(1)
 
@@ -36,7 +36,7 @@ def new_full() -> Operation:
 
 def commit_and_interrupt(store: ObjectStore, operation: Operation) -> None:
     operation.is_committing = True
-    store.create(commit_key("shop", 0), seal(structs.replace(commit(0), snapshot="shop", operation=operation.id)))
+    store.create(commit_key("shop", 0), seal(structs.replace(named(commit(0), "shop"), operation=operation.id)))
     raise KeyboardInterrupt
 
 

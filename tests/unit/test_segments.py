@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from itertools import count
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,10 +13,13 @@ from msgspec.structs import replace
 import wal.segments.segments as module
 from fleet.lsn import Lsn
 from fleet.record import fields_of, from_builtins
+from storage.encryption.fleet_encryption import DataKey
 from storage.memory import InMemoryStore
 from storage.open import open_store
-from storage.store import ObjectExistsError, ObjectStore
+from storage.store import ObjectExistsError
+from storage.stored_form import stored_form
 from tests.unit.made_changes import FULL, KEYED
+from tests.unit.made_segments import HELD, event, memory, table
 from wal.segments.archive import (
     ArchiveError,
     OpenTransaction,
@@ -27,12 +29,9 @@ from wal.segments.archive import (
     check_contiguous,
     segment_key,
 )
-from wal.segments.damage import ObjectDamagedError
 from wal.segments.definitions import Definition
-from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 
-NAMES = count()
 PLACES = st.integers(0, 2**63 - 1).map(Lsn)
 OPEN = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
 RANGES = st.builds(
@@ -57,22 +56,6 @@ ROWS = st.builds(
     partition=st.integers(-1, 1023), key=st.binary(), row=st.binary(),
 )  # fmt: skip
 EVENTS = ROWS.map(lambda row: row | {"op": ord("C")})
-HELD = SegmentRange("n1", "op", Lsn(100), Lsn(200))
-
-
-def memory() -> ObjectStore:
-    return InMemoryStore(f"memory://segments-{next(NAMES)}")
-
-
-def table(rows: list[dict[str, object]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA)
-
-
-def event(lsn: int, op: str = "C") -> dict[str, object]:
-    return {
-        "lsn": lsn, "end_lsn": lsn, "seq": 0, "xid": 1, "global_id": None, "op": ord(op), "group": 0,
-        "partition": -1, "key": b"", "row": b"x" * 100,
-    }  # fmt: skip
 
 
 @given(RANGES)
@@ -137,15 +120,26 @@ class CountingStore(InMemoryStore):
         return body
 
 
-def test_reading_the_events_of_a_large_segment_reads_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_reading_the_events_of_a_large_segment_reads_few_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_encrypted: bool,
+) -> None:
     monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 1000)
     # Keys that do not compress; Arrow reads the last 64 KiB for the footer.
     rows = [event(number, "U") | {"key": sha256(b"%d" % number).digest()} for number in range(20_000)]
-    store = CountingStore("memory://counting")
+    raw = CountingStore("memory://counting")
+    store = DataKey(bytes(range(32))).over(raw) if is_encrypted else raw
     segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)]))).segment
     CountingStore.read_bytes = 0
     assert read_events(store, segment)["lsn"].to_pylist() == [5]
-    assert CountingStore.read_bytes < segment.size / 4
+    assert CountingStore.read_bytes < segment.size / 3
+    tail = raw.read(segment.key)[-CountingStore.read_bytes :]
+    damaged = DataKey(bytes(range(32))).over(InMemoryStore("memory://damaged")) if is_encrypted else memory()
+    stored_form(damaged).raw.create(segment.key, bytes(raw.size(segment.key) - len(tail)) + tail)
+    assert read_events(damaged, segment)["lsn"].to_pylist() == [5]
+    assert read_metadata(store, segment.key, 1).segment == segment
 
 
 def test_a_segment_number_can_be_used_only_once() -> None:
@@ -190,51 +184,6 @@ def test_a_hole_is_found(segments: list[Segment]) -> None:
         check_contiguous("n1", Lsn(100), segments)
 
 
-def small_segment(store: ObjectStore) -> tuple[Segment, bytes]:
-    """A segment of a change and an event, and its bytes."""
-    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)]))).segment
-    return segment, store.read(segment.key)
-
-
-def test_an_object_that_is_not_a_segment_is_named() -> None:
-    _, body = small_segment(memory())
-    foreign = pa.BufferOutputStream()
-    pq.write_table(pa.table({"a": [1]}), foreign)
-    damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], body + b"x", foreign.getvalue().to_pybytes()]
-    damaged.append(body.replace(b"cutline/segment/3", b"cutline/segment/9"))
-    for bad in damaged:
-        store = memory()
-        store.create(segment_key("wal", 1), bad)
-        with pytest.raises(ArchiveError, match=segment_key("wal", 1)) as error:
-            read_metadata(store, segment_key("wal", 1), 1)
-        assert "newer version" in error.value.hint
-
-
-def test_no_byte_of_a_segment_that_no_commit_lists_can_change_unnoticed() -> None:
-    segment, body = small_segment(memory())
-    for place in range(len(body)):
-        store = memory()
-        store.create(segment.key, body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
-        with pytest.raises(ArchiveError, match=segment.key):
-            read_metadata(store, segment.key, 1)
-
-
-def test_a_segment_under_another_key_is_refused() -> None:
-    _, body = small_segment(memory())
-    for key in (segment_key("wal", 2), segment_key("another", 1)):
-        store = memory()
-        store.create(key, body)
-        with pytest.raises(ArchiveError, match=key):
-            read_metadata(store, key, 1)
-
-
-def test_rows_that_look_like_a_seal_are_not_taken_for_it() -> None:
-    rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
-    store = memory()
-    created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])))
-    assert read_metadata(store, created.segment.key, 1) == created
-
-
 def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
     definitions = (
         Definition(16_400, KEYED, copied_from=Lsn(1 << 40)),
@@ -251,56 +200,6 @@ def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
     assert [one.segment.number for one in list_unlisted(store, "wal", 1)] == [2]
     # Commits record this themselves.
     assert not {"definitions", "first_changes"} & fields_of(found[0].segment).keys()
-
-
-def store_with(segment: Segment, body: bytes) -> ObjectStore:
-    store = memory()
-    store.create(segment.key, body)
-    return store
-
-
-@pytest.mark.parametrize("whole_max", [0, 1 << 30])
-def test_no_byte_that_events_are_read_from_can_change_unnoticed(
-    monkeypatch: pytest.MonkeyPatch, whole_max: int
-) -> None:
-    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
-    segment, body = small_segment(memory())
-    assert segment.events_at
-    for place in range(0 if whole_max else segment.events_at, len(body)):
-        flipped = body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :]
-        with pytest.raises(ObjectDamagedError, match=segment.key) as error:
-            read_events(store_with(segment, flipped), segment)
-        assert (error.value.kind, error.value.node) == ("digest", "n1")
-    for cut in (b"", body[:-1], body[: len(body) // 2], body + b"x", body * 2):
-        with pytest.raises(ObjectDamagedError) as error:
-            read_events(store_with(segment, cut), segment)
-        assert error.value.kind == "size"
-    with pytest.raises(ObjectDamagedError) as error:
-        read_events(memory(), segment)
-    assert error.value.kind == "missing"
-
-
-@pytest.mark.parametrize("whole_max", [0, 1 << 30])
-def test_wrong_counts_in_a_commit_are_found(monkeypatch: pytest.MonkeyPatch, whole_max: int) -> None:
-    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", whole_max)
-    store = memory()
-    segment, _ = small_segment(store)
-    for wrong in ({"events": 2}, {"changes": 0}, {"changes": 2}):
-        with pytest.raises(ObjectDamagedError) as error:
-            read_events(store, replace(segment, **wrong))
-        assert error.value.kind in ("rows", "unreadable")
-
-
-def test_a_segment_of_an_early_commit_without_events_digest_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_WHOLE_BYTES_MAX", 0)
-    store = memory()
-    segment, body = small_segment(store)
-    entry = {name: value for name, value in fields_of(segment).items() if not name.startswith("events_")}
-    older = from_builtins(entry, Segment)
-    assert older == replace(segment, events_at=None, events_digest="")
-    assert read_events(store, older)["lsn"].to_pylist() == [2]
-    with pytest.raises(ObjectDamagedError, match="its bytes are not those"):
-        read_events(store_with(segment, b"X" + body[1:]), older)
 
 
 def test_the_archive_of_a_node_has_its_own_folder_in_every_chain() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restore.statements import STATEMENTS_MAX, TEXT_MAX, batches, statement_ends, statements_of
+from restore.ddl.statements import STATEMENTS_MAX, TEXT_MAX, batches, statement_ends, statements_of
 
 # Statements as pg_dump writes them, with semicolons that do not end them.
 WHOLE = [

@@ -34,7 +34,8 @@ def test_an_overridden_method_still_takes_the_same_parameters(kind: type, name: 
 
 
 @pytest.mark.parametrize(("kind", "name"), [
-    (AIOHTTPSession, "_timeout"), (aiohttp.ClientSession, "_retry_connection"), (RequestSigner, "_credentials"),
+    (AIOHTTPSession, "_timeout"), (AIOHTTPSession, "_verify"),
+    (aiohttp.ClientSession, "_retry_connection"), (RequestSigner, "_credentials"),
     (S3FileSystem, "_s3"),
 ])  # fmt: skip
 def test_an_attribute_still_has_its_name(kind: type, name: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.encryption.fleet_encryption import DataKey
 from storage.local import LocalStore
 from storage.memory import InMemoryStore
 from storage.store import ObjectStore
@@ -20,3 +21,15 @@ class TestInMemoryStore(ObjectStoreContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return InMemoryStore("memory://test")
+
+
+class TestEncryptedFolder(ObjectStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return DataKey(bytes(range(32))).over(LocalStore(tmp_path / "encrypted"))
+
+
+class TestEncryptedMemory(ObjectStoreContract):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return DataKey(bytes(range(32))).over(InMemoryStore("memory://encrypted"))

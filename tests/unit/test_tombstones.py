@@ -13,8 +13,7 @@ from fleet.progress import Silent
 from snapshots.listing.name_templates import used_names
 from snapshots.operations.committing import put_commit
 from snapshots.operations.leases import SnapshotInUseError
-from snapshots.operations.operation import begin, new_operation, read_open_intents, record_outcome
-from snapshots.operations.slot_guard import _find_kept_chain
+from snapshots.operations.operation import begin, new_operation, read_open_intents
 from snapshots.records.commits import (
     SnapshotMissingError,
     check_not_pruned,
@@ -24,25 +23,18 @@ from snapshots.records.commits import (
 )
 from snapshots.records.documents import ManifestError
 from snapshots.records.lost_chains import lost_key
-from snapshots.records.operation_records import operation_key
 from snapshots.records.tombstones import (
-    DELETED,
-    Mark,
     RestorePoint,
     SnapshotDeletedError,
     only_full_key,
-    put_mark,
     tombstone_key,
 )
-from snapshots.removal.deletion import (
-    is_finished,
-    list_unfinished_deletions,
-)
+from snapshots.removal.deletion_plan import is_finished, list_unfinished_deletions
 from snapshots.removal.gc import find_garbage
 from storage.memory import InMemoryStore
-from storage.store import ObjectStore
+from storage.store import ObjectExistsError, ObjectStore
 from tests.unit.made_chains import InMemoryNodes, nodes_of
-from tests.unit.made_commits import commit, memory, unused_url
+from tests.unit.made_commits import commit, memory, named, unused_url
 from tests.unit.made_deletions import (
     OLD,
     delete,
@@ -50,15 +42,12 @@ from tests.unit.made_deletions import (
     read_objects,
     store_two_chains,
 )
-from wal.slots.retained import Retained, RetainedAnswers
-from wal.slots.slots import chain_of_slot, slot_name
 
 
 @pytest.mark.parametrize("body", [b"", b"not what was written"])
 def test_what_is_no_tombstone_deletes_nothing_until_somebody_forces_it(body: bytes) -> None:
     store = memory()
     nodes = store_two_chains(store)
-    begin(store, structs.replace(new_operation("create", "old", 0, ("a", "b")), operation="op-old-0"))
     store.create(tombstone_key("old"), body)
     before = read_objects(store, "old"), set(nodes.slots)
     assert snapshot_names(store) == ["new", "old"]
@@ -69,14 +58,32 @@ def test_what_is_no_tombstone_deletes_nothing_until_somebody_forces_it(body: byt
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     assert (read_objects(store, "old"), nodes.slots) == before
     with pytest.raises(ManifestError):
-        put_commit(store, structs.replace(commit(0), snapshot="old"))
+        put_commit(store, named(commit(0), "old"))
     removed = delete(store, nodes, force=True).removed
     assert removed is not None
     assert removed.is_done
     assert store.list("snapshots/old") == []
     assert nodes.slots == nodes_of("op-new-0").slots
     with pytest.raises(ManifestError):
-        put_commit(store, structs.replace(commit(0), snapshot="old"))
+        put_commit(store, named(commit(0), "old"))
+
+
+@pytest.mark.parametrize("key", [tombstone_key("old"), only_full_key("old")])
+def test_what_takes_the_place_of_a_mark_after_the_plan_ends_the_removal(key: str) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Meeting(InMemoryStore):
+        def create(self, created: str, body: bytes) -> None:
+            InMemoryStore.create(self, created, b"planted" if created == key else body)
+            if created == key:
+                raise ObjectExistsError(url=self.url, key=key)
+
+    store = Meeting(unused_url())
+    nodes = store_two_chains(store)
+    before = read_objects(store, "old"), set(nodes.slots)
+    with pytest.raises(ManifestError, match="is damaged"):
+        _ = delete(store, nodes) if key == tombstone_key("old") else prune(store, nodes, keep_increments=1)
+    store.delete(key)
+    assert (read_objects(store, "old"), nodes.slots) == before
 
 
 def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
@@ -103,40 +110,12 @@ def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:
     assert (read_objects(store, "old"), nodes.slots) == before
 
 
-@pytest.mark.parametrize(
-    ("chain", "slot"),
-    [
-        ("op-old-0", "debezium_orders"),
-        ("", "debezium_orders"),
-        ("op-new-0", "cutline_op_new_0"),
-        ("OP-NEW-0", "cutline_op_new_0"),
-        ("", "cutline_op_new_0"),
-    ],
-    ids=["of an application", "without a chain", "of another snapshot", "by another id", "of another, without a chain"],
-)
-def test_a_tombstone_drops_no_slot_of_anybody_else(chain: str, slot: str) -> None:
-    store = memory()
-    nodes = store_two_chains(store)
-    begin(store, structs.replace(new_operation("create", "new", 0, ("a", "b")), operation="op-new-0"))
-    planted = Mark(
-        DELETED, "old", "op-planted", "2026-11-21T10:00:00+00:00", "cutline delete old ops@db7:1", chain,
-        (slot,), ("a", "b"), (), 0, 0,
-    )  # fmt: skip
-    put_mark(store, planted)
-    before = set(nodes.slots)
-    removed = delete(store, nodes).removed
-    assert nodes.slots == before
-    assert removed is not None
-    assert removed.slots_unknown == [f"{slot}, which no create of this snapshot made"]
-    assert removed.is_done
-
-
 def test_a_deleted_name_is_never_used_again() -> None:
     store = memory()
     delete(store, store_two_chains(store))
     assert "old" in used_names(store)
     with pytest.raises(SnapshotDeletedError):
-        put_commit(store, structs.replace(commit(0), snapshot="old"))
+        put_commit(store, named(commit(0), "old"))
     # A put that was under way arrives: it is garbage, and a repeated deletion removes it.
     store.create(commit_key("old", 0), b"late")
     assert snapshot_names(store) == ["new"]
@@ -229,39 +208,3 @@ def test_a_pruned_chain_can_be_deleted() -> None:
     assert removed is not None
     assert removed.mark.points == (RestorePoint(0, OLD[0]),)
     assert store.list("snapshots/old") == []
-
-
-def test_publications_stay_while_an_unlisted_chain_of_the_store_has_slots() -> None:
-    store = memory()
-    chain = new_operation("create", "old", 0, ("a", "b"))
-    begin(store, chain)
-    nodes = store_two_chains(store)
-    delete(store, nodes)
-    nodes.slots |= {(slot_name(chain.id), "a")}
-    removed = delete(store, nodes, "new", force=True).removed
-    assert removed is not None
-    assert (removed.publications, nodes.publications) == ([], {"a"})
-    # Slots of another store's chains do not keep our publications.
-    nodes.slots = {(slot_name(new_operation("create", "other", 0, ()).id), "a")}
-    assert nodes.drop_publications(lambda slot: store.exists(operation_key(chain_of_slot(slot), "intent")))[0] == ["a"]
-
-
-def test_slots_of_deleted_and_pruned_chains_are_recognised() -> None:
-    store = memory()
-    nodes = store_two_chains(store)
-    for name in ("old", "new"):
-        begin(store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"))
-        record_outcome(
-            store, structs.replace(new_operation("create", name, 0, ("a", "b")), operation=f"op-{name}-0"), "done"
-        )
-
-    def removal_text_of(name: str) -> str:
-        slot = slot_name(f"op-{name}-0")
-        answers = RetainedAnswers((Retained("b", slot, 1, 100),), {})
-        return _find_kept_chain(store, slot, answers, f"op-{name}-0").removal_text
-
-    assert (removal_text_of("old"), removal_text_of("new")) == ("", "")
-    prune(store, nodes, keep_increments=1)
-    assert removal_text_of("old") == "the increments of snapshot old are pruned"
-    delete(store, nodes)
-    assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old is deleted", "")

@@ -12,7 +12,7 @@ from fleet.tables.groups import Column, Group
 from snapshots.operations.committing import put_commit
 from snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
 from snapshots.records.commits import commit_key, read_chain, read_commit
-from snapshots.records.documents import ManifestError
+from snapshots.records.documents import ManifestError, seal
 from storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, full_commit, memory
 
@@ -44,7 +44,8 @@ def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
     for number, changes in enumerate(found, start=1):
         before = read_commit(store, "daily", number - 1)
         previous = Previous(before.operation, before.digest)
-        put_commit(store, replace(commit(number), definition_changes=changes, previous=previous))
+        made = replace(commit(number), definition_changes=changes, previous=previous)
+        store.create(commit_key("daily", number), seal(made))
     return store
 
 
@@ -64,6 +65,6 @@ def test_numbers_without_a_definition_are_refused(what: str, wrong: dict[str, An
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 1)}.*{what}"):
         read_chain(increment, "daily")
     full = memory()
-    put_commit(full, full_with(damaged))
+    full.create(commit_key("daily", 0), seal(full_with(damaged)))
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 0)}.*{what}"):
         read_chain(full, "daily")

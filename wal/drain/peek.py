@@ -10,6 +10,7 @@ import adbc_driver_postgresql
 import pyarrow as pa
 
 from fleet.config import Node
+from fleet.libpq_environment import missing_files
 from fleet.lsn import Lsn
 from fleet.nodes.connections import conninfo
 from fleet.nodes.encodings import RAW
@@ -75,7 +76,8 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None) -> Sn
         return slot_in_use(node, slot)
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
-        f"node {node.id}: the server ended the read of slot {slot}: {lines[0] if lines else 'no reason given'}",
+        f"node {node.id}: the server ended the read of slot {slot}: {lines[0] if lines else 'no reason given'}"
+        f"{missing_files(node.dsn)}",
         hint="see the server's log, then repeat the command: it continues where the archive ends",
         details={"node": node.id, "slot": slot},
     )

@@ -6,6 +6,7 @@ from fleet.hints import NEW_CHAIN
 from storage.digest import digest
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from storage.stored_form import UndecryptableError, stored_form
 
 
 class ObjectDamagedError(RefusedError):
@@ -21,27 +22,31 @@ class ObjectDamagedError(RefusedError):
 
 
 def read_listed(store: ObjectStore, node: str, key: str, listed: tuple[int, str], start: int = 0) -> bytes:
-    """Read an object from `start` on, and verify that the bytes are those that were committed.
+    """Read an object from `start` on, and verify that the stored bytes are those that were committed.
 
-    `listed` is the size of the whole object and the digest of the part that is read. Never reads more than that size,
-    whatever the object is now. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are cut
-    short.
+    `listed` is the size of the whole object and the digest of the stored part that is read. Never reads more than that
+    size, whatever the object is now. Raises ObjectDamagedError, and StoreUnreachableError if the store's answers are
+    cut short.
     """
-    size, expected = listed
+    form, (written_size, expected) = stored_form(store), listed
+    raw, size, offset = form.raw, form.stored_size(written_size), form.stored_offset(start)
     try:
-        body = store.read_range(key, start, size - start + 1)
-        if len(body) != size - start:
+        stored = raw.read_range(key, offset, size - offset + 1)
+        if len(stored) != size - offset:
             # One truncated answer proves nothing about the object: read again.
-            body = store.read_range(key, start, size - start + 1)
-        size_found = size if len(body) == size - start else store.size(key)
+            stored = raw.read_range(key, offset, size - offset + 1)
+        size_found = size if len(stored) == size - offset else raw.size(key)
     except ObjectMissingError:
         raise ObjectDamagedError(key=key, kind="missing", node=node, detail="it is not in the store") from None
     if size_found != size:
         detail = f"it has {size_found} bytes instead of {size}"
         raise ObjectDamagedError(key=key, kind="size", node=node, detail=detail)
-    if len(body) != size - start:
-        raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(body)} bytes")
-    if digest(body) != expected:
+    if len(stored) != size - offset:
+        raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(stored)} bytes")
+    if digest(stored) != expected:
         detail = "its bytes are not those that were committed"
         raise ObjectDamagedError(key=key, kind="digest", node=node, detail=detail)
-    return body
+    try:
+        return form.decode(key, stored, start)
+    except UndecryptableError as error:
+        raise ObjectDamagedError(key=key, kind="unreadable", node=node, detail=error.message) from None

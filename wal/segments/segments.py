@@ -31,18 +31,22 @@ from fleet.lsn import Lsn
 from fleet.record import Count, Record, fields_of, from_json
 from storage.digest import digest
 from storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
+from storage.stored_form import StoredForm, UndecryptableError, stored_form
 from storage.storing import create_or_find
-from storage.tail_file import TailFile
 from wal.segments.archive import ArchivedSegment, ArchiveError, OpenTransaction, Segment, SegmentRange, segment_key
 from wal.segments.damage import ObjectDamagedError, read_listed
 from wal.segments.definitions import Definition
 from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.tail_file import TailFile
 
 METADATA_KEY = b"cutline"
 FORMAT = "cutline/segment/3"
 NO_SEAL = "0" * 64
 # A reader of changes holds one row group at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
+# No segment is larger: it ends after 64 MiB of changes, and its last message, at most 1 GiB from the server, at most
+# doubles in size when text is escaped.
+SEGMENT_BYTES_MAX = 4 << 30
 # A segment up to this size is read in one request even if only its events are needed.
 READ_WHOLE_BYTES_MAX = 4 << 20
 
@@ -94,8 +98,10 @@ def create_segment(
         truncates=_count(changes, "T"),
     )
     body = segment_bytes(metadata, changes, events)
-    create_or_find(store, key, body)
-    return _read_archived(metadata, number, body)
+    form = stored_form(store)
+    stored = form.encode(key, body)
+    create_or_find(form.raw, key, stored)
+    return _read_archived(metadata, number, body, stored, form)
 
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:
@@ -140,16 +146,28 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
 def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
     """Read a stored segment that no commit lists yet; raise ArchiveError unless it is intact and belongs there.
 
-    Raises ObjectMissingError.
+    Never reads more than a segment of SEGMENT_BYTES_MAX. Raises ObjectMissingError.
     """
-    body = store.read(key)
+    form = stored_form(store)
+    size = form.raw.size(key)
+    if size > form.stored_size(SEGMENT_BYTES_MAX):
+        raise ArchiveError(
+            f"object {key} is larger than any segment: it has {size} bytes",
+            hint=f"Cutline did not write it: put it back from a copy of the store, or {NEW_CHAIN}",
+            details={"object": key},
+        )
+    stored = form.raw.read_range(key, 0, max(size, 1))
     try:
+        body = form.decode(key, stored)
         metadata = from_json(pq.read_metadata(pa.BufferReader(body)).metadata[METADATA_KEY], SegmentMetadata)
         _check_seal(key, metadata, body)
-        return _read_archived(metadata, number, body)
-    except (pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError) as error:
-        if len(body) != store.size(key):
-            raise StoreUnreachableError(url=store.url, reason=f"reading {key} ended after {len(body)} bytes") from error
+        return _read_archived(metadata, number, body, stored, form)
+    except (
+        UndecryptableError, pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError
+    ) as error:  # fmt: skip
+        if len(stored) != size:
+            reason = f"reading {key} ended after {len(stored)} bytes"
+            raise StoreUnreachableError(url=store.url, reason=reason) from error
         raise ArchiveError(
             f"object {key} is damaged, or is not a segment of this version",
             hint="if a newer version of Cutline wrote it, use that; else put it back from a copy of the store, or"
@@ -183,7 +201,9 @@ def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
         raise ValueError(f"its seal {metadata.seal} does not match")
 
 
-def _read_archived(metadata: SegmentMetadata, number: int, body: bytes) -> ArchivedSegment:
+def _read_archived(
+    metadata: SegmentMetadata, number: int, body: bytes, stored: bytes, form: StoredForm
+) -> ArchivedSegment:
     file = pq.read_metadata(pa.BufferReader(body))
     groups = _event_row_groups(file, metadata.changes)
     # Without events only the footer is needed. Its length and 4 bytes of magic follow it.
@@ -196,9 +216,9 @@ def _read_archived(metadata: SegmentMetadata, number: int, body: bytes) -> Archi
         key=metadata.key,
         number=number,
         size=len(body),
-        digest=digest(body),
+        digest=digest(stored),
         events_at=events_at,
-        events_digest=hashlib.sha256(memoryview(body)[events_at:]).hexdigest(),
+        events_digest=hashlib.sha256(memoryview(stored)[form.stored_offset(events_at) :]).hexdigest(),
         changes=metadata.changes,
         events=metadata.events,
         partials=metadata.partials,

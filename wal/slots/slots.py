@@ -21,7 +21,8 @@ from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
 from fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
-from fleet.nodes.preconditions import lacks_standby_snapshots, unfit_error
+from fleet.nodes.privileges import lacks_function, read_role
+from fleet.nodes.problems import unfit_error
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress, Silent
 from storage.errors import RefusedError, SnapshotError
@@ -195,7 +196,8 @@ class _SlotWait:
             try:
                 primary.execute("SELECT pg_log_standby_snapshot()")
             except psycopg.errors.InsufficientPrivilege:
-                self._problem = unfit_error([lacks_standby_snapshots(self._primary.id, primary.info.user)])
+                role = read_role(self._primary, primary)
+                self._problem = unfit_error([lacks_function(self._primary.id, role, "pg_log_standby_snapshot()")])
                 return
         transactions = open_transactions(self._primary.id, primary)
         self.awaited = [one for one in transactions if one.xid in self._round]

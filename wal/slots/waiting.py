@@ -141,7 +141,7 @@ def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | No
     remedies = [one.remedy() for one in awaited[:NAMED_MAX]]
     return SlotWaitError(
         f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",
-        hint="\n".join(["wait until these transactions end, or wait longer: --wait SECONDS; or end them:", *remedies])
+        hint=["wait until these transactions end, or wait longer: --wait SECONDS; or end them:", *remedies]
         if remedies
         else "see the server's log, or wait longer: --wait SECONDS",
         details={**({"node": node} if node else {}), "transactions": [one.details() for one in awaited]},

@@ -61,7 +61,7 @@ class StoredChain:
         base = next(o.key for o in self.chain.full.objects if o.kind == "base" and o.node == "s2")
         return {
             "base": base,
-            "DDL": next(o.key for o in self.chain.full.objects if o.kind == "post-data"),
+            "DDL": next(o.key for o in self.chain.full.objects if o.kind == "archive" and o.node == "s1"),
             "segment of a primary": self.chain.increments[0].segments["s2"][0].key,
             "segment of a standby": self.chain.full.segments["s1-b1"][0].key,
             "full commit": commit_key(NAME, 0),
@@ -73,8 +73,8 @@ class StoredChain:
         full, increment = self.chain.full, self.chain.increments[0]
         return {
             "base": next(one.key for one in self.chain.full.objects if one.kind == "base" and one.node == "s2"),
-            "pre-data": next(one.key for one in self.chain.full.objects if one.kind == "pre-data"),
-            "post-data": next(one.key for one in self.chain.full.objects if one.kind == "post-data"),
+            "DDL": next(one.key for one in full.objects if one.kind == "archive" and one.node == "s1"),
+            "other DDL": next(one.key for one in full.objects if one.kind == "archive" and one.node == "s2"),
             "segment": full.segments["s1-b1"][0].key,
             "segment of an increment": increment.segments["s1"][0].key,
         }

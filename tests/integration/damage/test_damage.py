@@ -110,8 +110,8 @@ def test_every_damaged_object_is_named_with_what_is_wrong(stored: StoredChain) -
         expected[key] = kind
 
     damage(keys["base"], "size", truncate)
-    damage(keys["pre-data"], "size", extend)
-    damage(keys["post-data"], "digest", flip_byte)
+    damage(keys["DDL"], "size", extend)
+    damage(keys["other DDL"], "digest", flip_byte)
     damage(keys["segment"], "missing", remove)
     # Another segment of the same node, and another node's segment of the same cut: valid except for their digests.
     damage(keys["segment of an increment"], "size", lambda path: path.write_bytes(bodies[others[0]]))
@@ -193,7 +193,7 @@ def test_a_commit_with_a_wrong_cut_is_found(stored: StoredChain) -> None:
     change_commit(stored.store, NAME, 1, leave_out)
     conflicts = stored.conflicts()
     assert {(one.kind, one.node) for one in conflicts} == {
-        ("transaction", "s1"), *(("marker", node) for node in ("s1", "s2", "s1-b1", "s2-b1")),
+        ("transaction", "s1"), ("cut", "s2"), *(("marker", node) for node in ("s1", "s2", "s1-b1", "s2-b1")),
     }  # fmt: skip
     (half,) = [one for one in conflicts if one.kind == "transaction"]
     assert (half.other_node, half.global_id) == ("s2", torn["global_id"])

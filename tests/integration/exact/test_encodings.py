@@ -22,7 +22,7 @@ from embedded.bank_workload import BankWorkload
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import connect, with_database
-from fleet.nodes.preconditions import NodeUnfitError
+from fleet.nodes.problems import NodeUnfitError
 from fleet.progress import Silent
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from restore.target import TargetUnfitError

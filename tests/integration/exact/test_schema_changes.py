@@ -1,7 +1,8 @@
 """Schema changes of every kind between increments: each increment comes back with the schema and the rows of its cut.
 
 Compared with PostgreSQL's own COPY and pg_dump of the source at moments when nothing ran there. Every case of
-`schema_cases` and `table_cases` is on one shard of the exact chain; test_rows.py compares that shard as a whole.
+`schema_cases`, `table_cases` and `odd_table_cases` is on one shard of the exact chain; test_rows.py compares that
+shard as a whole.
 """
 
 from __future__ import annotations

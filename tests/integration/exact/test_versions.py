@@ -14,7 +14,7 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, Node
-from restore.ddl import SchemaLoadError
+from restore.ddl.ddl import SchemaLoadError
 from restore.target import TargetUnfitError
 from tests.chains.exact_chain import LAST, NAME, OTHER, RESTORED, History, differences
 from tests.chains.exact_databases import OtherVersionDatabase

@@ -14,7 +14,7 @@ import pytest
 from fleet.config import Fleet, Node
 from fleet.nodes.connections import connect
 from fleet.nodes.other_sessions import end_sessions
-from fleet.nodes.preconditions import NodeUnfitError
+from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from fleet.read_only.freezable import check_freezable
@@ -182,11 +182,12 @@ def test_everything_that_keeps_a_role_from_freezing_is_named_before_any_change(f
             execute(node, "ALTER SUBSCRIPTION inbound SET (slot_name = NONE)", "DROP SUBSCRIPTION inbound")
         for problem in (
             "does not own database bank", f"does not own publication cutline_{FLEET_ID}", "may not end other roles",
-            f"process {admin.info.backend_pid} (admin", "role writer has its own default_transaction_read_only = off",
+            f"process {admin.info.backend_pid} (admin", "subscription inbound writes",
+            "may not change role writer, which has its own default_transaction_read_only = off",
             "subscription inbound writes",
         ):  # fmt: skip
             assert problem in caught.value.message
-        assert 'GRANT pg_signal_backend TO "owner";' in caught.value.hint
+        assert 'GRANT "pg_signal_backend" TO "owner";' in caught.value.hint
         assert 'ALTER SUBSCRIPTION "inbound" DISABLE;' in caught.value.hint
     assert read_settings(node) == was
 

@@ -263,9 +263,9 @@ def test_names_and_the_freeze_on_the_command_line(runs: Runs) -> None:
     assert [(one["node"], one["snapshot"]) for one in document["nodes"]] == [
         (node.id, "move-1") for node in runs.fleet.primaries
     ]
-    assert run_here(runs.fleet, "resume") == (
-        0, {"schema": "cutline/resume/1", "asked": [node.id for node in runs.fleet.primaries], "nodes": []}
-    )  # fmt: skip
+    asked = [node.id for node in runs.fleet.primaries]
+    expected = {"schema": "cutline/resume/1", "asked": asked, "nodes": [], "warnings": []}
+    assert run_here(runs.fleet, "resume") == (0, expected)
     assert fleet_settings(runs.fleet) == original
 
 

@@ -1,0 +1,118 @@
+"""Resolve every cut of a chain again, from the archived events, and compare it with its commit.
+
+A position that is changed a little includes or leaves out whole transactions, in every copy alike: comparing the copies
+with each other does not show it. The events of one cut are in the driver's memory at once, as when the cut was made,
+and at most READS_AT_ONCE segments that are being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from check.findings import Findings
+from check.report import Conflict
+from fleet.lsn import Lsn
+from fleet.progress import Progress
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from storage.errors import report_of
+from storage.store import ObjectStore
+from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
+from wal.segments.archive import Segment
+from wal.segments.damage import ObjectDamagedError
+from wal.segments.segment_schema import SEGMENT_SCHEMA
+from wal.segments.segments import read_events
+
+NODE_FIELDS = ("position", "undecided", "rolled_back", "local_transactions")
+# Most segments are small: reading one is mostly waiting for the store.
+READS_AT_ONCE = 8
+TOTALS = ("global_transactions", "included_early", "in_flight")
+
+
+def check_cuts(chain: Chain, store: ObjectStore, findings: Findings, progress: Progress) -> None:
+    """Note a conflict for every cut that is not the one its events give; skipped if a primary's archive is damaged.
+
+    Raises StoreUnreachableError: a store that does not answer says nothing about a cut.
+    """
+    progress.step("resolve cuts again", total=len(chain.commits), unit="cuts")
+    archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
+    for commit in chain.commits:
+        if findings.damaged & set(chain.full.primaries):
+            return
+        try:
+            found = resolve(_read_windows(archives, commit, store))
+        except ObjectDamagedError as error:
+            findings.damage(report_of(error))
+            return
+        except GlobalIdReusedError as error:
+            findings.conflict(Conflict("cut", f"cut {commit.cut.id} can't be resolved again: {error.message}"))
+        else:
+            for node, detail in _differences(commit, found):
+                findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=node))
+        for archive in archives:
+            archive.end_window(commit.cut.of(archive.shard))
+        progress.advance(1)
+
+
+@dataclass(slots=True)
+class _ShardArchive:
+    """Where a shard's next window begins, and the segments of its archive that reach into it."""
+
+    shard: str
+    position: Lsn
+    undecided: tuple[Undecided, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    def extend(self, commit: Commit) -> tuple[Segment, ...]:
+        """Add the commit's segments; return those of the window that ends at its cut."""
+        known = (*self.segments, *commit.segments.get(self.shard, ()))
+        self.segments = tuple(one for one in known if one.through > self.position)
+        return self.segments
+
+    def end_window(self, cut: NodeCut) -> None:
+        """Begin the next window at the cut."""
+        self.position, self.undecided = cut.position, cut.undecided
+
+
+def _read_windows(archives: list[_ShardArchive], commit: Commit, store: ObjectStore) -> dict[str, NodeWindow]:
+    """The events of every shard between the cut before and the commit's own cut; raise ObjectDamagedError."""
+    listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
+    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+        read = threads.map(lambda one: read_events(store, one[1]).cast(SEGMENT_SCHEMA), listed)
+        tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
+        for (shard, _), table in zip(listed, read, strict=True):
+            tables[shard].append(table)
+    windows: dict[str, NodeWindow] = {}
+    for archive in archives:
+        cut, events = commit.cut.of(archive.shard), pa.concat_tables(tables[archive.shard])
+        windows[archive.shard] = NodeWindow(archive.position, cut.start, cut.finish, events, archive.undecided)
+    return windows
+
+
+def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]:
+    for again in found.nodes:
+        stored = commit.cut.of(again.node)
+        for name in NODE_FIELDS:
+            expected, given = _comparable(again, name), _comparable(stored, name)
+            if given != expected:
+                yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
+    for name in TOTALS:
+        if getattr(found, name) != getattr(commit.cut, name):
+            yield (
+                None,
+                f"the commit says {name} {getattr(commit.cut, name)}, the archived events {getattr(found, name)}",
+            )
+
+
+def _comparable(cut: NodeCut, name: str) -> object:
+    value = getattr(cut, name)
+    return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: object) -> str:
+    return f"of {len(value)} transactions" if isinstance(value, frozenset) else str(value)

@@ -1,0 +1,121 @@
+"""`snapshot key`: the encryption keys that open the store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.output.context import command_context
+from cli.output.results import emit
+from fleet.config import Fleet
+from storage.encryption.fleet_encryption import FleetEncryption
+from storage.encryption.key_source import KEY_BYTES, EncryptionKeyError, KeySource, key_text
+from storage.errors import RefusedError, UsageError
+
+SCHEMA = "cutline/key-command/1"
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to make.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY", help="The key's name, as `snapshot key list` shows it.")]
+
+key_app = typer.Typer(
+    help="Make, list, add and remove encryption keys. To rotate: key new, key add, change fleet.toml, key remove."
+)
+
+
+class KeyFileExistsError(RefusedError):
+    """The file for a new key exists already."""
+
+
+@key_app.command()
+def new(context: typer.Context, file: NewFile) -> None:
+    """Write a new random encryption key to FILE, which only its owner can read. Contacts nothing."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        hint = "name another file; if this one is a store's key, keep it"
+        raise KeyFileExistsError(f"file {file} exists already", hint=hint) from None
+    except OSError as error:
+        raise EncryptionKeyError(f"file {file} can't be made: {error.strerror}", hint="name another file") from None
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
+    lines = [
+        f"wrote a new key to {file}",
+        f'for a new store: key_file = "{file.absolute()}" in [encryption] of fleet.toml, then snapshot init',
+        f"for a store that has a key: snapshot key add --key-file {file.absolute()}",
+        "keep a copy elsewhere, not in the store: without the key nothing in the store can be read",
+    ]
+    emit(context, {"schema": SCHEMA, "file": str(file.absolute())}, lines)
+
+
+@key_app.command("list")
+def list_keys(context: typer.Context) -> None:
+    """List the keys that open the store."""
+    fleet, encryption = _encrypted_fleet(context)
+    from storage.encryption.key_documents import find_data_key, stored_keys
+
+    raw, key = fleet.store.open_raw(), encryption.read_key()
+    data_key = find_data_key(raw, key)
+    keys = [
+        {
+            "key": one.document.key if one.document else None,
+            "object": one.place,
+            "created_at": one.document.created_at if one.document else None,
+            "configured": bool(one.document and key.unwrap(one.document)),
+            "genuine": bool(one.document and one.document.is_genuine(data_key)),
+        }
+        for one in stored_keys(raw)
+    ]
+    lines = [
+        f"{one['key']}  {one['created_at']}" + (f"  the key of {fleet.path}" if one["configured"] else "")
+        if one["genuine"]
+        else f"warning: {one['object']} is not genuine: nobody who had a key of this store made it; remove it"
+        for one in keys
+    ]
+    emit(context, {"schema": SCHEMA, "keys": keys}, lines)
+
+
+@key_app.command()
+def add(
+    context: typer.Context,
+    *,
+    key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The new key's file.")] = None,
+    key_variable: Annotated[str | None, typer.Option(metavar="NAME", help="The new key's variable.")] = None,
+    key_command: Annotated[str | None, typer.Option(metavar="TEXT", help="The command, quoted as for a shell.")] = None,
+) -> None:
+    """Let a further key open the store; no object is rewritten. Safe to repeat."""
+    if sum(one is not None for one in (key_file, key_variable, key_command)) != 1:
+        raise UsageError("name the new key by one of --key-file, --key-variable and --key-command")
+    fleet, encryption = _encrypted_fleet(context)
+    from storage.encryption.key_documents import add_key
+
+    source = KeySource(key_file, key_variable, tuple(shlex.split(key_command)) if key_command else None)
+    ours, added = encryption.read_key(), FleetEncryption(source, fleet.name).read_key()
+    document = add_key(fleet.store.open_raw(), ours, added)
+    lines = [f"key {document.key} of {source} opens the store"]
+    if document.key != ours.id:
+        lines.append(f"to rotate: name it in [encryption] of every fleet.toml, then: snapshot key remove {ours.id}")
+    emit(context, {"schema": SCHEMA, "key": document.key}, lines)
+
+
+@key_app.command()
+def remove(context: typer.Context, key: KeyId) -> None:
+    """Let a key no longer open the store. The key that fleet.toml names can't be removed."""
+    fleet, encryption = _encrypted_fleet(context)
+    from storage.encryption.key_documents import remove_key
+
+    places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
+    document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}
+    emit(context, document, [f"key {key} no longer opens the store; a copy of {', '.join(places)} still would"])
+
+
+def _encrypted_fleet(context: typer.Context) -> tuple[Fleet, FleetEncryption]:
+    fleet = command_context(context).load_fleet()
+    if fleet.encryption is None:
+        raise EncryptionKeyError(
+            f"{fleet.path} has no [encryption]", hint="name the fleet's encryption key there: docs/encryption.md"
+        )
+    return fleet, fleet.encryption

@@ -1,0 +1,84 @@
+"""What libpq takes from the environment, written into a dsn: executors on other machines don't have this environment.
+
+Without that, an executor whose environment lacks PGSSLMODE or PGHOST would connect without TLS or elsewhere, unnoticed.
+Source: PostgreSQL manual, "Environment Variables" and "SSL Support" of libpq.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+# Where to, as whom, and how protected. The rest is set by fleet.nodes.connections.
+TRANSFERRED = frozenset({
+    "host", "hostaddr", "port", "dbname", "user", "password", "passfile", "require_auth", "channel_binding",
+    "sslmode", "sslnegotiation", "sslcert", "sslkey", "sslcertmode", "sslrootcert", "sslcrl", "sslcrldir", "sslsni",
+    "ssl_min_protocol_version", "ssl_max_protocol_version", "requirepeer", "gssencmode", "krbsrvname", "gsslib",
+    "target_session_attrs", "load_balance_hosts",
+})  # fmt: skip
+FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
+DEFAULT_AUTHORITIES = ".postgresql/root.crt"
+
+
+def with_environment(dsn: str) -> str:
+    """`dsn` with the parameters that libpq takes from this process's environment, and from the service it names.
+
+    With sslmode=require libpq verifies the server's certificate if it finds a file with authorities: then the mode
+    becomes verify-ca, which says so, and which fails where the file is missing.
+    """
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    found = given | {name: value for name, value in _defaults(given).items() if name not in given}
+    if found.get("sslmode") == "require" and os.access(_authorities(found), os.F_OK):
+        found["sslmode"] = "verify-ca"
+    return dsn if found == given else make_conninfo("", **found)
+
+
+def missing_files(dsn: str) -> str:
+    """The files that `dsn` names and this machine lacks, as the end of a message; empty if there are none."""
+    given = conninfo_to_dict(dsn)
+    named = [(name, str(given[name])) for name in FILES if given.get(name)]
+    lacking = [f"{name} {path}" for name, path in named if path != "system" and not os.access(path, os.R_OK)]
+    return f" ({socket.gethostname()} can't read {', '.join(lacking)})" if lacking else ""
+
+
+def _defaults(given: Mapping[str, str]) -> dict[str, str]:
+    """What libpq adds to `given`: from the service, if one is named, then from the environment."""
+    service = given.get("service") or os.environ.get("PGSERVICE")
+    with _service(service):
+        options = psycopg.pq.Conninfo.get_defaults()
+    found: dict[str, str] = {}
+    for option in options:
+        name = option.keyword.decode()
+        is_set = option.envvar is not None and bool(os.environ.get(option.envvar.decode()))
+        is_changed = service is not None and option.val != option.compiled
+        # Without a name libpq takes that of the operating system's user, which is another one on other machines.
+        if name in TRANSFERRED and option.val and (is_set or is_changed or name == "user"):
+            found[name] = os.fsdecode(option.val)
+    return found
+
+
+@contextmanager
+def _service(name: str | None) -> Iterator[None]:
+    before = os.environ.get("PGSERVICE")
+    if name is None or name == before:
+        yield
+        return
+    os.environ["PGSERVICE"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PGSERVICE"]
+        else:
+            os.environ["PGSERVICE"] = before
+
+
+def _authorities(found: Mapping[str, str]) -> Path:
+    named = found.get("sslrootcert")
+    return Path(named) if named else Path(os.environ.get("HOME", "/nonexistent")) / DEFAULT_AUTHORITIES

@@ -1,0 +1,162 @@
+"""The privileges that our role needs in a database, by what it holds, and the statements that grant them.
+
+docs/roles.md lists them; that the two agree is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from fleet.config import GroupRules, Node
+from fleet.nodes.privileges import LARGE_OBJECT_FUNCTIONS, Role, find_function_problems, quote, read_role
+from fleet.nodes.problems import NodeProblem, Purpose
+from fleet.nodes.sessions import Sessions
+from fleet.tables.groups import ORDINARY_TABLE
+from fleet.tables.names import TABLE_NAME, is_included
+from fleet.tables.publications import publication_names
+
+# What Cutline or pg_dump reads, be it by COPY or by the lock that pg_dump takes on every table, excluded ones too.
+UNREADABLE_QUERY = f"""
+SELECT {TABLE_NAME} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'S') AND c.relpersistence <> 't'
+   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND NOT coalesce(has_schema_privilege(n.oid, 'USAGE')
+                    AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'SELECT')
+                                       ELSE has_table_privilege(c.oid, 'SELECT') END, true)
+ ORDER BY 1
+"""
+# Whether policies limit the table for our role, whether that has its owner's privileges, whether Cutline publishes it.
+TABLES_QUERY = f"""
+SELECT {TABLE_NAME}, row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), o.rolname, o.rolsuper,
+       EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                WHERE r.prrelid = c.oid AND p.pubname = ANY (%s))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+ WHERE {ORDINARY_TABLE}
+ ORDER BY 1
+"""
+PUBLICATIONS_QUERY = """
+SELECT pubname, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = ANY (%s) ORDER BY 1
+"""
+MAY_CREATE_QUERY = "SELECT has_database_privilege(current_database(), 'CREATE')"
+# A large object without an ACL can be read by its owner only (PostgreSQL manual, "Large Objects").
+LARGE_OBJECTS_QUERY = """
+SELECT m.oid::bigint, o.rolname, o.rolsuper
+  FROM pg_largeobject_metadata m JOIN pg_roles o ON o.oid = m.lomowner
+ WHERE NOT current_setting('lo_compat_privileges')::bool
+   AND NOT EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
+                    WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR pg_has_role(a.grantee, 'USAGE')))
+ ORDER BY 1
+"""
+NAMED_MAX, OIDS_AT_ONCE = 5, 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Tables, by name, of one owner."""
+
+    owner: str
+    is_super: bool
+    names: tuple[str, ...]
+
+
+def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | None) -> list[NodeProblem]:
+    """The privileges that our role lacks in the nodes' databases, to read them and to publish the rules' tables.
+
+    `fleet_id` is None if there are no publications yet.
+    """
+    problems: list[NodeProblem] = []
+    for node in sessions.nodes:
+        connection = sessions.connections[node.id]
+        role = read_role(node, connection)
+        if not role.is_super:
+            publications = list(publication_names(fleet_id)) if fleet_id else []
+            rows = connection.execute(TABLES_QUERY, (publications,)).fetchall()
+            tables = [row for row in rows if is_included(row[0], rules)]
+            problems += _find_reading(node, role, connection, [row[0] for row in tables if row[1]])
+            if node.backup_of is None:
+                problems += _find_publishing(node, role, connection, publications, tables)
+    return problems
+
+
+def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
+    """The privileges that our role lacks to read the large objects."""
+    role = read_role(node, connection)
+    if role.is_super:
+        return
+    owned: dict[tuple[str, bool], list[int]] = {}
+    for oid, owner, is_super in connection.execute(LARGE_OBJECTS_QUERY):
+        owned.setdefault((owner, is_super), []).append(oid)
+    for (owner, is_super), oids in owned.items():
+        problem = f"role {role.name} may not read large objects {_shorten([str(oid) for oid in oids])}"
+        for statement in _grant_large_objects(oids, role) if is_super else role.grant_membership(owner):
+            yield NodeProblem(node.id, problem, statement, role.place, Purpose.LARGE_OBJECTS)
+    if owned:
+        yield from find_function_problems(node, connection, LARGE_OBJECT_FUNCTIONS, Purpose.LARGE_OBJECTS)
+
+
+def _grant_large_objects(oids: list[int], role: Role) -> Iterator[str]:
+    for start in range(0, len(oids), OIDS_AT_ONCE):
+        listed = ", ".join(map(str, oids[start : start + OIDS_AT_ONCE]))
+        yield f"GRANT SELECT ON LARGE OBJECT {listed} TO {role.quoted};"
+
+
+def _find_reading(
+    node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
+) -> Iterator[NodeProblem]:
+    if unreadable := [name for (name,) in connection.execute(UNREADABLE_QUERY)]:
+        problem = f"role {role.name} may not read {_shorten(unreadable)}"
+        for statement in role.grant_membership("pg_read_all_data"):
+            yield NodeProblem(node.id, problem, statement, role.place)
+    if hidden:
+        problem = f"row-level security hides from role {role.name} rows of {_shorten(hidden)}"
+        yield NodeProblem(node.id, problem, f"ALTER ROLE {role.quoted} BYPASSRLS;", role.place)
+
+
+def _find_publishing(
+    node: Node,
+    role: Role,
+    connection: psycopg.Connection[Any],
+    publications: list[str],
+    tables: Sequence[tuple[Any, ...]],
+) -> Iterator[NodeProblem]:
+    found = dict(connection.execute(PUBLICATIONS_QUERY, (publications,)).fetchall())
+    (may_create,) = connection.execute(MAY_CREATE_QUERY).fetchone() or (False,)
+    if not (may_create or found):
+        statement = f"GRANT CREATE ON DATABASE {quote(role.place.database)} TO {role.quoted};"
+        yield NodeProblem(node.id, f"role {role.name} may not create publications", statement, role.place)
+    purpose = Purpose.NEW_TABLES if all(row[5] for row in tables) else Purpose.EVERYTHING
+    for name, is_owned in found.items():
+        if not is_owned:
+            problem = f"role {role.name} does not own publication {name}"
+            statement = f"ALTER PUBLICATION {quote(name)} OWNER TO {role.quoted};"
+            yield NodeProblem(node.id, problem, statement, role.place, purpose)
+    for is_published in (False, True):
+        for owned in _group_by_owner([row for row in tables if not row[2] and row[5] == is_published]):
+            purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
+            problem = f"role {role.name} may not publish tables of {owned.owner}: {_shorten(owned.names)}"
+            if owned.is_super:
+                action = (
+                    f"membership of {owned.owner} would make {role.name} a superuser: give {_shorten(owned.names)}"
+                    " another owner, or let a superuser run: snapshot init"
+                )
+                yield NodeProblem(node.id, problem, action, purpose=purpose)
+                continue
+            for statement in role.grant_membership(owned.owner):
+                yield NodeProblem(node.id, problem, statement, role.place, purpose)
+
+
+def _group_by_owner(tables: Iterable[tuple[Any, ...]]) -> list[_Owned]:
+    names: dict[tuple[str, bool], list[str]] = {}
+    for name, _, _, owner, is_super, _ in tables:
+        names.setdefault((owner, is_super), []).append(name)
+    return [_Owned(owner, is_super, tuple(some)) for (owner, is_super), some in names.items()]
+
+
+def _shorten(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - NAMED_MAX} more" if len(listed) > NAMED_MAX else ""
+    return ", ".join(listed[:NAMED_MAX]) + more

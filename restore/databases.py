@@ -1,0 +1,203 @@
+"""The databases that a restore creates: under a temporary name, and swapped in at the end.
+
+No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6). If
+one rename fails, the renames on all nodes are undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from fleet.config import Node
+from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
+from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, unreachable_error, with_database
+from fleet.nodes.encodings import readable
+from fleet.nodes.privileges import quote
+from fleet.nodes.sessions import in_parallel
+from restore.report import OwnerChange
+from restore.target import SESSIONS, Target, TargetUnfitError, databases
+from storage.errors import SnapshotError
+
+# A database or template in use, or a privilege that is lacking.
+REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
+DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
+# The owner of a database that was put aside, if the one in its place belongs to another role.
+PREVIOUS_OWNER_QUERY = f"""
+SELECT {readable("pg_get_userbyid(old.datdba)")}, {readable("pg_get_userbyid(new.datdba)")}
+  FROM pg_database old, pg_database new
+ WHERE old.datname = %s AND new.datname = %s AND old.datdba <> new.datdba
+"""
+SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cutline\\_%%' AND datoid = %s"
+
+
+def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
+    """Drop what restores that died left of this database, then create the empty database to load into."""
+    prefix = target.loading[: -len(target.loading.rsplit("_", 1)[-1])]
+    for name in databases(connection):
+        if name.startswith(prefix):
+            with _refusing(target.node, f"database {name}, which an earlier restore left, can't be dropped"):
+                _drop(connection, name)
+    statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
+        sql.Identifier(target.loading),
+        sql.Literal(source.encoding),
+        sql.Literal(source.collate),
+        sql.Literal(source.ctype),
+        _provider(source),
+    )
+    try:
+        with _refusing(target.node, f"database {target.loading} can't be created"):
+            connection.execute(statement)
+    except (
+        psycopg.errors.InvalidParameterValue,
+        psycopg.errors.FeatureNotSupported,
+        psycopg.errors.WrongObjectType,
+    ) as error:
+        raise TargetUnfitError(
+            f"node {target.node.id}: database {target.loading} can't be created: {str(error).strip()}",
+            hint="install the locale on the target's machine, then repeat the command",
+        ) from error
+
+
+@contextmanager
+def _refusing(node: Node, what: str) -> Iterator[None]:
+    """Raise TargetUnfitError if the server refuses the block, and NodeUnreachableError if the session is lost."""
+    try:
+        yield
+    except REFUSALS as error:
+        raise TargetUnfitError(
+            f"node {node.id}: {what}: {error.diag.message_primary or str(error).strip()}",
+            hint="let the owner of the database or a superuser do what the message asks for, then repeat the command",
+            details={"node": node.id},
+        ) from error
+    except psycopg.OperationalError as error:
+        raise unreachable_error(node, error) from error
+
+
+def _provider(source: NodeIdentity) -> sql.Composable:
+    """The CREATE DATABASE options for the source's locale provider (PostgreSQL manual, "Locale Providers")."""
+    if source.locale_provider == LIBC:
+        return sql.SQL("LOCALE_PROVIDER libc")
+    if source.locale_provider == BUILTIN:
+        return sql.SQL("LOCALE_PROVIDER builtin BUILTIN_LOCALE {}").format(sql.Literal(source.locale))
+    option = sql.SQL("LOCALE_PROVIDER icu ICU_LOCALE {}").format(sql.Literal(source.locale))
+    if source.icu_rules:
+        option += sql.SQL(" ICU_RULES {}").format(sql.Literal(source.icu_rules))
+    return option
+
+
+def drop_loading(targets: Iterable[Target]) -> None:
+    """Drop the databases being loaded, on every node that answers; raise the first error.
+
+    Raises TargetUnfitError, NodeUnreachableError.
+    """
+
+    def drop(target: Target) -> None:
+        with (
+            _refusing(target.node, f"database {target.loading} can't be dropped"),
+            connect(target.maintenance) as connection,
+        ):
+            _drop(connection, target.loading)
+
+    in_parallel(drop, targets)
+
+
+def _drop(connection: psycopg.Connection[Any], name: str) -> None:
+    statement = sql.SQL("DROP DATABASE IF EXISTS {}").format(sql.Identifier(name))
+    try:
+        connection.execute(statement + sql.SQL(" WITH (FORCE)"))
+    except psycopg.errors.InsufficientPrivilege:
+        # A worker of autovacuum, say, which only a superuser may end so: without FORCE, PostgreSQL itself ends it.
+        connection.execute(statement)
+
+
+class Rename(NamedTuple):
+    """A rename that was done, and the session that did it."""
+
+    connection: psycopg.Connection[Any]
+    old: str
+    new: str
+
+
+def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
+    """Give every database its real name; return the existing databases that were put aside, as `node: name`.
+
+    If a rename raises, the renames before it are undone and its error is raised.
+    """
+    done: list[Rename] = []
+    aside: list[str] = []
+    try:
+        for target in targets:
+            connection = connections[target.shard]
+            steps = [(target.loading, target.database)]
+            if target.database in databases(connection):
+                steps.insert(0, (target.database, target.aside))
+                aside.append(f"{target.node.id}: {target.aside}")
+            for old, new in steps:
+                with _refusing(target.node, f"database {old} can't be renamed"):
+                    _rename(connection, old, new)
+                done.append(Rename(connection, old, new))
+    except BaseException:
+        for one in reversed(done):
+            _rename(one.connection, one.new, one.old)
+        raise
+    return aside
+
+
+def find_owner_changes(
+    targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> list[OwnerChange]:
+    """The restored databases that do not belong to the owner of the database that was put aside."""
+    found: list[OwnerChange] = []
+    for target in targets:
+        query = (PREVIOUS_OWNER_QUERY, (target.aside, target.database))
+        for previous, owner in connections[target.shard].execute(*query):
+            statement = f"ALTER DATABASE {quote(target.database)} OWNER TO {quote(previous)};"
+            found.append(OwnerChange(target.node.id, target.database, owner, previous, statement))
+    return found
+
+
+def release_slots(
+    targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> tuple[list[str], list[str]]:
+    """Drop Cutline's slots in databases that were put aside: their chains have ended, and the slots would retain WAL.
+
+    Returns the slots that were dropped and those that could not be, each as `node: slot`.
+    """
+    dropped: list[str] = []
+    left: list[str] = []
+    for target in targets:
+        row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
+        # By the database's oid: a standby may not have replayed the rename yet.
+        for node in (target.node, *target.backups) if row else ():
+            try:
+                with connect(with_database(node, MAINTENANCE_DATABASE)) as connection:
+                    for slot in [name for (name,) in connection.execute(SLOTS_QUERY, row)]:
+                        (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
+            except (psycopg.Error, SnapshotError):
+                left.append(f"{node.id}: every slot of database {target.aside}")
+    return dropped, left
+
+
+def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
+    try:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    except REFUSALS:
+        return False
+    return True
+
+
+def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
+    """End the sessions in a database and rename it; nobody can connect to it until that is done."""
+    name = sql.Identifier(old)
+    connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
+    try:
+        connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {SESSIONS}", (old,))
+        connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
+        name = sql.Identifier(new)
+    finally:
+        connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(name))

@@ -1,0 +1,204 @@
+"""Restore the entries of a shard's archive by pg_restore, which builds indexes side by side.
+
+Which entries are run is decided by their types and dependencies; no statement's text is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fleet.config import Node
+from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable
+from fleet.nodes.encodings import raw_text
+from fleet.nodes.watch import Watch
+from fleet.programs.clients import ClientPrograms, restoring_programs
+from fleet.programs.wheel import ProgramFailedError, run_group, run_tool
+from fleet.tables.names import quote_identifier
+from restore.ddl.ddl import refused_error, show_name
+from restore.ddl.scripts import run_script
+from snapshots.ddl.archive import ArchiveEntry, read_contents, statements_of_entry, with_dependents
+from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SEARCH_PATH
+from snapshots.ddl.fingerprint import OWN_PUBLICATION
+from storage.errors import SnapshotError
+
+FOREIGN_KEY, VIEW_ROWS, EVENT_TRIGGER = "FK CONSTRAINT", "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
+# Entries that say something about another one, which they name by its type.
+REMARKS = ("COMMENT", "SECURITY LABEL")
+# The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
+# database is not read-only.
+OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
+# Sessions of one pg_restore that build indexes side by side, and how many objects it creates in one transaction
+# otherwise: each holds a lock until the commit.
+JOBS, OBJECTS_AT_ONCE = 4, 200
+BUILD_OPTIONS = "-c maintenance_work_mem=128MB -c synchronous_commit=off"
+# What pg_restore says of an error.
+REFUSED, NOT_EXECUTED, COMMAND, CUT_OFF = "pg_restore: error: ", "could not execute query: ", "Command was: ", "..."
+# libpq's own words about a lost session.
+LOST = ("server closed the connection unexpectedly", "connection to server ", "no connection to the server")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveDdl:
+    """A shard's archive, a file in a private folder, and the entries that are restored; `writer` is pg_dump's version.
+
+    Every new database has what the archive's first entries drop.
+    """
+
+    path: Path
+    writer: int
+    entries: tuple[ArchiveEntry, ...]
+    search_path: str | None
+
+    @property
+    def views(self) -> list[str]:
+        """The materialized views that were populated, in the order of their dependencies."""
+        return [_qualify(entry) for entry in self.entries if _section_of(entry) == REFRESH]
+
+    def without_dependents(self) -> tuple[ArchiveDdl, list[str]]:
+        """The DDL for a restore of some tables, and what it leaves out."""
+        keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
+        views = [entry for entry in self.entries if _section_of(entry) == REFRESH]
+        # A comment on a foreign key goes with it.
+        left = with_dependents(self.entries, [entry.number for entry in (*keys, *views)])
+        by_number = {entry.number: entry for entry in self.entries}
+        names = [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys]
+        names += [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
+
+    def run(self, node: Node, section: str, watch: Watch) -> None:
+        """Run a section's entries by pg_restore, or what it writes of them if it can't connect as the session does."""
+        listed, chosen = self._list(section)
+        if not chosen:
+            return
+        which = self._which(section, listed)
+        with raising_unreachable(node), connect(node) as connection:
+            building = replace(node, dsn=_with_options(node.dsn, connection.info.server_version))
+            programs, access = restoring_programs(building, connection, self.writer)
+            if access is not None:
+                command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, *which]
+                command += ["--exit-on-error", "--no-password", *_at_once(section, programs)]
+                ended = run_group(command, access.environment, watch.on_silence)
+                if ended.returncode:
+                    # A session that was lost with pg_restore's raises here.
+                    connection.execute("SELECT")
+                    raise _failure(node, section, ended, (self.path, chosen))
+                return
+        run_script(node, section, _write_script(programs, which, listed), watch)
+
+    def write_scripts(self, node: Node) -> dict[str, str]:
+        """The statements of all sections as scripts (raw text), as pg_restore writes them, by section."""
+        with raising_unreachable(node), connect(node) as connection:
+            programs, _ = restoring_programs(node, connection, self.writer)
+        scripts = {REFRESH: "".join(f"REFRESH MATERIALIZED VIEW {view};\n" for view in self.views)}
+        for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS):
+            listed, chosen = self._list(section)
+            scripts[section] = _write_script(programs, self._which(section, listed), listed) if chosen else ""
+        return scripts
+
+    def _list(self, section: str) -> tuple[Path, list[ArchiveEntry]]:
+        """The section's entries, and the file that lists them."""
+        # pg_restore itself divides the other entries into pre-data and post-data.
+        own = section if section == EVENT_TRIGGERS else ""
+        chosen = [entry for entry in self.entries if _section_of(entry) == own]
+        listed = self.path.with_name(f"{self.path.name}-{section}")
+        listed.write_text("".join(f"{entry.number};\n" for entry in chosen))
+        return listed, chosen
+
+    def _which(self, section: str, listed: Path) -> list[str]:
+        own = section == EVENT_TRIGGERS
+        return [f"--use-list={listed}", *([] if own else [f"--section={section}"]), str(self.path)]
+
+
+def read_archive(body: bytes, path: Path) -> ArchiveDdl:
+    """Write the archive to the file `path`, which pg_restore reads, and choose what is restored of it."""
+    path.write_bytes(body)
+    contents = read_contents(body)
+    search_path = next((entry.name for entry in contents.entries if entry.kind == SEARCH_PATH), None)
+    entries = tuple(entry for entry in contents.entries if not _is_omitted(entry))
+    return ArchiveDdl(path, contents.writer, entries, search_path)
+
+
+def _is_omitted(entry: ArchiveEntry) -> bool:
+    return entry.kind == SEARCH_PATH or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
+
+
+def _section_of(entry: ArchiveEntry) -> str:
+    """REFRESH or EVENT_TRIGGERS; "" if pg_restore chooses the section."""
+    if entry.kind == VIEW_ROWS:
+        return REFRESH
+    is_event_trigger = entry.kind == EVENT_TRIGGER or (
+        entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EVENT_TRIGGER} ")
+    )
+    return EVENT_TRIGGERS if is_event_trigger else ""
+
+
+def _qualify(entry: ArchiveEntry) -> str:
+    return f"{quote_identifier(entry.schema)}.{quote_identifier(entry.name)}"
+
+
+def _name_key(key: ArchiveEntry, entries: dict[int, ArchiveEntry]) -> str:
+    """A foreign key's name and table: an entry's name is both, and it depends on the table."""
+    tables = (entries[number] for number in key.dependencies if number in entries)
+    for table in tables:
+        if table.schema == key.schema and table.kind == "TABLE" and key.name.startswith(f"{table.name} "):
+            return f"{quote_identifier(key.name.removeprefix(f'{table.name} '))} of {_qualify(table)}"
+    return f"{quote_identifier(key.schema)}.{key.name}"
+
+
+def _with_options(dsn: str, version: int) -> str:
+    options = [conninfo_to_dict(dsn).get("options") or "", BUILD_OPTIONS]
+    # pg_restore sets it from 17 on.
+    options += ["-c transaction_timeout=0"] if version >= TRANSACTION_TIMEOUT_VERSION else []
+    return make_conninfo(dsn, options=" ".join(map(str, options)).strip())
+
+
+def _at_once(section: str, programs: ClientPrograms) -> list[str]:
+    if section == POST_DATA:
+        return [f"--jobs={JOBS}"]
+    return [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []
+
+
+def _failure(
+    node: Node, section: str, ended: subprocess.CompletedProcess[str], archive: tuple[Path, Iterable[ArchiveEntry]]
+) -> SnapshotError:
+    """The error for a pg_restore that did not end well."""
+    said = ended.stderr.partition(REFUSED)[2].partition(f"\n{REFUSED}")[0]
+    message, _, statement = said.partition(COMMAND)
+    if ended.returncode < 0 or not message or any(text in message for text in LOST):
+        return ProgramFailedError(
+            f"node {node.id}: pg_restore did not end the {section} DDL: {' '.join(message.split()) or 'no output'}",
+            hint="check that the server runs and that the machine has free memory, then repeat the command",
+            details={"node": node.id, "section": section},
+        )
+    path, entries = archive
+    named, statement = _find_refused(path.read_bytes(), entries, statement.strip())
+    return refused_error(node, section, message.removeprefix(NOT_EXECUTED), statement, named)
+
+
+def _find_refused(body: bytes, entries: Iterable[ArchiveEntry], begin: str) -> tuple[str, str]:
+    """The object and the whole text of the statement of which pg_restore shows the beginning."""
+    shown = begin.removesuffix(CUT_OFF)
+    for entry in entries if shown else ():
+        statements = show_name(statements_of_entry(body, entry)).strip()
+        if statements.startswith(shown):
+            return show_name(f"{entry.kind} {f'{entry.schema}.' if entry.schema else ''}{entry.name}"), statements
+    return "", begin
+
+
+def _write_script(programs: ClientPrograms, which: Iterable[str], listed: Path) -> str:
+    """The script that pg_restore writes for the entries, as raw text, without the lines of psql's restrict mode."""
+    guard, script = secrets.token_hex(16), listed.with_suffix(".sql")
+    run_tool(
+        "pg_restore", f"--file={script}", *which,
+        # Older ones write no lines for psql's restrict mode.
+        *([f"--restrict-key={guard}"] if programs.has("--restrict-key") else []), folder=programs.folder,
+    )  # fmt: skip
+    lines = raw_text(script.read_bytes()).split("\n")
+    return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))

@@ -1,0 +1,123 @@
+"""A store whose objects are encrypted before they leave this process, and believed only if they decrypt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from storage.digest import digest
+from storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_range
+from storage.stored_form import UndecryptableError
+
+if TYPE_CHECKING:
+    from storage.encryption.cipher import Cipher
+
+
+@dataclass(frozen=True, repr=False)
+class EncryptedStore:
+    """An ObjectStore and a StoredForm over the store `raw`. Sizes are those of what was written.
+
+    `find_data_key` is called once, when something is first encrypted or decrypted.
+    """
+
+    raw: ObjectStore
+    find_data_key: Callable[[], bytes] = field(compare=False)
+
+    @property
+    def url(self) -> str:
+        """See ObjectStore."""
+        return self.raw.url
+
+    @cached_property
+    def data_key(self) -> bytes:
+        """The store's data key; raise what finding it raises."""
+        return self.find_data_key()
+
+    @cached_property
+    def _cipher(self) -> Cipher:
+        from storage.encryption.cipher import Cipher
+
+        return Cipher(self.data_key)
+
+    def encode(self, key: str, written: bytes) -> bytes:
+        """See StoredForm."""
+        return self._cipher.encrypt(key, written)
+
+    def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:
+        """See StoredForm."""
+        from storage.encryption.cipher import NotAuthenticError
+
+        try:
+            return self._cipher.decrypt(key, stored, start)
+        except NotAuthenticError as error:
+            raise UndecryptableError(url=self.url, key=key, problem=str(error)) from None
+
+    def stored_offset(self, start: int) -> int:
+        """See StoredForm."""
+        from storage.encryption.cipher import frame_offset
+
+        return frame_offset(start)
+
+    def stored_size(self, written_size: int) -> int:
+        """See StoredForm."""
+        from storage.encryption.cipher import stored_size
+
+        return stored_size(written_size)
+
+    def create(self, key: str, body: bytes) -> None:
+        """See ObjectStore."""
+        self.raw.create(key, self.encode(key, body))
+
+    def read(self, key: str) -> bytes:
+        """See ObjectStore; raise UndecryptableError."""
+        return self.decode(key, self.raw.read(key))
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """See ObjectStore; raise UndecryptableError. The object is read from the first frame of the range on."""
+        check_range(start, length)
+        first = min(start, max(self.size(key) - 1, 0))
+        offset = self.stored_offset(first)
+        stored = self.raw.read_range(key, offset, max(self.raw.size(key) - offset, 1))
+        return self.decode(key, stored, first)[start - first : start - first + length]
+
+    def size(self, key: str) -> int:
+        """See ObjectStore."""
+        from storage.encryption.cipher import plain_size
+
+        return plain_size(self.raw.size(key))
+
+    def digest(self, key: str) -> str:
+        """See ObjectStore; raise UndecryptableError."""
+        return digest(self.read(key))
+
+    def exists(self, key: str) -> bool:
+        """See ObjectStore."""
+        return self.raw.exists(key)
+
+    def list(self, prefix: str) -> Keys:
+        """See ObjectStore."""
+        return self.raw.list(prefix)
+
+    def list_children(self, prefix: str) -> Keys:
+        """See ObjectStore."""
+        return self.raw.list_children(prefix)
+
+    def inventory(self, prefix: str) -> Inventory:
+        """See ObjectStore."""
+        from storage.encryption.cipher import plain_size
+
+        return [replace(one, size=plain_size(one.size)) for one in self.raw.inventory(prefix)]
+
+    def delete(self, key: str) -> None:
+        """See ObjectStore."""
+        self.raw.delete(key)
+
+    def unfinished(self) -> Leftovers:
+        """See ObjectStore."""
+        return self.raw.unfinished()
+
+    def abandon(self, leftover: Unfinished) -> None:
+        """See ObjectStore."""
+        self.raw.abandon(leftover)

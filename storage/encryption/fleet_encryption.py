@@ -1,0 +1,56 @@
+"""What makes a location encrypted: `[encryption]` of fleet.toml, or in a task's process the data key itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storage.encryption.encrypted_store import EncryptedStore
+from storage.encryption.key_source import KeySource
+from storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from storage.encryption.key_documents import EncryptionKey
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEncryption:
+    """The source of the fleet's encryption key. Key documents prove the fleet's name, too."""
+
+    source: KeySource
+    fleet: str
+
+    def read_key(self) -> EncryptionKey:
+        """Read the encryption key; raise EncryptionKeyError, KeyCommandError."""
+        from storage.encryption.key_documents import EncryptionKey
+
+        return EncryptionKey(self.source.read(), self.fleet)
+
+    def over(self, raw: ObjectStore) -> EncryptedStore:
+        """Return the encrypted store over `raw`. Neither the key nor the store is read before it is used."""
+
+        def find() -> bytes:
+            from storage.encryption.key_documents import find_data_key
+
+            return find_data_key(raw, self.read_key())
+
+        return EncryptedStore(raw, find)
+
+    def for_tasks(self, opened: EncryptedStore) -> DataKey:
+        """Return what tasks in other processes need: the data key alone. Raises what reading the key raises."""
+        return DataKey(opened.data_key)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DataKey:
+    """A store's data key, as sent to tasks: they need neither the encryption key nor the key documents."""
+
+    data_key: bytes
+
+    def over(self, raw: ObjectStore) -> EncryptedStore:
+        """Return the encrypted store over `raw`."""
+        return EncryptedStore(raw, lambda: self.data_key)
+
+    def for_tasks(self, opened: EncryptedStore) -> DataKey:  # noqa: ARG002  # as FleetEncryption has it
+        """Return this key."""
+        return self

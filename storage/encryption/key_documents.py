@@ -1,0 +1,218 @@
+"""Key documents: the store's data key, encrypted once with every encryption key that opens the store.
+
+`keys/0000000000000001.json` and the numbers after it are the only objects that are not encrypted as all others are.
+Adding a document for a new encryption key and removing that of the old one rotates the key; no object is rewritten,
+because the data key stays. Whoever has no encryption key can't make a document that opens; they can only remove one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count, islice
+from typing import Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from storage.encryption.cipher import KEY_BYTES, derive_key
+from storage.errors import RefusedError
+from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from storage.storing import create_or_find
+
+KEYS = "keys"
+KEY_DOCUMENT = re.compile(rf"{KEYS}/([0-9]{{16}})\.json")
+KEY_ID_BYTES, NONCE_BYTES = 8, 12
+DOCUMENT_BYTES_MAX = 4096
+ATTEMPTS_MAX = 64
+FORMAT = "cutline/key/1"
+KeyId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")]
+CreatedAt = Annotated[
+    str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$(?!\n)")
+]
+Mac = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+
+
+class StoreKeyError(RefusedError):
+    """No key document of the store opens with the fleet's encryption key."""
+
+
+class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=FORMAT):
+    """The data key, encrypted with the encryption key `key`, which is a name derived from that one.
+
+    `data_key` is a nonce and what AES-256-GCM made of the data key, as base64. `key` and the fleet's name are
+    authenticated there. `mac` authenticates the whole document by the data key, so that whoever has one encryption key
+    knows which documents the holder of another one made.
+    """
+
+    key: KeyId
+    created_at: CreatedAt
+    data_key: str
+    mac: Mac
+
+    def is_genuine(self, data_key: bytes) -> bool:
+        """Whether somebody made the document who had the data key."""
+        return hmac.compare_digest(self.mac, _mac_of(data_key, self.key, self.created_at, self.data_key))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key document: its place, and what it says of itself; `document` is None if it can't be read."""
+
+    place: str
+    document: KeyDocument | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EncryptionKey:
+    """The operator's key for one fleet."""
+
+    key: bytes
+    fleet: str
+
+    @property
+    def id(self) -> str:
+        """What names the key and tells nothing else of it."""
+        return derive_key(self.key, b"cutline key id")[:KEY_ID_BYTES].hex()
+
+    def wrap(self, data_key: bytes) -> KeyDocument:
+        """Encrypt the data key."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        wrapped = nonce + self._wrapping().encrypt(nonce, data_key, self._authenticated(self.id))
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        text = base64.b64encode(wrapped).decode()
+        return KeyDocument(self.id, now, text, _mac_of(data_key, self.id, now, text))
+
+    def unwrap(self, document: KeyDocument) -> bytes | None:
+        """The data key; None if the document does not open."""
+        try:
+            wrapped = base64.b64decode(document.data_key, validate=True)
+            about = self._authenticated(document.key)
+            data_key = self._wrapping().decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], about)
+        except (InvalidTag, binascii.Error, ValueError):
+            return None
+        return data_key if len(data_key) == KEY_BYTES and document.is_genuine(data_key) else None
+
+    def _authenticated(self, key_id: str) -> bytes:
+        return f"{key_id} {self.fleet}".encode()
+
+    def _wrapping(self) -> AESGCM:
+        return AESGCM(derive_key(self.key, b"cutline data key"))
+
+
+def stored_keys(raw: ObjectStore) -> list[StoredKey]:
+    """The store's key documents, in their order."""
+    found = []
+    for place in raw.list(KEYS):
+        if KEY_DOCUMENT.fullmatch(place):
+            try:
+                body = raw.read_range(place, 0, DOCUMENT_BYTES_MAX)
+                found.append(StoredKey(place, msgspec.json.decode(body, type=KeyDocument)))
+            except ObjectMissingError:
+                continue
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                found.append(StoredKey(place, None))
+    return found
+
+
+def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
+    """The store's data key; raise StoreKeyError if no document opens with `key`."""
+    stored = stored_keys(raw)
+    for one in stored:
+        data_key = key.unwrap(one.document) if one.document else None
+        if data_key is not None:
+            return data_key
+    if not stored:
+        raise StoreKeyError(
+            f"store {raw.url} has no key document: it is new, it is not encrypted, or {KEYS}/ was removed",
+            hint=f"run: snapshot init   if it is new; if it was encrypted, put {KEYS}/ back from a copy of the store",
+            details={"store": raw.url, "key": key.id},
+        )
+    others = ", ".join(one.document.key if one.document else f"{one.place} (unreadable)" for one in stored)
+    raise StoreKeyError(
+        f"store {raw.url} does not open with encryption key {key.id}, fleet name {key.fleet!r}; its keys are: {others}",
+        hint="correct [encryption] or name in fleet.toml; without one of these keys nothing in the store can be read",
+        details={"store": raw.url, "key": key.id},
+    )
+
+
+def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
+    """Make the data key of an empty store; return whether this call did.
+
+    Raises StoreKeyError if the store is in use and not encrypted, or not with this key.
+    """
+    if not raw.list(KEYS):
+        if any(name != "probes" for name in raw.list_children("")):
+            raise StoreKeyError(
+                f"store {raw.url} is in use, and has no key document: it is not encrypted, or {KEYS}/ was removed",
+                hint=f"if it was encrypted, put {KEYS}/ back from a copy of the store; if not, set store in fleet.toml"
+                " to a new folder: encryption begins with an empty store",
+                details={"store": raw.url},
+            )
+        try:
+            create_or_find(raw, _place(1), _body(key.wrap(secrets.token_bytes(KEY_BYTES))))
+        except ObjectExistsError:
+            pass  # another init was first
+        else:
+            return True
+    find_data_key(raw, key)
+    return False
+
+
+def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDocument:
+    """Store the data key encrypted with `added`; return its document, also if there was one. Raises StoreKeyError."""
+    data_key = find_data_key(raw, key)
+    stored = stored_keys(raw)
+    for one in stored:
+        if one.document and added.unwrap(one.document) == data_key:
+            return one.document
+    document, taken = added.wrap(data_key), {one.place for one in stored}
+    # Something else may have a number, or take it meanwhile.
+    for place in islice((place for place in map(_place, count(1)) if place not in taken), ATTEMPTS_MAX):
+        with suppress(ObjectExistsError):
+            create_or_find(raw, place, _body(document))
+            return document
+    raise StoreKeyError(
+        f"store {raw.url} has no free place for a key document below {KEYS}/",
+        hint=f"remove what is not a key document below {KEYS}/: snapshot key list   names those",
+        details={"store": raw.url},
+    )
+
+
+def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
+    """Delete the documents that name the key `removed`; return their places. Raises StoreKeyError."""
+    find_data_key(raw, key)
+    if removed == key.id:
+        raise StoreKeyError(
+            f"encryption key {removed} is the one that fleet.toml names",
+            hint="name the new key in [encryption] of fleet.toml, then remove this one",
+            details={"key": removed},
+        )
+    # Those too that only bear its name: somebody planted them.
+    places = [one.place for one in stored_keys(raw) if one.document and one.document.key == removed]
+    if not places:
+        raise StoreKeyError(
+            f"store {raw.url} has no encryption key {removed}", hint="see: snapshot key list", details={"key": removed}
+        )
+    for place in places:
+        raw.delete(place)
+    return places
+
+
+def _mac_of(data_key: bytes, *values: str) -> str:
+    return hmac.new(derive_key(data_key, b"cutline key document"), "\n".join(values).encode(), "sha256").hexdigest()
+
+
+def _place(number: int) -> str:
+    return f"{KEYS}/{number:016d}.json"
+
+
+def _body(document: KeyDocument) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -1,0 +1,130 @@
+"""Where an encryption key comes from: a file, an environment variable, or a command such as a KMS's client."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import UnreachableError, UsageError, remember_secret
+
+KEY_BYTES = 32
+COMMAND_SECONDS_MAX = 60.0
+KEY_TEXT_BYTES_MAX = 4096
+ERROR_CHARACTERS_MAX = 300
+SECRETIVE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
+
+
+class EncryptionKeyError(UsageError):
+    """The encryption key is missing, malformed, or readable by others."""
+
+
+class KeyCommandError(UnreachableError):
+    """The command that prints the encryption key failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """Where an encryption key is: exactly one of the three is set. Nothing is read before `read`."""
+
+    file: Path | None = None
+    variable: str | None = None
+    command: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        """What names it to a person."""
+        if self.file:
+            return f"file {self.file}"
+        return f"variable {self.variable}" if self.variable else f"command {(self.command or ('',))[0]}"
+
+    def read(self) -> bytes:
+        """Return the key; raise EncryptionKeyError, KeyCommandError. No message shows what was read."""
+        if self.file:
+            text = _read_file(self.file)
+        elif self.variable:
+            text = os.environ.get(self.variable, "")
+            if not text:
+                raise EncryptionKeyError(
+                    f"the encryption key's variable {self.variable} is not in the environment",
+                    hint="set it, or name the right variable",
+                )
+        else:
+            text = _run(self.command or ())
+        remember_secret(text.strip())
+        return parse_key(text, str(self))
+
+
+def parse_key(text: str, source: str) -> bytes:
+    """The key in `text`, 32 bytes as base64 or as hexadecimal digits; raise EncryptionKeyError naming its source."""
+    text = "".join(text.split())
+    for decode in (bytes.fromhex, lambda value: base64.b64decode(value, validate=True)):
+        try:
+            key = decode(text)
+        except (binascii.Error, ValueError):
+            continue
+        if len(key) == KEY_BYTES:
+            return key
+    raise EncryptionKeyError(
+        f"the encryption key of {source} is not {KEY_BYTES} bytes as base64 or hexadecimal digits",
+        hint="bring the right key; a new one, for a new store, makes: snapshot key new FILE",
+    )
+
+
+def key_text(key: bytes) -> str:
+    """The key as `parse_key` reads it."""
+    return base64.b64encode(key).decode()
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            # What libpq accepts of a private key: one's own file is one's own alone, one of root's may have a group.
+            allowed = stat.S_IRWXU | (stat.S_IRGRP if status.st_uid == 0 else 0)
+            if status.st_uid not in (0, os.geteuid()):
+                raise EncryptionKeyError(
+                    f"the encryption key's file {path} belongs to another user",
+                    hint=f"run: chown {os.geteuid()} {path}",
+                )
+            if stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) & ~allowed:
+                raise EncryptionKeyError(
+                    f"the encryption key's file {path} is open to other users", hint=f"run: chmod 600 {path}"
+                )
+            return file.read(KEY_TEXT_BYTES_MAX).decode("ascii", "replace")
+    except OSError as error:
+        raise EncryptionKeyError(
+            f"the encryption key's file {path} can't be read: {error.strerror}",
+            hint="name the right file, or bring the key back from its escrow: docs/encryption.md",
+        ) from None
+
+
+def _run(command: tuple[str, ...]) -> str:
+    name = command[0]
+    try:
+        run = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_SECONDS_MAX, check=False
+        )
+    except OSError as error:
+        raise EncryptionKeyError(
+            f"the encryption key's command {name} can't be run: {error.strerror}",
+            hint="correct key_command of [encryption] in fleet.toml",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise KeyCommandError(
+            f"the encryption key's command {name} did not end within {COMMAND_SECONDS_MAX:.0f} s",
+            hint="run it by hand; it must print the key and ask nothing",
+        ) from None
+    if run.returncode:
+        # A command that traces itself prints the key there, too.
+        reason = SECRETIVE.sub("***", run.stderr.decode(errors="replace").strip())[-ERROR_CHARACTERS_MAX:]
+        raise KeyCommandError(
+            f"the encryption key's command {name} ended with exit code {run.returncode}"
+            + (f": {reason}" if reason else ""),
+            hint="run it by hand; it must print the key",
+        )
+    return run.stdout[:KEY_TEXT_BYTES_MAX].decode("ascii", "replace")

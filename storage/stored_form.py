@@ -1,0 +1,83 @@
+"""How a store keeps an object's bytes: as they are written, or encrypted (storage/encryption)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from storage.errors import RefusedError
+from storage.store import ObjectStore
+
+# The last bytes of every encrypted object. No JSON document and no Parquet file ends like that.
+ENCRYPTED_END = b"cutline\x01"
+
+
+class StoredForm(Protocol):
+    """How a store keeps an object's bytes: commits have the digests of these, so that anybody can verify them.
+
+    `written` is what was passed to ObjectStore.create, `stored` what is then in `raw`.
+    """
+
+    @property
+    def raw(self) -> ObjectStore:
+        """The store of the stored bytes."""
+        ...
+
+    def encode(self, key: str, written: bytes) -> bytes:
+        """Return the stored bytes; the same ones whenever called with the same arguments."""
+        ...
+
+    def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:
+        """Return the written bytes from `start` on; `stored` begins at `stored_offset(start)` and ends with the object.
+
+        Raises UndecryptableError.
+        """
+        ...
+
+    def stored_offset(self, start: int) -> int:
+        """Return where the stored bytes begin that are needed to read from `start` on."""
+        ...
+
+    def stored_size(self, written_size: int) -> int:
+        """Return the number of stored bytes of an object of `written_size` bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AsWritten:
+    """The StoredForm of a store that keeps objects as they are written."""
+
+    raw: ObjectStore
+
+    def encode(self, key: str, written: bytes) -> bytes:  # noqa: ARG002  # of the protocol
+        """See StoredForm."""
+        return written
+
+    def decode(self, key: str, stored: bytes, start: int = 0) -> bytes:  # noqa: ARG002  # of the protocol
+        """See StoredForm."""
+        return stored
+
+    def stored_offset(self, start: int) -> int:
+        """See StoredForm."""
+        return start
+
+    def stored_size(self, written_size: int) -> int:
+        """See StoredForm."""
+        return written_size
+
+
+def stored_form(store: ObjectStore) -> StoredForm:
+    """Return how `store` keeps objects."""
+    # Asking whether it has the methods of a Protocol takes longer than reading a small object from memory.
+    return cast("StoredForm", store) if hasattr(store, "stored_offset") else AsWritten(store)
+
+
+class UndecryptableError(RefusedError):
+    """An object is not one that was encrypted with this fleet's key for this place."""
+
+    def __init__(self, *, url: str, key: str, problem: str) -> None:
+        super().__init__(
+            f"store {url}: object {key} {problem}",
+            hint="put it back from a copy of the store: somebody without the key wrote it, or it is damaged",
+            details={"store": url, "object": key},
+        )

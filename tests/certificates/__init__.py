@@ -1,0 +1,1 @@
+"""Certificate authorities and certificates for tests, made by openssl."""

@@ -1,0 +1,193 @@
+"""No changed value of a stored document ends a command in a traceback, hangs it, or changes a restore unnoticed.
+
+tests/mutations makes and tries the changes. Here a sample of them is tried, and those that succeeded as attacks once;
+in the long form all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from check.report import CheckReport
+from check.verify import CheckRequest, check_snapshots
+from embedded.fleet import EmbeddedFleet
+from fleet.progress import Silent
+from restore.ledger import LoadError
+from tests.commands.snapshot_runs import Ready, Runs
+from tests.mutations.sealing import resealed, write_all
+from tests.mutations.table import Trial
+from tests.mutations.trial import ACCEPTED, COMMANDS, REFUSED, run_command
+from tests.mutations.values import TWICE
+from tests.mutations.world import NAME, copies_of, made_world
+from tests.run.soak import SEED, SOAK_SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAMPLE = 40
+FULL, FIRST, LAST = (
+    f"snapshots/{NAME}/{key}"
+    for key in ("snapshot.json", "increments/0000000000000001.json", "increments/0000000000000002.json")
+)
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def trial(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trial]:
+    with made_world(shared_fleet, tmp_path_factory.mktemp("mutations"), Ready(spark)) as world:
+        yield Trial.of(world, SEED)
+
+
+@contextmanager
+def changed(trial: Trial, key: str, change: Callable[[Document], object]) -> Iterator[None]:
+    """The store with one document changed and sealed again, as somebody without a key does it."""
+    document = copy.deepcopy(trial.documents[key])
+    change(document)
+    assert document != trial.documents[key]
+    bodies = resealed(trial.documents, key, document)
+    originals = {one: (trial.world.store / one).read_bytes() for one in bodies}
+    try:
+        write_all(trial.world.store, bodies)
+        yield
+    finally:
+        write_all(trial.world.store, originals)
+
+
+def check(trial: Trial) -> CheckReport:
+    return check_snapshots(trial.world.fleet, CheckRequest(NAME), trial.world.spark, Silent())
+
+
+def test_every_document_in_the_store_is_accepted_as_it_is(trial: Trial) -> None:
+    assert {trial.originals[NAME, command].kind for command in COMMANDS} == {ACCEPTED}
+    assert trial.recipe is not None
+
+
+@pytest.mark.timeout(0 if SOAK_SECONDS else 180)
+def test_no_changed_value_ends_in_a_traceback_hangs_or_is_shown_as_true(trial: Trial) -> None:
+    cases = trial.cases()
+    assert len(cases) > 10_000
+    trial.run(cases if SOAK_SECONDS else cases[:SAMPLE])
+    sys.stdout.write("\n".join([*trial.lines(), ""]))
+    assert not trial.failed, "\n".join(trial.failed)
+
+
+def objects_of(document: Document, kind: str, node: str) -> Document:
+    return next(one for one in document["objects"] if (one["kind"], one["node"]) == (kind, node))
+
+
+def set_position(document: Document) -> None:
+    document["cut"]["nodes"][0]["position"] = "0/0"
+
+
+REFUSED_ATTACKS: dict[str, tuple[str, Callable[[Document], object], str]] = {
+    "no succession": (FIRST, lambda d: d["schema_changes"]["successions"].update(s1={}), "continued"),
+    "another succession": (
+        FIRST,
+        lambda d: d["schema_changes"]["successions"].update(
+            s1=dict(zip(d["schema_changes"]["successions"]["s1"], (3, 1), strict=True))
+        ),
+        "successions",
+    ),
+    "a table goes": (FIRST, lambda d: d["schema_changes"]["gone"]["s1"].append(5), "counts.groups"),
+    "a table stays": (FIRST, lambda d: d["schema_changes"]["gone"]["s1"].pop(), "counts.groups"),
+    "fewer rows": (FULL, lambda d: objects_of(d, "base", "s1")["rows"].update({"1": 39}), "counts.rows"),
+    "another kind": (FULL, lambda d: objects_of(d, "base", "s1").update(kind="large_objects"), "kind"),
+    "no such kind": (FULL, lambda d: objects_of(d, "base", "s1").update(kind="baze"), "kind"),
+    "another node": (FULL, lambda d: objects_of(d, "base", "s1").update(node="s2"), "node"),
+    "an object less": (FULL, lambda d: d["objects"].pop(0), "counts"),
+    "no changes": (FIRST, lambda d: d["segments"]["s1"][0].update(changes=0, partials=0), "counts.changes"),
+    "two sequences of a table": (FULL, lambda d: d["groups"]["s1"].append(d["groups"]["s1"][0]), "twice"),
+    "a line in a missing value": (
+        FIRST, lambda d: d["schema_changes"]["groups"]["s1"][0]["columns"][3].update(missing="3\n9\t9"), "missing",
+    ),
+    "another column": (FULL, lambda d: d["groups"]["s1"][0]["columns"][1].update(number=9), "other columns"),
+    "an unknown encoding": (FULL, lambda d: [one.update(encoding="") for one in d["baseline"]], "encoding"),
+    "a position before the base": (LAST, set_position, "cut"),
+    "a key twice": (FULL, lambda d: d.update({f"{TWICE}comment": "another"}), "twice"),
+    "a key twice below": (FULL, lambda d: d["base"].update({f"{TWICE}s1": "0/1"}), "twice"),
+    "a megabyte of comment": (FULL, lambda d: d.update(comment="x" * 1_000_000), "comment"),
+    "endless seconds": (FULL, lambda d: d.update(seconds=10**400), "seconds"),
+    "a time that UTC lacks": (FULL, lambda d: d.update(created_at="0001-01-01T00:00:00+14:00"), "created_at"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_ATTACKS)
+def test_a_commit_that_contradicts_itself_is_refused_by_every_command(trial: Trial, name: str) -> None:
+    key, change, reason = REFUSED_ATTACKS[name]
+    with changed(trial, key, change):
+        outcomes = [run_command(trial.world, NAME, command) for command in COMMANDS]
+    assert {one.kind for one in outcomes} == {REFUSED}
+    assert [one.code for one in outcomes] == [0, 3, 1, 3]
+    message = outcomes[1].document["message"]
+    # A change of the full snapshot may show in an increment.
+    assert f"object snapshots/{NAME}/" in message
+    assert reason in message
+
+
+def earlier_position(document: Document) -> None:
+    """The cut of s1 as if it had not waited for its last transaction's marker."""
+    one = document["cut"]["nodes"][0]
+    high, low = one["position"].split("/")
+    one["position"] = f"{high}/{int(low, 16) + 1:X}"
+
+
+ATTACKS_FOUND: dict[str, tuple[str, Callable[[Document], object], str]] = {
+    "another position": (LAST, earlier_position, "cut"),
+    "no truncates": (LAST, lambda d: d["segments"]["s1"][0].update(truncates=0), "rows"),
+    "rows of a standby": (FULL, lambda d: objects_of(d, "base", "s1-b1")["rows"].update({"1": 39}), "rows"),
+    "another end of a transaction": (LAST, lambda d: d["cut"]["nodes"][0].update(undecided=[]), "cut"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS_FOUND)
+def test_what_only_the_objects_contradict_is_found_by_a_check(trial: Trial, name: str) -> None:
+    key, change, kind = ATTACKS_FOUND[name]
+    with changed(trial, key, change):
+        report = check(trial)
+    assert report.exit_code == 1
+    assert kind in {one.kind for one in report.snapshots[0].conflicts}
+
+
+def test_the_chain_is_valid_as_it_is(trial: Trial) -> None:
+    report = check(trial)
+    assert (report.result, report.exit_code) == ("valid", 0), report.to_json()
+
+
+def without_sequence(document: Document) -> None:
+    document["sequences"]["s1"] = []
+
+
+def with_renamed_column(document: Document) -> None:
+    for shard in ("s1", "s2"):
+        document["groups"][shard][-1]["columns"][-1]["name"] = "renamed"
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "reason"),
+    [(LAST, without_sequence, "sequence public.counter"), (FULL, with_renamed_column, "other columns of table")],
+)
+def test_a_restore_compares_the_commit_with_the_stored_ddl(
+    trial: Trial, key: str, change: Callable[[Document], object], reason: str
+) -> None:
+    world = trial.world
+    with changed(trial, key, change), pytest.raises(LoadError, match=reason) as refused:
+        Runs(world.fleet, world.spark).restore(NAME, world.target)
+    assert refused.value.exit_code == 3
+
+
+def test_the_chain_is_restored_as_it_is(trial: Trial) -> None:
+    world = trial.world
+    Runs(world.fleet, world.spark).restore(NAME, world.target)
+    # A transaction that is prepared at the last cut is committed since: it is not in the restored state.
+    restored, source = copies_of(world.target), copies_of(world.fleet)
+    for shard, tables in source.items():
+        assert restored[shard].keys() == tables.keys()
+        assert {name for name in tables if restored[shard][name] != tables[name]} == {"public.wide"}

@@ -1,0 +1,84 @@
+"""pg_restore builds several indexes at once, and an interrupt ends all of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from embedded.fleet import EmbeddedFleet
+from fleet.config import Node
+from fleet.nodes.connections import with_database
+from fleet.nodes.sessions import in_parallel
+from fleet.nodes.watch import watch_nodes
+from restore.ddl.archive import ArchiveDdl, read_archive
+from snapshots.ddl.dump import POST_DATA, PRE_DATA, dump_archive
+from tests.integration.refusing import execute
+
+DATABASE = "archived"
+WAIT_SECONDS_MAX = 30
+# In any other database each row that is indexed takes a minute.
+SLOW = """
+CREATE FUNCTION slow(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN IF current_database() <> 'archived' THEN PERFORM pg_sleep(60); END IF; RETURN n; END $$
+"""
+BUILDING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = 'archived_again' AND query ^@ 'CREATE INDEX' AND state = 'active'
+"""
+
+
+@pytest.fixture
+def node(shared_fleet: EmbeddedFleet) -> Iterator[Node]:
+    maintenance = Node("s1", shared_fleet.primaries[0].dsn("postgres"))
+    execute(maintenance.dsn, f"CREATE DATABASE {DATABASE}", f"CREATE DATABASE {DATABASE}_again TEMPLATE template0")
+    try:
+        yield with_database(maintenance, DATABASE)
+    finally:
+        execute(maintenance.dsn, *(f"DROP DATABASE {DATABASE}{more} WITH (FORCE)" for more in ("", "_again")))
+
+
+def dump(node: Node, path: Path) -> ArchiveDdl:
+    with watch_nodes([node]) as watch:
+        return read_archive(dump_archive(node, None, watch), path)
+
+
+def building(node: Node) -> int:
+    with psycopg.connect(with_database(node, "postgres").dsn) as connection:
+        (count,) = connection.execute(BUILDING).fetchone() or (0,)
+    return int(count)
+
+
+def await_building(node: Node, count: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while building(node) != count:
+        assert time.monotonic() < deadline, f"{building(node)} indexes are being built"
+        time.sleep(0.05)
+
+
+def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, tmp_path: Path) -> None:
+    execute(node.dsn, SLOW, "CREATE TABLE t (n int)", "INSERT INTO t VALUES (1)")
+    execute(node.dsn, *(f"CREATE INDEX i{number} ON t (public.slow(n))" for number in range(3)))
+    ddl, again = dump(node, tmp_path / "archive"), with_database(node, f"{DATABASE}_again")
+    with watch_nodes([again]) as watch:
+        ddl.run(again, PRE_DATA, watch)
+        execute(again.dsn, "INSERT INTO t VALUES (1)")
+
+        def interrupt() -> None:
+            await_building(node, 3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            in_parallel(lambda one: ddl.run(one, POST_DATA, watch), [again], watch.end_all)
+        thread.join()
+    assert time.monotonic() - began < WAIT_SECONDS_MAX
+    # The server notices that its clients are gone.
+    await_building(node, 0)

@@ -1,0 +1,333 @@
+"""A role made by exactly the statements of docs/roles.md restores a database exactly, on PostgreSQL 15 and 18.
+
+What it may not restore is refused before any row is loaded. An owner's code that runs at a restore runs as that role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cli.commands.restore import lines_of
+from fleet.config import Fleet
+from fleet.nodes.connections import with_database
+from fleet.progress import Silent
+from restore.plan import plan_restore
+from restore.report import RestoreReport
+from restore.request import RestoreRequest
+from restore.restore import preview_restore
+from restore.target import TargetUnfitError
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.documented_roles import (
+    ADMIN,
+    OWNER,
+    RESTORER,
+    drop_databases,
+    drop_role,
+    grant,
+    restored,
+    shop_on,
+    statements,
+    two_versions,
+)
+from tests.integration.refusing import execute
+from tests.tables.encoded_tables import dump_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CREATION, *MEMBERSHIPS = statements("restore")
+BACK = "shop_back"
+LARGE = "SELECT lo_from_bytea(4711, 'x'); GRANT SELECT ON LARGE OBJECT 4711"
+LARGE_OF_OTHERS = (
+    "SELECT lo_from_bytea(4712, 'y'); ALTER LARGE OBJECT 4712 OWNER TO large_owner;"
+    " GRANT SELECT ON LARGE OBJECT 4712 TO large_grantor WITH GRANT OPTION;"
+    " SET ROLE large_grantor; GRANT SELECT ON LARGE OBJECT 4712 TO pg_monitor; RESET ROLE"
+)
+# What pg_dump's text does not have.
+OTHERS = """
+SELECT (SELECT array_agg(format('%s %s', pubname, pg_get_userbyid(pubowner)) ORDER BY 1) FROM pg_publication
+         WHERE pubname !~ '^cutline_'),
+       (SELECT array_agg(format('%s %s %s', oid, pg_get_userbyid(lomowner), lomacl) ORDER BY oid)
+          FROM pg_largeobject_metadata),
+       (SELECT last_value FROM app.paid_id_seq), (SELECT sum FROM app.total)
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The fleet as a superuser, with a snapshot of both versions."""
+    directory = tmp_path_factory.mktemp("restorer") / "fleet"
+    with two_versions(directory) as servers, shop_on(servers, tmp_path_factory.mktemp("shop")) as fleet:
+        for node in fleet.primaries:
+            execute(node.dsn, f"SET ROLE {OWNER}; {LARGE} TO {ADMIN} WITH GRANT OPTION; RESET ROLE")
+            execute(node.dsn, f"SET ROLE {ADMIN}; GRANT SELECT ON LARGE OBJECT 4711 TO pg_monitor; RESET ROLE")
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def runs(shop: Fleet, spark: SparkSession) -> Runs:
+    runs = Runs(shop, Ready(spark))
+    runs.init()
+    runs.full("first", large_objects=True)
+    return runs
+
+
+@pytest.fixture
+def target(shop: Fleet) -> Iterator[Fleet]:
+    """The same servers as targets of the role, which exists without memberships."""
+    try:
+        grant([node.dsn for node in shop.primaries], [CREATION])
+        yield restored(shop, RESTORER)
+    finally:
+        for node in shop.primaries:
+            server = with_database(node, "postgres").dsn
+            drop_databases(server, "shop_")
+            drop_role(node.dsn, RESTORER, "mallory")
+
+
+def grant_all(shop: Fleet, *granted: str) -> None:
+    grant([node.dsn for node in shop.primaries], granted)
+
+
+def restore(runs: Runs, target: Fleet, name: str = "first", increment: int = 0, **options: bool) -> RestoreReport:
+    return runs.restore(name, target, increment, **options)
+
+
+def databases_of(shop: Fleet) -> list[object]:
+    found: list[object] = []
+    for node in shop.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            found += connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'shop' ORDER BY 1").fetchall()
+    return found
+
+
+def ask(dsn: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def test_the_documented_role_restores_exactly(shop: Fleet, runs: Runs, target: Fleet) -> None:
+    grant_all(shop, *MEMBERSHIPS)
+    report = restore(runs, target)
+    assert [one for one in report.left_out if "publication cutline_" in one]
+    for node, back in zip(shop.primaries, restored(shop, "postgres").primaries, strict=True):
+        assert sorted_copies(back.dsn) == sorted_copies(node.dsn)
+        assert dump_ddl(back.dsn).decode().splitlines() == dump_ddl(node.dsn).decode().splitlines()
+        assert ask(back.dsn, OTHERS) == ask(node.dsn, OTHERS)
+        created = "SELECT has_database_privilege(%s, current_database(), 'CREATE')"
+        assert ask(back.dsn, created.replace("%s", f"'{OWNER}'")) == [(False,)]
+
+
+def test_memberships_that_lack_are_all_named_before_anything_is_done(shop: Fleet, runs: Runs, target: Fleet) -> None:
+    before = databases_of(shop)
+    for try_it in (
+        lambda: restore(runs, target),
+        lambda: preview_restore(plan_restore(shop, target, RestoreRequest("first")), Silent()),
+    ):
+        with pytest.raises(TargetUnfitError, match="is not a member of shop_admin") as raised:
+            try_it()
+        script = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]
+        assert script == MEMBERSHIPS
+        assert databases_of(shop) == before
+    # A membership that gives nothing.
+    options = "" if len(shop.primaries) > 1 else " WITH INHERIT FALSE"
+    grant_all(shop, MEMBERSHIPS[0], MEMBERSHIPS[1].replace(";", f"{options};"))
+    if options:
+        with pytest.raises(TargetUnfitError, match="is not a member of shop_owner"):
+            restore(runs, target)
+
+
+@pytest.mark.parametrize(
+    ("statement", "undo", "named"),
+    [
+        (
+            "CREATE FUNCTION app.ddl() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';"
+            " CREATE EVENT TRIGGER seen ON ddl_command_end EXECUTE FUNCTION app.ddl();"
+            " ALTER FUNCTION app.ddl() OWNER TO shop_owner",
+            "DROP EVENT TRIGGER seen; DROP FUNCTION app.ddl()",
+            "EVENT TRIGGER seen",
+        ),
+        ("CREATE FOREIGN DATA WRAPPER nothing", "DROP FOREIGN DATA WRAPPER nothing", "FOREIGN DATA WRAPPER nothing"),
+        ("CREATE EXTENSION dblink", "DROP EXTENSION dblink", 'CREATE EXTENSION IF NOT EXISTS "dblink"'),
+        ("CREATE PUBLICATION every FOR ALL TABLES; ALTER PUBLICATION every OWNER TO postgres",
+         "DROP PUBLICATION every", "PUBLICATION every"),
+        ("GRANT SELECT ON pg_authid TO shop_owner", "REVOKE SELECT ON pg_authid FROM shop_owner", "pg_authid"),
+    ],
+    ids=["event trigger", "foreign-data wrapper", "extension", "publication for all", "grant on a catalog"],
+)  # fmt: skip
+def test_what_takes_a_superuser_is_refused_before_a_row_is_loaded(
+    shop: Fleet, runs: Runs, target: Fleet, monkeypatch: pytest.MonkeyPatch, statement: str, undo: str, named: str
+) -> None:
+    grant_all(shop, *MEMBERSHIPS, statement)
+    before = databases_of(shop)
+    try:
+        number = runs.increment("first").increment
+        monkeypatch.setattr("restore.restore.load_databases", lambda *_, **__: pytest.fail("rows were loaded"))
+        with pytest.raises(TargetUnfitError) as raised:
+            restore(runs, target, increment=number)
+        assert named in raised.value.message
+        assert "superuser" in raised.value.hint
+        assert databases_of(shop) == before
+    finally:
+        grant_all(shop, undo)
+
+
+def test_owners_and_grantors_of_large_objects_are_compared_before_a_row_is_loaded(
+    shop: Fleet, runs: Runs, target: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant_all(shop, *MEMBERSHIPS, "CREATE ROLE large_owner", "CREATE ROLE large_grantor", LARGE_OF_OTHERS)
+    before = databases_of(shop)
+    try:
+        runs.init()
+        runs.full("large", large_objects=True)
+        monkeypatch.setattr("restore.rows.load_rows", lambda *_, **__: pytest.fail("rows were loaded"))
+        with pytest.raises(TargetUnfitError, match="is not a member of large_owner") as raised:
+            restore(runs, target, "large")
+        granted = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]
+        assert granted == [f'GRANT "large_{one}" TO "{RESTORER}";' for one in ("grantor", "owner")]
+        assert databases_of(shop) == before
+        monkeypatch.undo()
+        grant_all(shop, *granted)
+        restore(runs, target, "large")
+        for node, back in zip(shop.primaries, restored(shop, "postgres").primaries, strict=True):
+            assert ask(back.dsn, OTHERS) == ask(node.dsn, OTHERS)
+    finally:
+        for node in shop.primaries:
+            drop_databases(with_database(node, "postgres").dsn, "shop_")
+            drop_role(node.dsn, "large_grantor", "large_owner")
+
+
+def test_a_preview_says_what_it_leaves_to_the_restore(shop: Fleet, runs: Runs, target: Fleet) -> None:
+    grant_all(shop, *MEMBERSHIPS)
+    preview = preview_restore(plan_restore(shop, target, RestoreRequest("first", 0)), Silent())
+    names = [node.id for node in shop.primaries]
+    assert preview.untried == names
+    assert {one.rpartition(" on ")[2].partition(":")[0] for one in preview.left_out} == set(names)
+    superuser = restored(shop, "postgres", "shop_super")
+    preview = preview_restore(plan_restore(shop, superuser, RestoreRequest("first", 0)), Silent())
+    assert (preview.untried, preview.left_out) == ([], [])
+
+
+EVIL = (
+    "CREATE ROLE mallory LOGIN", "GRANT CONNECT ON DATABASE shop TO mallory",
+    "CREATE SCHEMA m AUTHORIZATION mallory", "SET ROLE mallory",
+    "CREATE FUNCTION m.evil(what text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECUTE what; RETURN true;"
+    " EXCEPTION WHEN OTHERS THEN RETURN true; END $$",
+    "CREATE FUNCTION m.all() RETURNS boolean LANGUAGE sql AS $$ SELECT m.evil('ALTER ROLE mallory SUPERUSER')"
+    " AND m.evil('GRANT pg_execute_server_program TO mallory') AND m.evil('GRANT postgres TO mallory')"
+    " AND m.evil('COPY (SELECT 1) TO PROGRAM ''cat > /dev/null''') AND m.evil('SET SESSION AUTHORIZATION postgres') $$",
+    "CREATE DOMAIN m.d AS int CHECK (m.all())",
+    "CREATE FUNCTION m.computed(int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS"
+    " $$ BEGIN RETURN m.all(); END $$",
+    "RESET ROLE",
+)  # fmt: skip
+TABLES = (
+    "CREATE TABLE m.t (id int PRIMARY KEY CHECK (m.all()), d m.d,"
+    " g boolean GENERATED ALWAYS AS (m.computed(id)) STORED)",
+    "INSERT INTO m.t VALUES (1, 1)",
+    "CREATE INDEX ON m.t (m.computed(id))",
+    "CREATE MATERIALIZED VIEW m.v AS SELECT m.all()",
+)
+POWERS = """
+SELECT rolsuper, pg_has_role('mallory', 'pg_execute_server_program', 'MEMBER'), rolcreaterole, rolcreatedb
+  FROM pg_roles WHERE rolname = 'mallory'
+"""
+
+
+def test_an_owners_code_can_not_become_a_superuser_through_the_documented_role(
+    shop: Fleet, runs: Runs, target: Fleet
+) -> None:
+    grant_all(shop, *MEMBERSHIPS, "; ".join(EVIL))
+    try:
+        for node in shop.primaries:
+            execute(make_conninfo(node.dsn, user="mallory"), *TABLES)
+        runs.init()
+        runs.full("evil")
+        grant_all(shop, f'GRANT mallory TO "{RESTORER}"')
+        restore(runs, target, "evil")
+        for node in restored(shop, "postgres").primaries:
+            assert ask(node.dsn, POWERS) == [(False, False, False, False)]
+            assert ask(node.dsn, "SELECT id, d, g FROM m.t") == [(1, 1, True)]
+        # As a superuser the same code gives its owner everything: SECURITY.md says so.
+        runs.restore("evil", restored(shop, "postgres", "shop_super"))
+        for node in restored(shop, "postgres").primaries:
+            assert ask(node.dsn, POWERS)[0][0] is True
+    finally:
+        for node in shop.primaries:
+            drop_databases(with_database(node, "postgres").dsn, "shop_")
+            drop_role(node.dsn, "mallory")
+
+
+def test_an_existing_database_that_can_not_be_put_aside_is_refused_first(
+    shop: Fleet, runs: Runs, target: Fleet
+) -> None:
+    grant_all(shop, *MEMBERSHIPS)
+    node = shop.primaries[0]
+    server = with_database(node, "postgres").dsn
+    execute(server, f"CREATE DATABASE {BACK}")
+    with pytest.raises(TargetUnfitError, match=f"database {BACK} can't be put aside.* does not own it") as raised:
+        restore(runs, target)
+    execute(server, raised.value.hint, "CREATE ROLE mallory LOGIN")
+    with psycopg.connect(node.dsn, dbname=BACK, user="mallory"):
+        with pytest.raises(TargetUnfitError, match="may not end its sessions of mallory") as raised:
+            restore(runs, target)
+        assert raised.value.hint == f'GRANT "pg_signal_backend" TO "{RESTORER}";'
+        execute(server, raised.value.hint)
+        restore(runs, target)
+    refusing = pytest.raises(TargetUnfitError, match="may not end its sessions of postgres")
+    with psycopg.connect(node.dsn, dbname=BACK), refusing:
+        restore(runs, target)
+
+
+def test_what_it_takes_from_the_owner_and_slots_that_it_can_not_drop_are_named_with_statements(
+    shop: Fleet, runs: Runs, target: Fleet
+) -> None:
+    grant_all(shop, *MEMBERSHIPS)
+    slot = "cutline_0123456789ab_left"
+    for node in shop.primaries:
+        execute(with_database(node, "postgres").dsn, f"CREATE DATABASE {BACK} OWNER {ADMIN}")
+        execute(with_database(node, BACK).dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    give_back, ids = f'ALTER DATABASE "{BACK}" OWNER TO "{ADMIN}";', [node.id for node in shop.primaries]
+    assert statements("give-back") == [give_back.replace(BACK, "shop")]
+    try:
+        report = restore(runs, target)
+        assert report.slots_left == [f"{node}: {slot}" for node in ids]
+        assert [(one.node, one.owner, one.previous) for one in report.owner_changes] == [
+            (node, RESTORER, ADMIN) for node in ids
+        ]
+        lines, drop = lines_of(report), f"SELECT pg_drop_replication_slot('{slot}');"
+        assert (lines.count(give_back), lines.count(drop)) == (len(ids), len(ids))
+        for node in shop.primaries:
+            # As a superuser; and the role itself, as it is a member.
+            execute(with_database(node, BACK).dsn, drop)
+            execute(make_conninfo(node.dsn, user=RESTORER, dbname="postgres"), give_back)
+        # Now there is no other owner, and no slot.
+        execute(shop.primaries[0].dsn, *(f'ALTER DATABASE {BACK} OWNER TO "{RESTORER}"',))
+        again = restore(runs, target)
+        assert ([one.node for one in again.owner_changes], again.slots_left) == (ids[1:], [])
+    finally:
+        for node in shop.primaries:
+            execute(
+                node.dsn,
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                f" WHERE slot_name = '{slot}' AND slot_type = 'logical'",
+            )
+
+
+def test_roles_that_it_creates_are_usable(shop: Fleet, runs: Runs, target: Fleet) -> None:
+    grant_all(shop, *MEMBERSHIPS, f"ALTER ROLE {OWNER} RENAME TO away", f'ALTER ROLE "{RESTORER}" CREATEROLE')
+    try:
+        report = restore(runs, target, create_roles=True)
+        assert report.roles_created == [f"{node.id}: {OWNER}" for node in shop.primaries]
+        for node in restored(shop, "postgres").primaries:
+            owner = "SELECT DISTINCT tableowner::text FROM pg_tables WHERE tablename = 'paid'"
+            assert ask(node.dsn, owner) == [(OWNER,)]
+    finally:
+        for node in shop.primaries:
+            drop_databases(with_database(node, "postgres").dsn, "shop_")
+            execute(node.dsn, f"DROP ROLE IF EXISTS {OWNER}", f"ALTER ROLE away RENAME TO {OWNER}")

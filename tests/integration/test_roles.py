@@ -1,0 +1,305 @@
+"""Roles made by exactly the statements of docs/roles.md run every command, on PostgreSQL 15 and 18 with standbys.
+
+`init` names whatever of it is missing, all of it at once and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cli.output.failure import failure_of, report
+from fleet.config import Fleet
+from fleet.nodes.privileges import FUNCTIONS, STANDBY_FUNCTIONS
+from fleet.nodes.problems import NodeUnfitError, Purpose, grants_of
+from fleet.progress import Silent
+from fleet.read_only.resume import resume_fleet
+from snapshots.create.increment import create_increment
+from snapshots.create.initialise import initialise
+from snapshots.create.request import CreateRequest
+from storage.errors import SnapshotError
+from storage.location import StoreLocation
+from tests.commands.snapshot_runs import Ready, Runs, run_command
+from tests.integration.documented_roles import (
+    BACKUP,
+    OWNER,
+    as_role,
+    await_standbys,
+    forget,
+    grant,
+    restored,
+    runs_on,
+    shop_on,
+    statements,
+    two_versions,
+)
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent.parent
+# The functions behind the views that Cutline reads.
+VIEWS = {
+    "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_activity",
+    "pg_stat_get_wal_receiver", "pg_stat_get_wal_senders",
+}  # fmt: skip
+LEFT = """
+SELECT (SELECT count(*) FROM pg_publication WHERE pubname ^@ 'cutline_'),
+       (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical')
+"""
+NEEDED = statements("create", "publish")
+OPTIONAL = [one for one in statements("terminal") if one not in NEEDED]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("roles") / "fleet"
+    with two_versions(directory) as servers, shop_on(servers, tmp_path_factory.mktemp("shop")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def backup(shop: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    """The fleet with the role's dsns and a new store; there is no such role yet."""
+    try:
+        yield as_role(shop, BACKUP, tmp_path)
+    finally:
+        forget(shop, BACKUP)
+
+
+def grant_all(shop: Fleet, granted: list[str]) -> None:
+    grant([node.dsn for node in shop.primaries], granted)
+    await_standbys(shop)
+
+
+def lacking(fleet: Fleet) -> list[dict[str, str]]:
+    """The grants that init refuses for, or those that it reports if it does not refuse."""
+    try:
+        return grants_of(initialise(fleet, Silent()).lacking)
+    except NodeUnfitError as error:
+        grants: Any = error.details["grants"]
+        script = [line for line in error.hint.splitlines() if not line.startswith("-- ")]
+        # What other tasks need is in the details alone.
+        required = {one["statement"] for one in grants if one["for"] == Purpose.EVERYTHING}
+        assert sorted(script) == sorted(required)
+        return [*grants]
+
+
+@pytest.mark.parametrize("left_out", NEEDED[1:] + OPTIONAL)
+def test_init_names_exactly_the_grant_that_is_left_out(shop: Fleet, backup: Fleet, left_out: str) -> None:
+    # The owner of the database has more than the page's statements grant: so its membership comes last.
+    granted, purposes = (NEEDED, {Purpose.EVERYTHING}) if left_out in NEEDED else (NEEDED + OPTIONAL, set(Purpose))
+    grant_all(shop, [one for one in granted if one != left_out])
+    found = [one for one in lacking(backup) if one["for"] in purposes]
+    concerned = {(node.id, "shop") for node in shop.primaries if runs_on(left_out, node.dsn)}
+    assert {one["statement"] for one in found} == {left_out}
+    # What the session in the database can't see, because there is none, is found in another database.
+    places = {(one["node"], "shop" if "CONNECT" in left_out else one["database"]) for one in found}
+    assert places == concerned
+    grant_all(shop, [left_out])
+    assert [one for one in lacking(backup) if one["for"] in purposes] == []
+
+
+def test_every_command_runs_as_the_documented_role(shop: Fleet, backup: Fleet, spark: SparkSession) -> None:
+    grant_all(shop, NEEDED + OPTIONAL)
+    runs = Runs(backup, Ready(spark))
+    runs.init()
+    runs.full("first")
+    for node in shop.primaries:
+        execute(
+            node.dsn, "UPDATE app.paid SET amount = 0 WHERE id < 5", "INSERT INTO app.secret VALUES (3, 'c')",
+            f"SET ROLE {OWNER}; CREATE TABLE app.later (id int PRIMARY KEY); INSERT INTO app.later VALUES (1)",
+        )  # fmt: skip
+    runs.increment("first")
+    create_increment(backup, CreateRequest("first", terminal=True), runs.spark, Silent())
+    assert [one.was.snapshot for one in resume_fleet(backup, Silent()).results] == ["first"] * len(shop.primaries)
+    runs.full("second")
+    checked = runs.check_one("first")
+    assert checked.conflicts == []
+    assert runs.restore("first", restored(shop, "postgres")).rows == (50 + 3 + 1) * len(shop.primaries)
+    # The publications go with the last snapshot.
+    for words in (("list",), ("show", "first"), ("prune", "--keep-full", "1", "--yes"), ("gc",),
+                  ("delete", "second", "--force")):  # fmt: skip
+        code, document = run_command(backup, *words)
+        assert code == 0, (words, document)
+        assert not document.get("left_out_nodes"), document
+    for node in shop.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            assert connection.execute(LEFT).fetchone() == (0, 0)
+
+
+def test_tasks_that_need_less_have_less(shop: Fleet, backup: Fleet, spark: SparkSession) -> None:
+    by_superuser = Runs(replace(backup, nodes=shop.nodes), Ready(spark))
+    by_superuser.init()
+    by_superuser.full("first")
+    by_superuser.full("second")
+    # There is no such role: reading and checking need none.
+    for words in (("list",), ("show", "first")):
+        assert run_command(backup, *words)[0] == 0
+    assert Runs(backup, Ready(spark)).check_one("first").conflicts == []
+    grant_all(shop, statements("operate"))
+    for words in (("prune", "--keep-full", "1", "--yes"), ("gc",)):
+        code, document = run_command(backup, *words)
+        assert code == 0, (words, document)
+    code, document = run_command(backup, "delete", "second", "--force")
+    # The superuser owns them.
+    assert (code, len(document["publications_left"])) == (3, len(shop.primaries))
+    assert document["slots_left"] == []
+    for node in shop.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            publications, slots = connection.execute(LEFT).fetchone() or (0, -1)
+            assert (publications > 0, slots) == (True, 0)
+
+
+def test_without_publishing_a_role_creates_where_a_superuser_ran_init(
+    shop: Fleet, backup: Fleet, spark: SparkSession
+) -> None:
+    grant_all(shop, statements("create"))
+    with pytest.raises(NodeUnfitError, match="may not create publications"):
+        initialise(backup, Silent())
+    initialise(replace(backup, nodes=shop.nodes), Silent())
+    named = lacking(backup)
+    assert {one["for"] for one in named} == {Purpose.NEW_TABLES, Purpose.TERMINAL}
+    assert f'GRANT "{OWNER}" TO "{BACKUP}";' in {one["statement"] for one in named if one["for"] == Purpose.NEW_TABLES}
+    runs = Runs(backup, Ready(spark))
+    runs.full("first")
+    runs.increment("first")
+    # A new table is more than the role may publish.
+    with_later = [node.dsn for node in shop.primaries]
+    grant(with_later, [f"SET ROLE {OWNER}; CREATE TABLE app.new (id int PRIMARY KEY); RESET ROLE"])
+    with pytest.raises(SnapshotError) as raised:
+        runs.increment("first")
+    assert (raised.value.exit_code, raised.value.slug) == (3, "node-unfit")
+    grant(with_later, ["DROP TABLE app.new"])
+    grant(with_later, [one["statement"] for one in named if one["for"] == Purpose.NEW_TABLES])
+    assert {one["for"] for one in lacking(backup)} == {Purpose.TERMINAL}
+
+
+def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
+    shop: Fleet, backup: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant_all(shop, NEEDED)
+    (node, *_) = shop.primaries
+    execute(node.dsn, "REVOKE EXECUTE ON FUNCTION pg_lock_status() FROM PUBLIC")
+    try:
+        monkeypatch.setattr("snapshots.create.initialise.find_node_problems", lambda _: [])
+        with pytest.raises(NodeUnfitError, match="permission denied for function pg_lock_status") as raised:
+            initialise(backup, Silent())
+        assert "docs/roles.md" in raised.value.hint
+    finally:
+        execute(node.dsn, "GRANT EXECUTE ON FUNCTION pg_lock_status() TO PUBLIC")
+
+
+@pytest.mark.parametrize("function", ["pg_logical_emit_message", "pg_replication_slot_advance", "pg_lock_status"])
+def test_functions_that_were_revoked_from_everybody_are_named(shop: Fleet, backup: Fleet, function: str) -> None:
+    node = shop.primaries[0]
+    grant_all(shop, NEEDED)
+    with psycopg.connect(node.dsn) as connection:
+        query = "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = %s ORDER BY 1"
+        signatures = [row[0] for row in connection.execute(query, (function,))]
+    execute(node.dsn, *(f"REVOKE EXECUTE ON FUNCTION {one} FROM PUBLIC" for one in signatures))
+    try:
+        await_standbys(shop)
+        found = [one["statement"] for one in lacking(backup) if one["for"] == Purpose.EVERYTHING]
+        assert sorted(found) == [f'GRANT EXECUTE ON FUNCTION pg_catalog.{one} TO "{BACKUP}";' for one in signatures]
+        grant([node.dsn], found)
+        await_standbys(shop)
+        assert [one for one in lacking(backup) if one["for"] == Purpose.EVERYTHING] == []
+    finally:
+        execute(node.dsn, *(f"GRANT EXECUTE ON FUNCTION {one} TO PUBLIC" for one in signatures))
+
+
+def test_every_function_that_is_called_is_tried() -> None:
+    called = {
+        name
+        for folder in ("fleet", "snapshots", "wal", "check", "restore")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"\bpg_[a-z_]+(?=\()", path.read_text())
+    }
+    assert called <= {*FUNCTIONS, *STANDBY_FUNCTIONS}
+    assert {name for name in FUNCTIONS if name not in called} == VIEWS
+
+
+def test_what_superusers_own_is_not_published_by_making_the_role_one(shop: Fleet, backup: Fleet) -> None:
+    node = shop.primaries[0]
+    grant_all(shop, NEEDED)
+    execute(node.dsn, 'CREATE TABLE app."super\nDROP TABLE x" (id int PRIMARY KEY)')
+    try:
+        with pytest.raises(NodeUnfitError, match="may not publish tables of postgres") as raised:
+            initialise(backup, Silent())
+        assert "let a superuser run: snapshot init" in raised.value.hint
+        assert not [line for line in raised.value.hint.splitlines() if 'GRANT "postgres"' in line or line[:4] == "DROP"]
+        # Not a statement.
+        grants: Any = raised.value.details["grants"]
+        actions: Any = raised.value.details["actions"]
+        assert {one["for"] for one in grants} == {Purpose.TERMINAL}
+        assert [(one["node"], one["for"]) for one in actions] == [(node.id, Purpose.EVERYTHING)]
+    finally:
+        execute(node.dsn, 'DROP TABLE app."super\nDROP TABLE x"')
+
+
+def test_large_objects_that_the_role_may_not_read_are_named_by_init(shop: Fleet, backup: Fleet) -> None:
+    node = shop.primaries[0]
+    grant_all(shop, NEEDED)
+    execute(node.dsn, "SELECT lo_from_bytea(4711, 'x')")
+    try:
+        found = [one["statement"] for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS]
+        assert found == statements("large-objects")
+        grant([node.dsn], found)
+        assert [one for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS] == []
+    finally:
+        execute(node.dsn, "SELECT lo_unlink(4711)")
+
+
+@pytest.mark.parametrize("name", ['back"up', "Back up; DROP ROLE x", "sichérung"])
+def test_every_name_of_a_role_is_quoted(shop: Fleet, name: str, tmp_path: Path) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    fleet = replace(shop, store=StoreLocation(f"file://{tmp_path}/store"))
+    nodes = tuple(replace(node, dsn=make_conninfo(node.dsn, user=name)) for node in shop.nodes)
+    try:
+        grant_all(shop, [f"CREATE ROLE {quoted} LOGIN NOINHERIT"])
+        for _ in range(2):
+            for one in lacking(replace(fleet, nodes=nodes)):
+                grant([fleet.node(one["node"]).dsn], [one["statement"]])
+            await_standbys(shop)
+        assert lacking(replace(fleet, nodes=nodes)) == []
+    finally:
+        forget(shop, name)
+
+
+def test_init_names_everything_at_once_and_its_statements_suffice(shop: Fleet, backup: Fleet) -> None:
+    grant_all(shop, NEEDED[:2])
+    found = lacking(backup)
+    assert {one["statement"] for one in found} == {*NEEDED[2:], *OPTIONAL}
+    assert {one["node"] for one in found} == {node.id for node in shop.primaries}
+    for node in shop.primaries:
+        grant_here = [one["statement"] for one in found if one["node"] == node.id]
+        grant([node.dsn], grant_here)
+    await_standbys(shop)
+    assert lacking(backup) == []
+
+
+def test_what_the_error_prints_below_its_hint_is_a_script_that_suffices(
+    shop: Fleet, backup: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grant_all(shop, NEEDED[:2])
+    first, *others = shop.primaries
+    for node in others:
+        grant([node.dsn], NEEDED[2:])
+    await_standbys(shop)
+    with pytest.raises(NodeUnfitError) as raised:
+        initialise(backup, Silent())
+    report(failure_of(raised.value), raised.value, json=False, verbose=False)
+    _, _, script = capsys.readouterr().err.partition("hint:\n")
+    assert {line for line in script.splitlines() if not line.startswith("-- ")} == set(NEEDED[2:])
+    execute(first.dsn, script)
+    await_standbys(shop)
+    assert {one["for"] for one in lacking(backup)} == {Purpose.TERMINAL}

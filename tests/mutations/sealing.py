@@ -1,0 +1,64 @@
+"""Seal changed documents as somebody does who knows how, but has no key: every digest in the store fits again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.digest import digest
+from tests.mutations.values import text_of
+
+COMMIT = re.compile(r"snapshots/([^/]+)/(snapshot\.json|increments/(\d{16})\.json)")
+
+
+def seal_text(text: str) -> bytes:
+    """The bytes of a document with this text, which need not be valid JSON, and its digest."""
+    content = text[: text.rindex("\n}")] + "\n}" if text.endswith("\n}") else text
+    return f'{content[:-2]},\n "digest": "{digest(content.encode())}"\n}}'.encode()
+
+
+def seal_document(document: Mapping[str, Any]) -> bytes:
+    """Seal the document."""
+    return seal_text(text_of({name: value for name, value in document.items() if name != "digest"}))
+
+
+def later_commits(key: str, keys: list[str]) -> list[str]:
+    """The commits of the same chain after the commit `key`, in order; none if it is no commit."""
+    found = COMMIT.fullmatch(key)
+    if not found:
+        return []
+    # The full snapshot's key sorts after those of increments.
+    number = found[3] or ""
+    matches = [match for one in keys if (match := COMMIT.fullmatch(one)) and match[1] == found[1]]
+    return [match[0] for match in sorted(matches, key=lambda one: one[3] or "") if (match[3] or "") > number]
+
+
+def resealed(documents: Mapping[str, Any], key: str, changed: Mapping[str, Any]) -> dict[str, bytes]:
+    """The bytes of the changed document, and of all later commits of its chain with digests that fit."""
+    bodies = {key: seal_document(changed)}
+    before = changed.get("operation", ""), bodies[key]
+    for later in later_commits(key, list(documents)):
+        document = dict(documents[later])
+        document["previous"] = {"operation": before[0], "digest": _digest_of(before[1])}
+        bodies[later] = seal_document(document)
+        before = document["operation"], bodies[later]
+    return bodies
+
+
+def _digest_of(body: bytes) -> str:
+    return body[-67:-3].decode()
+
+
+def write_all(store: Path, bodies: Mapping[str, bytes]) -> None:
+    """Put the documents into a store in a folder, over those that are there."""
+    for key, body in bodies.items():
+        (store / key).write_bytes(body)
+
+
+def read_documents(store: Path) -> dict[str, Any]:
+    """Every JSON document of a store, by key."""
+    paths = sorted(path for path in store.rglob("*.json"))
+    return {str(path.relative_to(store)): json.loads(path.read_bytes()) for path in paths}

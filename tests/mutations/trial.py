@@ -1,0 +1,126 @@
+"""Run the commands that need no Spark on a store with one changed document, and say what each made of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from cli.main import run
+from tests.mutations.sealing import resealed, write_all
+from tests.mutations.values import Mutation, Others, mutate
+from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World
+
+SECONDS_MAX = 20
+REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
+# What differs between two runs of the same command on the same store.
+VARYING = frozenset({"retained_wal", "seconds", "operation", "not_asked", "retained"})
+
+
+class HangError(BaseException):
+    """A command took longer than any should. No command may catch it, so it is no Exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one command made of a case: its exit code, its document, and what that means."""
+
+    command: str
+    code: int
+    document: Any
+
+    @property
+    def kind(self) -> str:
+        """Refused, accepted, traceback or hang."""
+        if self.code in (70, -1):
+            return TRACEBACK if self.code == 70 else HANG
+        if self.command.startswith("list"):
+            states = {one["name"]: one["state"] for one in self.document.get("snapshots", [])}
+            return REFUSED if self.code or "broken" in states.values() or self._has_problem() else ACCEPTED
+        if self.command.startswith("check"):
+            return ACCEPTED if self.code in (0, 4) else REFUSED
+        return REFUSED if self.code else ACCEPTED
+
+    def _has_problem(self) -> bool:
+        return any(one["problem"] for one in self.document["open_operations"])
+
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "list": ("list",),
+    "show": ("show", NAME),
+    "check --metadata-only": ("check", NAME, "--metadata-only"),
+    "restore --dry-run": ("restore", NAME, "--dry-run"),
+}
+# A mark concerns its own copy of the chain.
+MARKED = {DELETED_NAME: DELETED_NAME, PRUNED_NAME: PRUNED_NAME, LOST_NAME: LOST_NAME}
+
+
+def run_command(world: World, name: str, command: str) -> Outcome:
+    """Run one command in this process, with --json and as text."""
+    words = [word if word != NAME else name for word in COMMANDS[command]]
+    if command.startswith("restore"):
+        words += ["--to", str(world.target.path)]
+    code, out = _run(["--fleet", str(world.fleet.path), "--json", *words])
+    text_code = code
+    if command in ("list", "show"):
+        text_code, _ = _run(["--fleet", str(world.fleet.path), *words])
+    worst = next((one for one in (code, text_code) if one in (70, -1)), code)
+    return Outcome(command, worst, json.loads(out) if out.strip() and worst != -1 else {})
+
+
+def _run(words: list[str]) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with _bounded(), redirect_stdout(out), redirect_stderr(err):
+            code = run(words)
+    except HangError:
+        return -1, ""
+    return code, out.getvalue() if code != 70 else out.getvalue() or json.dumps({"error": err.getvalue()})
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(SECONDS_MAX)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def changed_store(
+    world: World, documents: Mapping[str, Any], mutation: Mutation, others: Others, seed: int
+) -> Iterator[bool]:
+    """Put the changed document and its seals into the store for the block; yield whether there is anything changed."""
+    changed = mutate(documents, mutation, others, seed)
+    if changed is None:
+        yield False
+        return
+    bodies = resealed(documents, mutation.key, changed)
+    originals = {key: (world.store / key).read_bytes() for key in bodies}
+    try:
+        write_all(world.store, bodies)
+        yield True
+    finally:
+        write_all(world.store, originals)
+
+
+def name_of(key: str) -> str:
+    """The snapshot that the document concerns."""
+    return next((name for name in MARKED if f"/{name}" in key), NAME)
+
+
+def comparable(document: Any) -> Any:
+    """A command's document without what differs between two runs."""
+    if isinstance(document, dict):
+        return {name: comparable(value) for name, value in document.items() if name not in VARYING}
+    return [comparable(one) for one in document] if isinstance(document, list) else document

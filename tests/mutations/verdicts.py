@@ -1,0 +1,39 @@
+"""Which values may be changed without a command refusing it: those that describe, and those that nothing else tells.
+
+A value that describes is shown as it is, and decides nothing of a restore. Of a value that is recorded once, no
+comparison can say that it is wrong; only a key of the store's owner could.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tests.mutations.values import Place, path_text
+
+DESCRIPTIVE = (
+    r"comment|seconds|created_at|terminal|operation|chain|counts\.ignored|rules.*|fleet|global_id|fingerprints.*|previous",
+    r"cut\.(id|attempts|causes|seconds).*|left_out.*|baseline.*|base\..*|roles.*|tables.*|segments.*",
+    r"(schema_changes\.)?(tables|roles|fingerprints|begun).*|counts.*",
+    # A restore compares them with the tables that the DDL creates.
+    r"(schema_changes\.)?groups\..*(columns|partitions|identity).*",
+)
+SOLE = (
+    r"sequences\..*",
+    r"(schema_changes\.)?groups\..*\.missing",
+    r"baseline\[\d+\]\.(encoding|collate|ctype|locale_provider|locale|icu_rules)",
+    r"(schema_changes\.)?roles\..*",
+)
+
+
+def is_descriptive(key: str, path: Place) -> bool:
+    """Whether a changed value may be shown: in a commit only if it describes; other documents are shown as they are."""
+    return not key.startswith("snapshots/chain/") or _matches(path, DESCRIPTIVE)
+
+
+def is_sole(path: Place) -> bool:
+    """Whether nothing else in the store tells what the value was."""
+    return _matches(path, SOLE)
+
+
+def _matches(path: Place, patterns: tuple[str, ...]) -> bool:
+    return any(re.fullmatch(pattern, path_text(path)) for pattern in patterns)

@@ -1,0 +1,73 @@
+"""A standalone Spark cluster on loopback: a master and a worker, as `java` runs them from pyspark's jars."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyspark
+
+from cli.spark.java import find_java
+from tests.s3.server import free_port
+
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 20
+
+
+@contextlib.contextmanager
+def standalone_cluster(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """Run a master and a worker with `settings`; yield the master's URL."""
+    worker = ["worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", "0"]
+    with standalone_master(folder, settings) as url:
+        command = [*worker, "--properties-file", str(folder / "spark.properties"), url]
+        with _daemon(folder, "worker", command, "Successfully registered"):
+            yield url
+
+
+@contextlib.contextmanager
+def standalone_master(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """Run a master without a worker."""
+    folder.mkdir()
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    properties = folder / "spark.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    command = ["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    with _daemon(folder, "master", [*command, "--properties-file", str(properties)], "I have been elected leader"):
+        yield url
+
+
+@contextlib.contextmanager
+def _daemon(folder: Path, name: str, command: list[str], ready: str) -> Iterator[None]:
+    home, java = Path(pyspark.__file__).parent, find_java(folder)
+    environment = os.environ | {
+        "SPARK_HOME": str(home),
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
+    log = folder / f"{name}.log"
+    java_command = [str(java.launch_home / "bin" / "java"), "-cp", f"{home}/jars/*", "-Xmx256m"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*java_command, f"org.apache.spark.deploy.{command[0]}", *command[1:]],
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd=folder,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while ready not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the {name} did not start: {log.read_text(errors='replace')[-4000:]}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

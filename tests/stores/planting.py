@@ -1,0 +1,28 @@
+"""Objects as another program writes them: their names may be no keys."""
+
+from __future__ import annotations
+
+from storage.encryption.encrypted_store import EncryptedStore
+from storage.fsspec_store import FsspecStore
+from storage.local import LocalStore
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore
+from tests.simulation.faulty_store import FaultyStore
+
+
+def plant(store: ObjectStore, name: str) -> None:
+    """Write an object past the store's own checks."""
+    while isinstance(store, EncryptedStore):
+        store = store.raw
+    if isinstance(store, LocalStore):
+        path = store.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"planted")
+    elif isinstance(store, FsspecStore):
+        store.filesystem.pipe_file(store.path(name), b"planted")
+    elif isinstance(store, InMemoryStore):
+        store._objects[name] = b"planted"
+    elif isinstance(store, FaultyStore):
+        store._bucket.changes.append((name, True))
+    else:
+        raise TypeError(f"it is not known how to plant an object in {type(store).__name__}")

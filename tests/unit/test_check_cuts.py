@@ -1,0 +1,143 @@
+"""Every cut of a chain is resolved again from its archived events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec import structs
+
+from check.cuts import READS_AT_ONCE, check_cuts
+from check.findings import Findings
+from check.report import SnapshotReport
+from fleet.lsn import Lsn
+from fleet.progress import Silent
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from storage.memory import InMemoryStore
+from storage.store import ObjectStore, StoreUnreachableError
+from tests.unit.made_commits import full_commit, increment_commit, memory, unused_url
+from tests.unit.made_segments import event, table
+from wal.cut.cut_values import NodeCut
+from wal.segments.archive import Segment, SegmentRange
+from wal.segments.segments import create_segment
+
+
+class SilentStore(InMemoryStore):
+    """A store that answers no read."""
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        raise StoreUnreachableError(url=self.url, reason=f"no answer about {key} from {start} on, {length} bytes")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The reads that a store has answered, and those at once."""
+
+    reads: int = 0
+    under_way: int = 0
+    under_way_max: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class SlowStore(InMemoryStore):
+    """A store that answers a read after a moment."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        traffic = self.traffic
+        with traffic.lock:
+            traffic.reads += 1
+            traffic.under_way += 1
+            traffic.under_way_max = max(traffic.under_way, traffic.under_way_max)
+        time.sleep(0.02)
+        with traffic.lock:
+            traffic.under_way -= 1
+        return InMemoryStore.read_range(self, key, start, length)
+
+
+@dataclass(slots=True)
+class Steps(Silent):
+    """Keeps the steps, and how far the last one is."""
+
+    steps: list[tuple[str, int | None]] = field(default_factory=list)
+    done: int = 0
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.steps.append((name, total))
+
+    def advance(self, done: int) -> None:
+        self.done += done
+
+
+def findings_of(store: ObjectStore, chain: Chain, steps: Steps | None = None) -> Findings:
+    findings = Findings(SnapshotReport(chain.name, chain.last.increment))
+    check_cuts(chain, store, findings, steps or Steps())
+    return findings
+
+
+def made_chain(store: ObjectStore, increments: int, segments: int = 1) -> Chain:
+    """A chain with a cut in the last segment of each commit: a transaction before it, and one after it."""
+    commits = [made_commit(store, number, segments) for number in range(increments + 1)]
+    return Chain(commits[0], tuple(commits[1:]))  # type: ignore[arg-type]
+
+
+def made_commit(store: ObjectStore, number: int, segments: int) -> Commit:
+    numbers = range(number * segments + 1, (number + 1) * segments + 1)
+    listed = tuple(made_segment(store, one, is_last=one == numbers[-1]) for one in numbers)
+    at = (listed[-1].number - 1) * 100
+    # The first window lacks the transaction after the cut before.
+    cut = NodeCut("a", Lsn(at + 50), Lsn(at + 60), Lsn(at + 50), segments + bool(number), (), ())
+    made = increment_commit(number) if number else full_commit()
+    return structs.replace(made, cut=structs.replace(made.cut, nodes=(cut,)), segments={"a": listed})
+
+
+def made_segment(store: ObjectStore, number: int, *, is_last: bool) -> Segment:
+    begin = (number - 1) * 100
+    events = table([event(begin + 10), *([event(begin + 80)] if is_last else [])])
+    wal_range = SegmentRange("a", "op", Lsn(begin), Lsn(begin + 100))
+    return create_segment(store, "wal", number, wal_range, (table([]), events)).segment
+
+
+def test_a_store_that_does_not_answer_is_no_conflict() -> None:
+    with pytest.raises(StoreUnreachableError) as raised:
+        findings_of(SilentStore(unused_url()), Chain(full_commit()))
+    assert raised.value.exit_code == 6
+
+
+def test_an_archive_that_is_missing_is_damage_of_its_node() -> None:
+    findings = findings_of(memory(), Chain(full_commit()))
+    assert [one.kind for one in findings.report.conflicts] == ["missing"]
+    assert findings.damaged == {"a"}
+
+
+def test_every_cut_is_resolved_from_the_segments_of_its_window() -> None:
+    store, steps = SlowStore(unused_url()), Steps()
+    chain = made_chain(store, increments=20)
+    assert findings_of(store, chain, steps).report.conflicts == []
+    assert (steps.steps, steps.done) == ([("resolve cuts again", 21)], 21)
+    # A segment with a cut belongs to two windows, the last to one.
+    assert store.traffic.reads == 2 * 21 - 1
+
+
+def test_a_changed_position_is_a_conflict_of_its_cut_and_of_the_next() -> None:
+    store = memory()
+    chain = made_chain(store, increments=3)
+    wrong = chain.increments[1]
+    (node,) = wrong.cut.nodes
+    cut = structs.replace(wrong.cut, nodes=(structs.replace(node, position=Lsn(node.position + 40)),))
+    chain = Chain(chain.full, (chain.increments[0], structs.replace(wrong, cut=cut), chain.increments[2]))
+    details = [one.detail for one in findings_of(store, chain).report.conflicts]
+    assert [detail.partition(":")[0] for detail in details] == ["cut op-2.1", "cut op-3.1"]
+    assert "position 0/122, the archived events 0/FA" in details[0]
+
+
+def test_the_segments_of_a_window_are_read_at_once_but_not_all() -> None:
+    store = SlowStore(unused_url())
+    chain = made_chain(store, increments=1, segments=3 * READS_AT_ONCE)
+    assert findings_of(store, chain).report.conflicts == []
+    assert store.traffic.under_way_max == READS_AT_ONCE

@@ -1,0 +1,71 @@
+"""What an object declares is compared with its commit before any of its rows are read."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.fold.declared import ROW_GROUP_ROWS_MAX, check_footer, counting_groups
+from snapshots.fold.sources import Source, read_tables
+from storage.digest import digest
+from storage.memory import InMemoryStore
+from wal.segments.damage import ObjectDamagedError
+
+
+def rows(count: int, group: int = 1) -> pa.Table:
+    values = [[group] * count, [0] * count, [b"k"] * count, [b"k\n"] * count]
+    return pa.table([pa.array(one, field.type) for one, field in zip(values, BASE_SCHEMA, strict=True)], BASE_SCHEMA)
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def footer(body: bytes) -> Any:
+    return pq.read_metadata(pa.BufferReader(body))
+
+
+def test_an_object_with_the_rows_of_its_commit_is_read() -> None:
+    check_footer(footer(parquet(rows(3), row_group_size=2)), BASE_SCHEMA, 3)
+
+
+def test_an_object_that_declares_other_rows_or_columns_is_refused() -> None:
+    with pytest.raises(ValueError, match="declares 3 rows instead of 2"):
+        check_footer(footer(parquet(rows(3))), BASE_SCHEMA, 2)
+    with pytest.raises(ValueError, match="columns"):
+        check_footer(footer(parquet(rows(3).drop_columns(["key"]))), BASE_SCHEMA, 3)
+
+
+def test_a_row_group_of_millions_of_rows_is_refused_though_the_commit_has_as_many() -> None:
+    """60 million equal rows are a few kilobytes as stored."""
+    count = ROW_GROUP_ROWS_MAX + 1
+    numbers = pa.array([1], pa.int32()).take(pa.array([0] * count))
+    constant = pa.array([b""], pa.binary()).take(pa.array([0] * count))
+    body = parquet(pa.table([numbers, numbers, constant, constant], BASE_SCHEMA), row_group_size=count)
+    found = footer(body)
+    assert found.num_row_groups == 1
+    with pytest.raises(ValueError, match="more than Cutline writes"):
+        check_footer(found, BASE_SCHEMA, count)
+
+
+def test_rows_of_other_groups_than_the_commit_has_are_refused_when_all_are_read() -> None:
+    body = parquet(pa.concat_tables([rows(2), rows(1, group=2)]))
+    store = InMemoryStore("memory://declared")
+    store.create("a", body)
+
+    def read(expected: dict[int, int]) -> int:
+        source = Source("a", "s1", 0, len(body), digest(body), expected)
+        return sum(len(table) for table in read_tables(store, source, BASE_SCHEMA))
+
+    assert read({1: 2, 2: 1, 3: 0}) == 3
+    with pytest.raises(ObjectDamagedError) as refused:
+        read({1: 1, 2: 2})
+    assert (refused.value.kind, refused.value.exit_code) == ("rows", 3)
+    assert len(list(counting_groups(iter([rows(1)]), {1: 1}))) == 1

@@ -1,0 +1,124 @@
+"""Which slots a removal drops, and which it leaves to others."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from snapshots.operations.operation import begin, new_operation
+from snapshots.operations.slot_guard import KeptChain, find_kept_chain
+from snapshots.operations.slot_owners import read_slot_owners
+from snapshots.records.operation_records import operation_key
+from snapshots.records.tombstones import (
+    DELETED,
+    Mark,
+    put_mark,
+)
+from storage.store import ObjectStore
+from tests.unit.made_chains import nodes_of
+from tests.unit.made_commits import memory
+from tests.unit.made_deletions import (
+    delete,
+    prune,
+    store_two_chains,
+)
+from tests.unit.made_garbage import StoreBuilder, backdate, run_gc
+from wal.slots.retained import Retained
+from wal.slots.slots import chain_of_slot, slot_name
+
+# A chain that another store has on the same nodes.
+ELSEWHERE = "20261120T074343Z-3f9a01bc77"
+
+
+@pytest.mark.parametrize(
+    ("chain", "slot"),
+    [
+        ("op-old-0", "debezium_orders"),
+        ("", "debezium_orders"),
+        ("op-new-0", "cutline_op_new_0"),
+        ("OP-NEW-0", "cutline_op_new_0"),
+        ("", "cutline_op_new_0"),
+        (ELSEWHERE, slot_name(ELSEWHERE)),
+        ("", slot_name(ELSEWHERE)),
+    ],
+    ids=[
+        "of an application", "without a chain", "of another snapshot", "by another id", "of another, without a chain",
+        "of another store", "of another store, without a chain",
+    ],
+)  # fmt: skip
+def test_a_tombstone_drops_no_slot_of_anybody_else(chain: str, slot: str) -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    nodes.slots |= {(slot, "a"), (slot, "b")}
+    plant_tombstone(store, chain, slot)
+    before = set(nodes.slots)
+    removed = delete(store, nodes).removed
+    assert nodes.slots == before
+    assert removed is not None
+    assert removed.slots_foreign == [slot]
+    assert removed.is_done
+
+
+def plant_tombstone(store: ObjectStore, chain: str, slot: str) -> None:
+    by, at = "cutline delete old ops@db7:1", "2026-11-21T10:00:00+00:00"
+    put_mark(store, Mark(DELETED, "old", "op-planted", at, by, chain, (slot,), ("a", "b"), (), 0, 0))
+
+
+@pytest.mark.parametrize("planted", ["OP-NEW-0", "op_new_0"])
+def test_a_create_with_an_id_of_the_same_slot_gives_it_to_nobody(planted: str) -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+    begin(store, structs.replace(new_operation("create", "old", 0, ("a", "b")), operation=planted))
+    plant_tombstone(store, planted, "cutline_op_new_0")
+    assert read_slot_owners(store).owner_of("cutline_op_new_0") is None
+    delete(store, nodes)
+    assert nodes.slots == nodes_of("op-old-0", "op-new-0").slots
+
+
+def test_gc_keeps_the_record_of_a_slot_until_it_is_dropped() -> None:
+    made = StoreBuilder()
+    chain = made.take_full("old").full.operation
+    nodes = nodes_of(chain)
+    nodes.unreachable = {"b"}
+    removed = delete(made.store, nodes, force=True).removed
+    assert removed is not None
+    assert removed.slots_left
+    backdate(made.store, 60)
+    run_gc(made.store)
+    nodes.unreachable = set()
+    delete(made.store, nodes, force=True)
+    assert nodes.slots == set()
+    backdate(made.store, 60)
+    run_gc(made.store)
+    assert not made.store.exists(operation_key(chain, "intent"))
+
+
+def test_publications_stay_while_an_unlisted_chain_of_the_store_has_slots() -> None:
+    store = memory()
+    chain = new_operation("create", "old", 0, ("a", "b"))
+    begin(store, chain)
+    nodes = store_two_chains(store)
+    delete(store, nodes)
+    nodes.slots |= {(slot_name(chain.id), "a")}
+    removed = delete(store, nodes, "new", force=True).removed
+    assert removed is not None
+    assert (removed.publications, nodes.publications) == ([], {"a"})
+    # Slots of another store's chains do not keep our publications.
+    nodes.slots = {(slot_name(new_operation("create", "other", 0, ()).id), "a")}
+    assert nodes.drop_publications(lambda slot: store.exists(operation_key(chain_of_slot(slot), "intent")))[0] == ["a"]
+
+
+def test_slots_of_deleted_and_pruned_chains_are_recognised() -> None:
+    store = memory()
+    nodes = store_two_chains(store)
+
+    def removal_text_of(name: str) -> str:
+        slot = slot_name(f"op-{name}-0")
+        kept = KeptChain(slot, (Retained("b", slot, 1, 100),))
+        return find_kept_chain(store, kept, read_slot_owners(store).owner_of(slot)).removal_text
+
+    assert (removal_text_of("old"), removal_text_of("new")) == ("", "")
+    prune(store, nodes, keep_increments=1)
+    assert removal_text_of("old") == "the increments of snapshot old are pruned"
+    delete(store, nodes)
+    assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old is deleted", "")

@@ -196,7 +196,7 @@ def make_databases(
     def try_first(target: Target) -> None:
         adapted = ddl[target.shard]
         if isinstance(adapted, AdaptedDdl):
-            rehearse(target, adapted.scripts.scripts, watch)
+            rehearse(target, adapted.ddl.scripts, watch)
             create(target)
 
     in_parallel(create, plan.targets)

@@ -73,6 +73,11 @@ def lines_of(report: InitReport) -> list[str]:
             lines.append(
                 f"{node}: append-only, inserts and truncates are followed: {', '.join(report.append_only[node])}"
             )
+    standbys = {node.backup_of for node in report.nodes}
+    if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
+        lines.append(
+            f"without a standby: {', '.join(alone)}; check compares no second copy of them, and ends with exit code 4"
+        )
     if report.forgotten:
         lines.append(f"no longer counted for the majority: {', '.join(report.forgotten)}")
     return [*lines, *optional_lines(report.lacking), "next: snapshot create NAME"]

@@ -44,7 +44,7 @@ def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str,
             file = folder / f"{name}.txt"
             words = [word.replace("\\", "\\\\").replace('"', '\\"') for word in shlex.split(settings[name])]
             write_private(file, "".join(f'"{word}"\n' for word in words))
-            changed[name] = f"@{file}"
+            changed[name] = shlex.quote(f"@{file}")
     return changed
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,15 @@ from fleet.programs.wheel import ProgramFailedError, run_group, run_tool
 from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import refused_error, show_name
 from restore.ddl.scripts import run_script
-from snapshots.ddl.archive import ArchiveEntry, read_contents, statements_of_entry, with_dependents
+from restore.ddl.side_by_side import find_side_by_side
+from snapshots.ddl.archive import (
+    AFTER_ROWS,
+    BEFORE_ROWS,
+    ArchiveEntry,
+    read_contents,
+    statements_of_entry,
+    with_dependents,
+)
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SEARCH_PATH
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 from storage.errors import SnapshotError
@@ -34,8 +42,8 @@ REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
-# Sessions of one pg_restore that build indexes side by side, and how many objects it creates in one transaction
-# otherwise: each holds a lock until the commit.
+# How many entries one pg_restore runs side by side, and how many objects it creates in one transaction otherwise: each
+# holds a lock until the commit.
 JOBS, OBJECTS_AT_ONCE = 4, 200
 BUILD_OPTIONS = "-c maintenance_work_mem=128MB -c synchronous_commit=off"
 # What pg_restore says of an error.
@@ -74,46 +82,61 @@ class ArchiveDdl:
 
     def run(self, node: Node, section: str, watch: Watch) -> None:
         """Run a section's entries by pg_restore, or what it writes of them if it can't connect as the session does."""
-        listed, chosen = self._list(section)
-        if not chosen:
+        if not self._of(section):
             return
-        which = self._which(section, listed)
         with raising_unreachable(node), connect(node) as connection:
             building = replace(node, dsn=_with_options(node.dsn, connection.info.server_version))
             programs, access = restoring_programs(building, connection, self.writer)
             if access is not None:
-                command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, *which]
-                command += ["--exit-on-error", "--no-password", *_at_once(section, programs)]
-                ended = run_group(command, access.environment, watch.on_silence)
-                if ended.returncode:
-                    # A session that was lost with pg_restore's raises here.
-                    connection.execute("SELECT")
-                    raise _failure(node, section, ended, (self.path, chosen))
+                command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, "--exit-on-error"]
+                for part, options in self._parts(section, programs):
+                    words = [*command, "--no-password", *options, *self._which(section, part)]
+                    ended = run_group(words, access.environment, watch.on_silence)
+                    if ended.returncode:
+                        # A session that was lost with pg_restore's raises here.
+                        connection.execute("SELECT")
+                        raise _failure(node, section, ended, (self.path, part))
                 return
-        run_script(node, section, _write_script(programs, which, listed), watch)
+        run_script(node, section, self._write_script(section, programs), watch)
 
     def write_scripts(self, node: Node) -> dict[str, str]:
         """The statements of all sections as scripts (raw text), as pg_restore writes them, by section."""
         with raising_unreachable(node), connect(node) as connection:
             programs, _ = restoring_programs(node, connection, self.writer)
-        scripts = {REFRESH: "".join(f"REFRESH MATERIALIZED VIEW {view};\n" for view in self.views)}
-        for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS):
-            listed, chosen = self._list(section)
-            scripts[section] = _write_script(programs, self._which(section, listed), listed) if chosen else ""
-        return scripts
+        scripts = {section: self._write_script(section, programs) for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS)}
+        return scripts | {REFRESH: "".join(f"REFRESH MATERIALIZED VIEW {view};\n" for view in self.views)}
 
-    def _list(self, section: str) -> tuple[Path, list[ArchiveEntry]]:
-        """The section's entries, and the file that lists them."""
-        # pg_restore itself divides the other entries into pre-data and post-data.
-        own = section if section == EVENT_TRIGGERS else ""
-        chosen = [entry for entry in self.entries if _section_of(entry) == own]
+    def _parts(self, section: str, programs: ClientPrograms) -> Iterator[tuple[list[ArchiveEntry], list[str]]]:
+        """Yield the entries of one pg_restore after the other, with its options."""
+        first = find_side_by_side(self.entries) if section == POST_DATA else set()
+        for is_first, options in (
+            (True, [f"--jobs={JOBS}"]),
+            (False, [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []),
+        ):
+            if part := [entry for entry in self._of(section) if (entry.number in first) == is_first]:
+                yield part, options
+
+    def _of(self, section: str) -> list[ArchiveEntry]:
+        return [entry for entry in self.entries if _section_of(entry) == section]
+
+    def _which(self, section: str, entries: Iterable[ArchiveEntry]) -> list[str]:
+        """The words that make pg_restore take these entries of the archive: a file lists them."""
         listed = self.path.with_name(f"{self.path.name}-{section}")
-        listed.write_text("".join(f"{entry.number};\n" for entry in chosen))
-        return listed, chosen
+        listed.write_text("".join(f"{entry.number};\n" for entry in entries))
+        return [f"--use-list={listed}", str(self.path)]
 
-    def _which(self, section: str, listed: Path) -> list[str]:
-        own = section == EVENT_TRIGGERS
-        return [f"--use-list={listed}", *([] if own else [f"--section={section}"]), str(self.path)]
+    def _write_script(self, section: str, programs: ClientPrograms) -> str:
+        """The script that pg_restore writes for a section, as raw text, without the lines of psql's restrict mode."""
+        if not (chosen := self._of(section)):
+            return ""
+        guard, script = secrets.token_hex(16), self.path.with_name(f"{self.path.name}-{section}.sql")
+        run_tool(
+            "pg_restore", f"--file={script}", *self._which(section, chosen),
+            # Older ones write no lines for psql's restrict mode.
+            *([f"--restrict-key={guard}"] if programs.has("--restrict-key") else []), folder=programs.folder,
+        )  # fmt: skip
+        lines = raw_text(script.read_bytes()).split("\n")
+        return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
 
 
 def read_archive(body: bytes, path: Path) -> ArchiveDdl:
@@ -121,7 +144,7 @@ def read_archive(body: bytes, path: Path) -> ArchiveDdl:
     path.write_bytes(body)
     contents = read_contents(body)
     search_path = next((entry.name for entry in contents.entries if entry.kind == SEARCH_PATH), None)
-    entries = tuple(entry for entry in contents.entries if not _is_omitted(entry))
+    entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
     return ArchiveDdl(path, contents.writer, entries, search_path)
 
 
@@ -129,14 +152,23 @@ def _is_omitted(entry: ArchiveEntry) -> bool:
     return entry.kind == SEARCH_PATH or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
 
 
+def _with_sections(entries: Iterable[ArchiveEntry]) -> Iterator[ArchiveEntry]:
+    """Yield the entries; a remark or a privilege has no section and gets that of the entry before, as in pg_restore."""
+    section = BEFORE_ROWS
+    for entry in entries:
+        section = entry.section if entry.section in (BEFORE_ROWS, AFTER_ROWS) else section
+        yield replace(entry, section=section)
+
+
 def _section_of(entry: ArchiveEntry) -> str:
-    """REFRESH or EVENT_TRIGGERS; "" if pg_restore chooses the section."""
+    """The section in which the entry is run."""
     if entry.kind == VIEW_ROWS:
         return REFRESH
-    is_event_trigger = entry.kind == EVENT_TRIGGER or (
+    if entry.kind == EVENT_TRIGGER or (
         entry.kind in REMARKS and not entry.schema and entry.name.startswith(f"{EVENT_TRIGGER} ")
-    )
-    return EVENT_TRIGGERS if is_event_trigger else ""
+    ):
+        return EVENT_TRIGGERS
+    return POST_DATA if entry.section == AFTER_ROWS else PRE_DATA
 
 
 def _qualify(entry: ArchiveEntry) -> str:
@@ -157,12 +189,6 @@ def _with_options(dsn: str, version: int) -> str:
     # pg_restore sets it from 17 on.
     options += ["-c transaction_timeout=0"] if version >= TRANSACTION_TIMEOUT_VERSION else []
     return make_conninfo(dsn, options=" ".join(map(str, options)).strip())
-
-
-def _at_once(section: str, programs: ClientPrograms) -> list[str]:
-    if section == POST_DATA:
-        return [f"--jobs={JOBS}"]
-    return [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []
 
 
 def _failure(
@@ -190,15 +216,3 @@ def _find_refused(body: bytes, entries: Iterable[ArchiveEntry], begin: str) -> t
         if statements.startswith(shown):
             return show_name(f"{entry.kind} {f'{entry.schema}.' if entry.schema else ''}{entry.name}"), statements
     return "", begin
-
-
-def _write_script(programs: ClientPrograms, which: Iterable[str], listed: Path) -> str:
-    """The script that pg_restore writes for the entries, as raw text, without the lines of psql's restrict mode."""
-    guard, script = secrets.token_hex(16), listed.with_suffix(".sql")
-    run_tool(
-        "pg_restore", f"--file={script}", *which,
-        # Older ones write no lines for psql's restrict mode.
-        *([f"--restrict-key={guard}"] if programs.has("--restrict-key") else []), folder=programs.folder,
-    )  # fmt: skip
-    lines = raw_text(script.read_bytes()).split("\n")
-    return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))

@@ -42,7 +42,7 @@ class AdaptedDdl:
     `roles` are the owners and grantors that the DDL names, each with what it owns or grants, as raw text.
     """
 
-    scripts: ScriptDdl
+    ddl: ScriptDdl
     search_path: str | None
     roles: Mapping[str, list[str]]
     omitted: tuple[str, ...]
@@ -50,11 +50,11 @@ class AdaptedDdl:
     @property
     def views(self) -> list[str]:
         """The materialized views that were populated, in the order of their dependencies."""
-        return self.scripts.views
+        return self.ddl.views
 
     def run(self, node: Node, section: str, watch: Watch) -> None:
         """Run a section's script."""
-        self.scripts.run(node, section, watch)
+        self.ddl.run(node, section, watch)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 began these versions of the format.
 VERSIONS = WITH_ACCESS_METHOD, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
-PRE_DATA, NO_DATA = 2, 3
+# Sections, and that an entry has no data.
+BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 
 
 class DumpFormatError(ValueError):
@@ -32,7 +33,8 @@ class DumpFormatError(ValueError):
 class ArchiveEntry:
     """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
 
-    `catalog` and `oid` identify the object on the source. `begin` and `end` are where the archive has its statements.
+    `catalog` and `oid` identify the object on the source. `section` is BEFORE_ROWS or AFTER_ROWS, or another number if
+    it is that of the entry before. `begin` and `end` are where the archive has its statements.
     """
 
     number: int
@@ -41,6 +43,7 @@ class ArchiveEntry:
     schema: str
     catalog: int
     oid: int
+    section: int
     dependencies: tuple[int, ...]
     begin: int
     end: int
@@ -102,8 +105,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     if reader.integer():
         raise DumpFormatError(f"entry {number} has data")
     catalog, oid = reader.number(), reader.number()
-    name, kind = reader.text(), reader.text()
-    reader.integer()
+    name, kind, section = reader.text(), reader.text(), reader.integer()
     begin = reader.offset
     reader.string()
     end = reader.offset
@@ -121,7 +123,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
-    return ArchiveEntry(number, kind, name, schema, catalog, oid, tuple(dependencies), begin, end)
+    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end)
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
@@ -149,7 +151,7 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
     pieces = [
         _integer(number), _integer(0), _string("0"), _string("0"), _string(entry.name), _string(entry.kind),
         # Neither a statement that drops it nor one that copies it, no schema, no tablespace.
-        _integer(PRE_DATA), _string(entry.statements), _string(""), none, none, none,
+        _integer(BEFORE_ROWS), _string(entry.statements), _string(""), none, none, none,
     ]  # fmt: skip
     if version >= WITH_ACCESS_METHOD:
         pieces.append(none)

@@ -118,10 +118,10 @@ def test_the_owner_of_the_database_may_own_what_is_restored(target: Target, admi
         'CREATE SCHEMA "app";\nALTER SCHEMA "app" OWNER TO "pg_database_owner";\n'
         'CREATE TABLE "app"."t" ("id" integer);\nALTER TABLE "app"."t" OWNER TO "pg_database_owner";\n'
     )
-    ddl = adapt_ddl(scripts(pre_data), None, read_our_name(target))
+    adapted = adapt_ddl(scripts(pre_data), None, read_our_name(target))
     with psycopg.connect(target.maintenance.dsn) as connection, watch_nodes([target.maintenance]) as watch:
-        check_memberships(target, connection, ddl.roles)
-        rehearse(target, ddl.scripts.scripts, watch)
+        check_memberships(target, connection, adapted.roles)
+        rehearse(target, adapted.ddl.scripts, watch)
     owner = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'app.t'::regclass"
     assert ask(as_admin(target, admin), owner) == "pg_database_owner"
 

@@ -28,7 +28,7 @@ from psycopg.conninfo import make_conninfo
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.server import PORT, SUPERUSER
 from tests.faults.ports import HOST, free_ports
-from tests.integration.command_lines import recording
+from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES
 from tests.run.soak import SEED, SOAK_SECONDS
 
@@ -201,6 +201,7 @@ def test_every_command_reaches_the_server_and_shows_no_password(
     for words, code in expected.items():
         assert place.run(fleet, *words.split(), **environment) == code, place.last_output()
     assert list((place.left / "events").rglob("*"))
+    assert {"pg_dump", "pg_restore", "SparkSubmit"} <= seen_programs(place.lines)
     place.check_nothing_came_out()
 
 

@@ -18,6 +18,8 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
 from restore.ddl.archive import ArchiveDdl, read_archive
+from restore.ddl.side_by_side import find_side_by_side
+from snapshots.ddl.archive import AFTER_ROWS
 from snapshots.ddl.dump import POST_DATA, PRE_DATA, dump_archive
 from tests.integration.refusing import execute
 
@@ -82,3 +84,31 @@ def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, t
     assert time.monotonic() - began < WAIT_SECONDS_MAX
     # The server notices that its clients are gone.
     await_building(node, 0)
+
+
+def test_what_locks_partitions_is_not_run_beside_anything(node: Node, tmp_path: Path) -> None:
+    """A foreign key of a partitioned table deadlocks with the indexes of its partitions that are attached meanwhile."""
+    execute(
+        node.dsn,
+        "CREATE TABLE place (id int PRIMARY KEY, name text)",
+        "CREATE TABLE visit (id int PRIMARY KEY, place int REFERENCES place)",
+        "CREATE TABLE measured (id int PRIMARY KEY REFERENCES place) PARTITION BY RANGE (id)",
+        "CREATE TABLE measured_low PARTITION OF measured FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE of_measured (id int REFERENCES measured, low int REFERENCES measured_low)",
+        "CREATE INDEX of_low ON of_measured (low)",
+        "CREATE MATERIALIZED VIEW places AS SELECT id, count(*) AS n FROM place GROUP BY place.id",
+        "CREATE UNIQUE INDEX of_places ON places (id)",
+        "CREATE MATERIALIZED VIEW by_key AS SELECT place.* FROM place GROUP BY place.id",
+        "CREATE UNIQUE INDEX of_by_key ON by_key (id)",
+        "CREATE TRIGGER seen AFTER UPDATE ON visit EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    )
+    ddl = dump(node, tmp_path / "archive")
+    chosen = find_side_by_side(ddl.entries)
+    after_rows = [entry for entry in ddl.entries if entry.section == AFTER_ROWS]
+    assert {entry.name for entry in after_rows if entry.number in chosen} == {
+        "place place_pkey", "visit visit_pkey", "measured measured_pkey", "measured_low measured_low_pkey", "of_low",
+        "visit visit_place_fkey", "of_places",
+    }  # fmt: skip
+    assert {entry.kind for entry in after_rows if entry.number not in chosen} >= {
+        "INDEX ATTACH", "FK CONSTRAINT", "TRIGGER", "MATERIALIZED VIEW DATA",
+    }  # fmt: skip

@@ -10,16 +10,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cli.spark.protection import PROTECTION, SECRET
+from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SOAK_SECONDS
 from tests.spark.standalone_cluster import standalone_cluster, standalone_master
@@ -72,33 +71,11 @@ def run_job(master: str, settings: Mapping[str, str]) -> dict[str, object]:
     return output
 
 
-@contextmanager
-def seen_command_lines() -> Iterator[set[bytes]]:
-    """Collect the command lines of all processes, as any user can."""
-    lines: set[bytes] = set()
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    lines.add(process.read_bytes())
-                except OSError:
-                    continue
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield lines
-    finally:
-        ended.set()
-        thread.join()
-
-
 @pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_no_secret_of_the_settings_is_on_a_command_line() -> None:
-    with seen_command_lines() as lines:
+    lines: set[bytes] = set()
+    with recording(lines):
         output = run_job("local-cluster[2,1,1024]", SMALL | SECRETIVE | {"spark.io.encryption.enabled": "true"})
     assert (output["rows"], output["counted"], output["executors"]) == (8, 1000, 3)
     conf = output["conf"]
@@ -106,8 +83,7 @@ def test_no_secret_of_the_settings_is_on_a_command_line() -> None:
     assert output["password"] == HIDDEN_VALUE
     assert conf["spark.hadoop.fs.s3a.secret.key"] == SECRETIVE["spark.hadoop.fs.s3a.secret.key"]
     assert {name: conf[name] for name in PROTECTION} == PROTECTION
-    assert any(b"CoarseGrainedExecutorBackend" in line for line in lines), "no executor was seen"
-    assert any(b"SparkSubmit" in line for line in lines), "no driver was seen"
+    assert {"CoarseGrainedExecutorBackend", "SparkSubmit"} <= seen_programs(lines)
     secrets = [HIDDEN_VALUE.encode(), conf[SECRET].encode()]
     assert not [line for line in lines if any(secret in line for secret in secrets)]
 
@@ -115,13 +91,14 @@ def test_no_secret_of_the_settings_is_on_a_command_line() -> None:
 @pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
 def test_a_cluster_whose_secret_is_known_runs_the_job_and_shows_no_secret(tmp_path: Path) -> None:
     secret = f"UNMISTAKABLE{uuid.uuid4().hex}"
+    lines: set[bytes] = set()
     with (
         standalone_cluster(tmp_path / "cluster", PROTECTION | {SECRET: secret}) as master,
-        seen_command_lines() as lines,
+        recording(lines),
     ):
         output = run_job(master, SMALL | SECRETIVE | {SECRET: secret})
     assert (output["rows"], output["counted"], output["executors"]) == (8, 1000, 2), output
-    assert any(b"CoarseGrainedExecutorBackend" in line for line in lines), "no executor was seen"
+    assert "CoarseGrainedExecutorBackend" in seen_programs(lines)
     files = [path for path in (tmp_path / "cluster").rglob("*") if path.is_file() and path.suffix != ".properties"]
     written = [path.read_bytes() for path in files]
     assert any(b"Executor Command" in text for text in written), "no log of an executor was seen"

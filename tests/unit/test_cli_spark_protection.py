@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -144,10 +145,13 @@ def test_settings_are_written_for_this_user_only(tmp_path: Path, monkeypatch: py
 
 
 def test_only_options_with_a_secret_go_to_a_file_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
     plain = {"spark.driver.extraJavaOptions": "-Dx=1"}
-    assert with_private_options(plain, tmp_path) == plain
+    assert with_private_options(plain, folder) == plain
     secretive = {"spark.driver.extraJavaOptions": "-Dx.password='a \"b\\' -Dy=2"}
-    changed = with_private_options(secretive, tmp_path)
-    file = Path(changed["spark.driver.extraJavaOptions"].removeprefix("@"))
+    changed = with_private_options(secretive, folder)
+    (option,) = shlex.split(changed["spark.driver.extraJavaOptions"])
+    file = Path(option.removeprefix("@"))
     assert file.read_text() == '"-Dx.password=a \\"b\\\\"\n"-Dy=2"\n'
     assert file.stat().st_mode & 0o777 == 0o600

@@ -29,3 +29,9 @@ def recording(lines: set[bytes]) -> Iterator[None]:
     finally:
         done_recording.set()
         thread.join()
+
+
+def seen_programs(lines: set[bytes]) -> set[str]:
+    """The names of the programs that were seen, and of the main classes of Java."""
+    words = (word for line in lines for word in line.split(b"\0"))
+    return {word.decode(errors="replace").rsplit("/", 1)[-1].rsplit(".", 1)[-1] for word in words}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 QUICK = "-XX:TieredStopAtLevel=1"
 SETTINGS = {
+    "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": QUICK,
     "spark.executor.extraJavaOptions": QUICK,
     # No test has rows for the eight partitions of a usual session, and each is a task with a Python worker.

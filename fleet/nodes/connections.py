@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from fleet.config import Node
 from fleet.libpq_environment import missing_files
 from fleet.nodes.encodings import ADAPTERS, UTF8
-from fleet.variables import SECRET_PARAMETERS
+from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
 from storage.errors import UnreachableError, UsageError
 
 # A database that every server has; others are created and renamed from there.
@@ -203,7 +203,14 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
         timer.cancel()
 
 
+def _remember_password(node: Node, password: str) -> None:
+    """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
+    if password:
+        remember_secrets_of(make_conninfo(node.dsn, password=password))
+
+
 def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    _remember_password(node, connection.info.password)
     with _open_lock:
         _open[connection] = _server_of(node)
     if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
@@ -248,6 +255,8 @@ def _server_of(node: Node) -> str:
 
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
+    if error.pgconn is not None:
+        _remember_password(node, error.pgconn.password.decode(errors="surrogateescape"))
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",

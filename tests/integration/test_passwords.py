@@ -250,12 +250,16 @@ def quoting_server(message: str) -> Iterator[int]:
     thread.join()
 
 
-def test_a_server_that_quotes_what_it_was_given_does_not_make_commands_show_it(place: Place) -> None:
+@pytest.mark.parametrize("in_file", [False, True], ids=["in the dsn", "in a password file"])
+def test_a_server_that_quotes_what_it_was_given_does_not_make_commands_show_it(place: Place, *, in_file: bool) -> None:
     """As a pooler does whose own connection fails: it repeats the connection string in its error."""
     text = make_conninfo("", host="pooled", password=PASSWORD)
     with quoting_server(f"cannot connect with {text} ({quote(PASSWORD, safe='')})") as port:
         dsn = f"postgresql://{SUPERUSER}:{quote(PASSWORD, safe='')}@{HOST}:{port}/bank"
-        fleet = place.describe("quoting", dsn)
+        if in_file:
+            dsn, _ = in_a_password_file(place)
+            dsn = make_conninfo(dsn, host=HOST, port=str(port))
+        fleet = place.describe(f"quoting-{in_file}", dsn)
         for words in (["init"], ["init", "--json"]):
             assert place.run(fleet, *words) == 6, place.last_output()
             assert "cannot connect with" in place.last_output()

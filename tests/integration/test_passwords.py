@@ -2,7 +2,7 @@
 
 The server asks for it. It stands in the dsn as a URI and as key=value, in a variable, a password file, a service file
 and the environment; every command uses it, in processes of their own, and fails with it in several ways. It is searched
-for in everything that they print and leave, Spark's event logs included. The short form draws one spelling.
+for in everything that they print and leave, Spark's event logs included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -30,7 +29,7 @@ from embedded.server import PORT, SUPERUSER
 from tests.faults.ports import HOST, free_ports
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS
 
 COMMAND_SECONDS_MAX = 240
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,14 +170,9 @@ SPELLINGS: list[Callable[[Place], Spelling]] = [
 ]  # fmt: skip
 
 
-def draw(cases: list[Any]) -> list[Any]:
-    """Return one of the cases; in the long form all."""
-    return cases if SOAK_SECONDS else [cases[SEED % len(cases)]]
-
-
 @pytest.mark.skipif(not SOAK_SECONDS, reason="the long form: CUTLINE_SOAK=1")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("spelling", draw(SPELLINGS))
+@pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_command_reaches_the_server_and_shows_no_password(
     place: Place, spelling: Callable[[Place], Spelling]
 ) -> None:

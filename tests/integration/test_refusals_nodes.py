@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 NAMES = (f"chain-{number}" for number in count(1))
 WAIT_SECONDS_MAX = 30
 POSTGRESQL_15 = Path("/usr/lib/postgresql/15/bin")
+TOLD = """
+SELECT coalesce((SELECT bool_and(flush_lsn >= %(lsn)s::pg_lsn) FROM pg_stat_replication), false)
+   AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_type = 'physical' AND restart_lsn < %(lsn)s::pg_lsn)
+"""
 # Keep the tables small: these tests are about nodes, not rows.
 ROWS_KEPT = "DELETE FROM account WHERE id > 100"
 
@@ -98,13 +102,20 @@ def restart_primary(embedded: EmbeddedFleet) -> None:
 
 
 def await_standby(embedded: EmbeddedFleet) -> None:
-    """Wait until the standby streams, and has replayed what the primary has written."""
+    """Wait until the standby streams and has replayed what the primary has written, and the primary knows."""
     primary, standby = (embedded.node(node).dsn("postgres") for node in ("s1", "s1-b1"))
-    with psycopg.connect(primary) as on_primary, psycopg.connect(standby, autocommit=True) as on_standby:
+    with (
+        psycopg.connect(primary, autocommit=True) as on_primary,
+        psycopg.connect(standby, autocommit=True) as on_standby,
+    ):
         (lsn,) = on_primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn AND EXISTS (SELECT FROM pg_stat_wal_receiver)"
         while on_standby.execute(query, (lsn,)).fetchone() != (True,):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        # Under a limit it removes the WAL that a standby has not said it has.
+        while on_primary.execute(TOLD, {"lsn": lsn}).fetchone() != (True,):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

@@ -8,6 +8,18 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
+from typing import TypeVar
+
+Case = TypeVar("Case")
 
 SOAK_SECONDS = int(os.environ.get("CUTLINE_SOAK", "0"))
 SEED = int(os.environ.get("CUTLINE_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+
+
+def draw(cases: Iterable[Case], count: int = 1) -> list[Case]:
+    """Return `count` of the cases, in their order, as the seed draws them; in the long form all."""
+    every = list(cases)
+    if SOAK_SECONDS:
+        return every
+    return [every[number] for number in sorted(random.Random(SEED).sample(range(len(every)), count))]

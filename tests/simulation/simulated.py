@@ -12,6 +12,7 @@ from unittest.mock import patch
 from snapshots.operations import leases, settling
 from snapshots.operations import operation as operations
 from snapshots.records import commits, documents
+from snapshots.records.commit import Commit
 from snapshots.removal import deletion_plan, garbage, pruning
 from snapshots.removal import gc as collecting
 from storage import ids, storing
@@ -21,6 +22,7 @@ from tests.simulation.store_processes import Process
 
 _unsealed: dict[bytes, tuple[bytes, str]] = {}
 _parsed: dict[tuple[bytes, Any], Any] = {}
+_checked: dict[int, Commit] = {}
 CACHED_MAX = 2000
 
 
@@ -43,7 +45,17 @@ def parse_once(key: str, content: bytes, kind: Any) -> Any:
     return _parsed[known]
 
 
-_REAL_UNSEAL, _REAL_PARSE = documents.unseal, documents.parse_document
+def check_once(commit: Commit) -> None:
+    """Check the same commit once: `parse_once` gives the same one for the same bytes (`commits.check_commit`)."""
+    if id(commit) not in _checked:
+        if len(_checked) > CACHED_MAX:
+            _checked.clear()
+        _REAL_CHECK(commit)
+        # While it is kept, no other commit has its id.
+        _checked[id(commit)] = commit
+
+
+_REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_document, commits.check_commit
 
 
 @contextmanager
@@ -87,6 +99,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (commits, "unseal", unseal_once),
             (documents, "parse_document", parse_once),
             (commits, "parse_document", parse_once),
+            (commits, "check_commit", check_once),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.run.quick_spark import SETTINGS
-from tests.run.soak import SEED, SOAK_SECONDS
+from tests.run.soak import SOAK_SECONDS, draw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,11 +53,6 @@ with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
     if sys.argv[2] == "fail":
         session.range(1).select("no_such_column").collect()
 """
-
-
-def draw(cases: list[Any]) -> list[Any]:
-    """Return one of the cases; in the long form all."""
-    return cases if SOAK_SECONDS else [cases[SEED % len(cases)]]
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,45 @@
-"""Try every mutation, or COUNT of them, on a fleet of its own: `python -m tests.mutations [COUNT]`. Print the table."""
+"""Try every mutation, or COUNT of them, on a fleet of its own: `python -m tests.mutations [COUNT]`. Print the table.
+
+Ctrl-C ends the trial and prints the table of what was tried until then.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from cli.spark.start import start_spark_at
 from embedded.fleet import start_fleet, stop_fleet
 from tests.commands.snapshot_runs import Ready
 from tests.mutations.table import Trial
+from tests.mutations.values import Mutation
 from tests.mutations.world import made_world
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
+
+SHOWN_EVERY = 100
+
+
+def shown(cases: list[Mutation], interrupts: list[int]) -> Iterable[Mutation]:
+    """Yield the cases until there is an interrupt, and say how far the trial is."""
+    for number, case in enumerate(cases):
+        if number % SHOWN_EVERY == 0:
+            sys.stderr.write(f"{number} of {len(cases)} cases\n")
+        if interrupts:
+            sys.stderr.write(f"interrupted after {number} cases\n")
+            return
+        yield case
 
 
 def main() -> int:
     """Run the trial; return 1 if a case ended in a traceback or a hang, or showed a changed value as true."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    # In the middle of a case it would be taken for what a command does.
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
     with tempfile.TemporaryDirectory() as folder:
         servers = start_fleet(Path(folder) / "fleet", shards=2, backups=1, settings={"fsync": "off"})
         (Path(folder) / "world").mkdir()
@@ -27,7 +49,8 @@ def main() -> int:
                 made_world(servers, Path(folder) / "world", Ready(start.session())) as world,
             ):
                 trial = Trial.of(world, SEED)
-                trial.run(trial.cases()[:count])
+                cases = trial.cases()[:count]
+                trial.run(shown(cases, interrupts))
         finally:
             stop_fleet(Path(folder) / "fleet", delete=True)
     lines = [f"CUTLINE_SEED={SEED}", *trial.lines(), *trial.failed]

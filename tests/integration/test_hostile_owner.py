@@ -97,6 +97,17 @@ def test_a_view_in_the_place_of_a_table_is_not_copied(own: Fleet) -> None:
     assert "another relation now" in error_of(problem).message
 
 
+def restore_again(own: Fleet, spark: SparkSession, groups: tuple[str, ...] = ()) -> str:
+    """Take a snapshot of the one node and restore it beside its database; return the dsn of what was restored."""
+    target = replace(own, nodes=(with_database(own.primaries[0], "attacked_again"),))
+    runs = Runs(own, Ready(spark))
+    with dropping_slots(own):
+        runs.init()
+        runs.full("hostile")
+        runs.restore("hostile", target, groups=groups)
+    return target.nodes[0].dsn
+
+
 # Quoting what looks like a constraint's name ended the first column's name; the second one ended the comment.
 COLUMNS = ("c\n    CONSTRAINT int);ALTER ROLE mallory SUPERUSER;/* NOT NULL ", "\n*/ SELECT (1 --")
 # Removing what looks like a foreign key removed the quote that ends the first comment.
@@ -119,13 +130,7 @@ def test_names_comments_and_bodies_run_no_statement_at_a_restore(
         *(f"COMMENT ON INDEX m.{name} IS '{text}'" for name, text in zip(("one", "two"), COMMENTS, strict=True)),
         f"CREATE FUNCTION m.body() RETURNS text LANGUAGE sql AS $$SELECT '{BODY}'::text$$",
     )  # fmt: skip
-    runs = Runs(own, Ready(spark))
-    target = replace(own, nodes=(with_database(node, "attacked_again"),))
-    with dropping_slots(own):
-        runs.init()
-        runs.full("hostile")
-        runs.restore("hostile", target, groups=groups)
-    dsn = target.nodes[0].dsn
+    dsn = restore_again(own, spark, groups)
     assert rows_of(dsn, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'") == [(False,)]
     assert rows_of(dsn, "SELECT m.body()") == [(BODY,)]
     found = "SELECT attname FROM pg_attribute WHERE attrelid = 'm.named'::regclass AND attnum > 1 ORDER BY attnum"
@@ -144,13 +149,7 @@ def test_a_name_in_a_comment_hides_no_fault_of_pg_dump(own: Fleet, spark: SparkS
         node.dsn, "SET ROLE mallory", "CREATE TABLE m.p (c int, id int PRIMARY KEY)",
         f"""CREATE TABLE m."it's" (CONSTRAINT "{CONSTRAINT}" NOT NULL c, PRIMARY KEY (id)) INHERITS (m.p)""",
     )  # fmt: skip
-    runs = Runs(own, Ready(spark))
-    target = replace(own, nodes=(with_database(node, "attacked_again"),))
-    with dropping_slots(own):
-        runs.init()
-        runs.full("hostile")
-        runs.restore("hostile", target)
-    dsn = target.nodes[0].dsn
+    dsn = restore_again(own, spark)
     assert rows_of(dsn, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'") == [(False,)]
     found = "SELECT conname FROM pg_constraint WHERE conrelid = 'm.\"it''s\"'::regclass AND contype = 'n'"
     assert (CONSTRAINT,) in rows_of(dsn, found)
@@ -160,12 +159,6 @@ def test_a_schema_that_cutline_itself_once_used_is_restored(own: Fleet, spark: S
     (node,) = own.primaries
     execute(node.dsn, "CREATE SCHEMA cutline_restore", "CREATE TABLE cutline_restore.ledger (id int PRIMARY KEY)")
     execute(node.dsn, "INSERT INTO cutline_restore.ledger VALUES (7)")
-    runs = Runs(own, Ready(spark))
-    target = replace(own, nodes=(with_database(node, "attacked_again"),))
-    with dropping_slots(own):
-        runs.init()
-        runs.full("hostile")
-        runs.restore("hostile", target)
-    dsn = target.nodes[0].dsn
+    dsn = restore_again(own, spark)
     assert rows_of(dsn, "SELECT id FROM cutline_restore.ledger") == [(7,)]
     assert rows_of(dsn, "SELECT nspname FROM pg_namespace WHERE nspname ^@ 'cutline'") == [("cutline_restore",)]

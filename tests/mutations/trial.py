@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -14,15 +13,12 @@ from cli.main import run
 from tests.mutations.sealing import resealed, write_all
 from tests.mutations.values import Mutation, Others, mutate
 from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World
+from tests.run.bounded import HangError, ended_after
 
 SECONDS_MAX = 20
 REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
 # What differs between two runs of the same command on the same store.
 VARYING = frozenset({"retained_wal", "seconds", "operation", "not_asked", "retained"})
-
-
-class HangError(BaseException):
-    """A command took longer than any should. No command may catch it, so it is no Exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +71,11 @@ def run_command(world: World, name: str, command: str) -> Outcome:
 def _run(words: list[str]) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     try:
-        with _bounded(), redirect_stdout(out), redirect_stderr(err):
+        with ended_after(SECONDS_MAX), redirect_stdout(out), redirect_stderr(err):
             code = run(words)
     except HangError:
         return -1, ""
     return code, out.getvalue() if code != 70 else out.getvalue() or json.dumps({"error": err.getvalue()})
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    def end(*_: object) -> None:
-        raise HangError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(SECONDS_MAX)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import pytest
 from storage.errors import SnapshotError
 from storage.local import INCOMING, LocalStore
 from storage.store import (
+from tests.run.bounded import ended_after
     AnswerLostError,
     DeletionRefusedError,
     ObjectExistsError,
@@ -287,7 +287,7 @@ def test_what_is_no_regular_file_is_no_object_and_is_not_waited_for(tmp_path: Pa
         (tmp_path / "outside").write_text("not in the store")
         planted.symlink_to({"link to a file": tmp_path / "outside", "loop": planted}.get(kind, "nothing"))
     asks: list[Callable[[str], object]] = [store.read, store.size, lambda key: store.read_range(key, 0, 1)]
-    with ended_after(seconds=5):
+    with ended_after(5):
         for ask in asks:
             with pytest.raises(ObjectMissingError):
                 ask("a/planted")
@@ -305,20 +305,6 @@ def in_directory(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-
-@contextmanager
-def ended_after(*, seconds: int) -> Iterator[None]:
-    def end(*_arguments: object) -> None:
-        raise TimeoutError("it waits for a pipe")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_no_link_below_the_root_is_followed_but_the_root_may_be_one(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from storage.errors import SnapshotError
 from storage.local import INCOMING, LocalStore
 from storage.store import (
-from tests.run.bounded import ended_after
     AnswerLostError,
     DeletionRefusedError,
     ObjectExistsError,
@@ -22,6 +21,7 @@ from tests.run.bounded import ended_after
     StoreUnfitError,
     StoreUnreachableError,
 )
+from tests.run.bounded import ended_after
 
 KEY = "snapshots/nightly/snapshot.json"
 BODY = b"the body" * 1000

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg import sql
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus
 
 from columns.bytes_column import column_of, runs
 from fleet.config import Node
@@ -117,13 +118,10 @@ class Loader:
         # A table may have no columns, or only generated ones: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
         statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}')"
-        cursor = self._connection.cursor()
-        with cursor.copy(sql.SQL(statement)) as copy:
-            for start in range(0, len(data), WRITE_BYTES):
-                copy.write(data[start : start + WRITE_BYTES])
-        if cursor.rowcount != len(lines):
+        stored = _copy_in(self._connection, statement, data)
+        if stored != len(lines):
             raise LoadError(
-                f"node {self._target.node.id}: table {group.name}: COPY stored {cursor.rowcount} of {len(lines)} rows",
+                f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
                 hint="see the server's log, then repeat the command",
                 details={"node": self._target.node.id, "group": group.name},
             )
@@ -134,6 +132,32 @@ class Loader:
         """Enter the numbers of rows sent into the ledger."""
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
+
+
+def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
+    """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
+
+    A function of the table's owner may say something about every row. psycopg itself reads nothing while it writes, so
+    both sides would wait for each other; libpq reads if it is the one that waits (PostgreSQL manual, "Asynchronous
+    Command Processing").
+    """
+    libpq = connection.pgconn
+    libpq.nonblocking = 0
+    try:
+        if (begun := libpq.exec_(statement.encode())).status != ExecStatus.COPY_IN:
+            raise error_from_result(begun, "utf-8")
+        for start in range(0, len(data), WRITE_BYTES):
+            libpq.put_copy_data(data[start : start + WRITE_BYTES])
+        libpq.put_copy_end()
+        ended = libpq.get_result()
+        while libpq.get_result() is not None:
+            pass
+    finally:
+        if libpq.status == ConnStatus.OK:
+            libpq.nonblocking = 1
+    if ended is None or ended.status != ExecStatus.COMMAND_OK:
+        raise error_from_result(ended, "utf-8") if ended else psycopg.OperationalError("the session was lost")
+    return int(ended.command_tuples or 0)
 
 
 def load_images(

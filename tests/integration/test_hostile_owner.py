@@ -139,6 +139,26 @@ def test_names_comments_and_bodies_run_no_statement_at_a_restore(
     assert rows_of(dsn, commented) == [(text,) for text in COMMENTS]
 
 
+# It says more about each row than the buffers of a socket hold, at whatever level the session asks for.
+LOUD = """
+CREATE FUNCTION m.loud(id int) RETURNS bool LANGUAGE plpgsql SET client_min_messages = debug1 AS
+  $$ BEGIN RAISE NOTICE '%', repeat('x', 10000); RETURN true; END $$
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_function_that_says_much_about_every_row_does_not_stop_a_restore(own: Fleet, spark: SparkSession) -> None:
+    """psycopg reads no answer while it writes rows: then both sides would wait for each other."""
+    (node,) = own.primaries
+    execute(
+        node.dsn, "SET ROLE mallory", LOUD, "CREATE TABLE m.said (id int PRIMARY KEY, filler text)",
+        "INSERT INTO m.said SELECT id, repeat('y', 1000) FROM generate_series(1, 3000) AS id",
+        "ALTER TABLE m.said ADD CHECK (m.loud(id))",
+    )  # fmt: skip
+    dsn = restore_again(own, spark)
+    assert rows_of(dsn, "SELECT count(*) FROM m.said") == [(3000,)]
+
+
 # pg_dump 18 writes this name unquoted; in the entry's comment the table's name began a string, so it stayed unquoted.
 CONSTRAINT = "a CHECK(1>0));ALTER ROLE mallory SUPERUSER;CREATE TABLE m.z(--"
 

@@ -16,6 +16,7 @@ from fleet.config import Fleet
 from storage.encryption.fleet_encryption import FleetEncryption
 from storage.encryption.key_source import KEY_BYTES, EncryptionKeyError, KeySource, key_text
 from storage.errors import RefusedError, UsageError
+from storage.folders import sync_folder
 
 SCHEMA = "cutline/key-command/1"
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file to make.")]
@@ -40,8 +41,19 @@ def new(context: typer.Context, file: NewFile) -> None:
         raise KeyFileExistsError(f"file {file} exists already", hint=hint) from None
     except OSError as error:
         raise EncryptionKeyError(f"file {file} can't be made: {error.strerror}", hint="name another file") from None
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(key_text(secrets.token_bytes(KEY_BYTES)) + "\n")
+            opened.flush()
+            # What is encrypted with it must not outlive it.
+            os.fsync(descriptor)
+        sync_folder(file.absolute().parent)
+    except BaseException as error:
+        file.unlink()
+        if not isinstance(error, OSError):
+            raise
+        hint = "free space there, or name another file"
+        raise EncryptionKeyError(f"file {file} can't be written: {error.strerror}", hint=hint) from None
     lines = [
         f"wrote a new key to {file}",
         f'for a new store: key_file = "{file.absolute()}" in [encryption] of fleet.toml, then snapshot init',
@@ -72,7 +84,8 @@ def list_keys(context: typer.Context) -> None:
     lines = [
         f"{one['key']}  {one['created_at']}" + (f"  the key of {fleet.path}" if one["configured"] else "")
         if one["genuine"]
-        else f"warning: {one['object']} is not genuine: nobody who had a key of this store made it; remove it"
+        else f"warning: {one['object']} is not genuine: nobody who had a key of this store made it; delete"
+        " that object from the store"
         for one in keys
     ]
     emit(context, {"schema": SCHEMA, "keys": keys}, lines)
@@ -87,12 +100,16 @@ def add(
     key_command: Annotated[str | None, typer.Option(metavar="TEXT", help="The command, quoted as for a shell.")] = None,
 ) -> None:
     """Let a further key open the store; no object is rewritten. Safe to repeat."""
-    if sum(one is not None for one in (key_file, key_variable, key_command)) != 1:
+    try:
+        command = tuple(shlex.split(key_command or ""))
+    except ValueError as error:
+        raise UsageError(f"--key-command is no command line: {error}") from None
+    if sum(bool(one) for one in (key_file, key_variable, command)) != 1:
         raise UsageError("name the new key by one of --key-file, --key-variable and --key-command")
     fleet, encryption = _encrypted_fleet(context)
     from storage.encryption.key_documents import add_key
 
-    source = KeySource(key_file, key_variable, tuple(shlex.split(key_command)) if key_command else None)
+    source = KeySource(key_file, key_variable or None, command or None)
     ours, added = encryption.read_key(), FleetEncryption(source, fleet.name).read_key()
     document = add_key(fleet.store.open_raw(), ours, added)
     lines = [f"key {document.key} of {source} opens the store"]

@@ -179,7 +179,9 @@ def delete_dead_sessions(parent: Path) -> None:
 
     Those of other hosts stay.
     """
-    with os.scandir(parent) as entries:
+    found: list[Path] = []
+    # It may be one that nobody can list.
+    with suppress(OSError), os.scandir(parent) as entries:
         found = [Path(entry.path) for entry in entries if _can_judge(entry.name)]
     for folder in found:
         # What can't be deleted is left to a later command: this one is to run all the same.

@@ -69,7 +69,7 @@ TRANSACTION_TIMEOUT_VERSION = 170000
 # Reading a view runs functions of its owner's choice under our role. What is read was planned as a table or a sequence,
 # but its owner may have put a view in its place since. The first minor version of each that can refuse to read views.
 RESTRICTION = "SET LOCAL restrict_nonsystem_relation_kind = 'view, foreign-table'"
-RESTRICTION_VERSIONS = {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004}
+RESTRICTION_VERSIONS = {15: 150008, 16: 160004}
 
 # The values of sslmode with which libpq never connects without TLS.
 STRICT_MODES = ("require", "verify-ca", "verify-full")
@@ -90,6 +90,10 @@ LIBPQ_GUESSES = {
     "Is the server running on that host and accepting TCP/IP connections?",
     "Is the server running locally and accepting connections on that socket?",
 }
+
+
+# The line that libpq adds after a refused password.
+FROM_FILE = 'password retrieved from file "'
 
 
 class NodeUnreachableError(UnreachableError):
@@ -257,7 +261,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
         _remember_password(node, error.pgconn.password.decode(errors="surrogateescape"))
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in LIBPQ_GUESSES]
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
         hint="check that the server runs, and that the dsn in fleet.toml and your password file are right",

@@ -27,6 +27,7 @@ from restore.ddl.side_by_side import find_side_by_side
 from snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
+    FOREIGN_KEY,
     ArchiveEntry,
     read_contents,
     statements_of_entry,
@@ -36,7 +37,7 @@ from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SEA
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 from storage.errors import SnapshotError
 
-FOREIGN_KEY, VIEW_ROWS, EVENT_TRIGGER = "FK CONSTRAINT", "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
+VIEW_ROWS, EVENT_TRIGGER = "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
 # Entries that say something about another one, which they name by its type.
 REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
@@ -56,12 +57,14 @@ LOST = ("server closed the connection unexpectedly", "connection to server ", "n
 class ArchiveDdl:
     """A shard's archive, a file in a private folder, and the entries that are restored; `writer` is pg_dump's version.
 
-    Every new database has what the archive's first entries drop.
+    `side_by_side` are those that pg_restore may run at once. The first entries drop what every new database has and the
+    source had not.
     """
 
     path: Path
     writer: int
     entries: tuple[ArchiveEntry, ...]
+    side_by_side: frozenset[int]
     search_path: str | None
 
     @property
@@ -95,7 +98,7 @@ class ArchiveDdl:
                     if ended.returncode:
                         # A session that was lost with pg_restore's raises here.
                         connection.execute("SELECT")
-                        raise _failure(node, section, ended, (self.path, part))
+                        raise self._failure(node, section, ended, part)
                 return
         run_script(node, section, self._write_script(section, programs), watch)
 
@@ -108,12 +111,15 @@ class ArchiveDdl:
 
     def _parts(self, section: str, programs: ClientPrograms) -> Iterator[tuple[list[ArchiveEntry], list[str]]]:
         """Yield the entries of one pg_restore after the other, with its options."""
-        first = find_side_by_side(self.entries) if section == POST_DATA else set()
         for is_first, options in (
             (True, [f"--jobs={JOBS}"]),
             (False, [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []),
         ):
-            if part := [entry for entry in self._of(section) if (entry.number in first) == is_first]:
+            if part := [
+                entry
+                for entry in self._of(section)
+                if (section == POST_DATA and entry.number in self.side_by_side) == is_first
+            ]:
                 yield part, options
 
     def _of(self, section: str) -> list[ArchiveEntry]:
@@ -124,6 +130,21 @@ class ArchiveDdl:
         listed = self.path.with_name(f"{self.path.name}-{section}")
         listed.write_text("".join(f"{entry.number};\n" for entry in entries))
         return [f"--use-list={listed}", str(self.path)]
+
+    def _failure(
+        self, node: Node, section: str, ended: subprocess.CompletedProcess[str], part: Iterable[ArchiveEntry]
+    ) -> SnapshotError:
+        """The error for a pg_restore that did not end well."""
+        said = ended.stderr.partition(REFUSED)[2].partition(f"\n{REFUSED}")[0]
+        message, _, statement = said.partition(COMMAND)
+        if ended.returncode < 0 or not message or any(text in message for text in LOST):
+            return ProgramFailedError(
+                f"node {node.id}: pg_restore did not end the {section} DDL: {' '.join(message.split()) or 'no output'}",
+                hint="check that the server runs and that the machine has free memory, then repeat the command",
+                details={"node": node.id, "section": section},
+            )
+        named, statement = _find_refused(self.path.read_bytes(), part, statement.strip())
+        return refused_error(node, section, message.removeprefix(NOT_EXECUTED), statement, named)
 
     def _write_script(self, section: str, programs: ClientPrograms) -> str:
         """The script that pg_restore writes for a section, as raw text, without the lines of psql's restrict mode."""
@@ -145,7 +166,7 @@ def read_archive(body: bytes, path: Path) -> ArchiveDdl:
     contents = read_contents(body)
     search_path = next((entry.name for entry in contents.entries if entry.kind == SEARCH_PATH), None)
     entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
-    return ArchiveDdl(path, contents.writer, entries, search_path)
+    return ArchiveDdl(path, contents.writer, entries, find_side_by_side(body, entries), search_path)
 
 
 def _is_omitted(entry: ArchiveEntry) -> bool:
@@ -189,23 +210,6 @@ def _with_options(dsn: str, version: int) -> str:
     # pg_restore sets it from 17 on.
     options += ["-c transaction_timeout=0"] if version >= TRANSACTION_TIMEOUT_VERSION else []
     return make_conninfo(dsn, options=" ".join(map(str, options)).strip())
-
-
-def _failure(
-    node: Node, section: str, ended: subprocess.CompletedProcess[str], archive: tuple[Path, Iterable[ArchiveEntry]]
-) -> SnapshotError:
-    """The error for a pg_restore that did not end well."""
-    said = ended.stderr.partition(REFUSED)[2].partition(f"\n{REFUSED}")[0]
-    message, _, statement = said.partition(COMMAND)
-    if ended.returncode < 0 or not message or any(text in message for text in LOST):
-        return ProgramFailedError(
-            f"node {node.id}: pg_restore did not end the {section} DDL: {' '.join(message.split()) or 'no output'}",
-            hint="check that the server runs and that the machine has free memory, then repeat the command",
-            details={"node": node.id, "section": section},
-        )
-    path, entries = archive
-    named, statement = _find_refused(path.read_bytes(), entries, statement.strip())
-    return refused_error(node, section, message.removeprefix(NOT_EXECUTED), statement, named)
 
 
 def _find_refused(body: bytes, entries: Iterable[ArchiveEntry], begin: str) -> tuple[str, str]:

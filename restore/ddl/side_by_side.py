@@ -1,35 +1,42 @@
 """Which entries of an archive pg_restore may run side by side.
 
-pg_restore runs no two statements at once that it knows to lock the same table. It knows nothing of the partitions that
-a statement on a partitioned table locks, so two such statements may deadlock.
+pg_restore runs no two entries at once that it knows to lock the same table. It knows nothing of the partitions that a
+statement on a partitioned table locks, nor of the second statement of an entry, such as CLUSTER ON after an index. So
+these may deadlock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from snapshots.ddl.archive import AFTER_ROWS, ArchiveEntry, with_dependents
+from snapshots.ddl.archive import AFTER_ROWS, FOREIGN_KEY, ArchiveEntry, statements_of_entry, with_dependents
 
 # They take long, in proportion to the rows; all others change catalogs only.
-LONG = ("INDEX", "CONSTRAINT", "FK CONSTRAINT")
-PARTITION, FOREIGN_KEY = "TABLE ATTACH", "FK CONSTRAINT"
+LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
+PARTITION = "TABLE ATTACH"
 
 
-def find_side_by_side(entries: Iterable[ArchiveEntry]) -> set[int]:
-    """The numbers of the entries after the rows that lock no partition besides their table, and need none but these."""
-    by_number = {entry.number: entry for entry in entries}
-    after_rows = [entry for entry in by_number.values() if entry.section == AFTER_ROWS]
-    tree = {number for entry in by_number.values() if entry.kind == PARTITION for number in entry.dependencies}
+def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
+    """The numbers of the long entries after the rows that lock their own tables only, at once, and need none but these.
+
+    `body` is the archive with the entries' statements.
+    """
+    entries = list(entries)
+    after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
+    tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
+    # A foreign key depends on its table, and on a key that depends on the other one.
+    tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
     long = {
         entry.number
         for entry in after_rows
-        if entry.kind in LONG and not (entry.kind == FOREIGN_KEY and _needs(entry, by_number) & tree)
+        if entry.kind in LONG
+        and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
+        and _is_one_statement(body, entry)
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
-    return long - with_dependents(after_rows, others)
+    return frozenset(long - with_dependents(after_rows, others))
 
 
-def _needs(entry: ArchiveEntry, by_number: dict[int, ArchiveEntry]) -> set[int]:
-    """What a foreign key depends on: its table and a key, and what that depends on, the other table."""
-    direct = set(entry.dependencies)
-    return direct.union(*(by_number[number].dependencies for number in direct if number in by_number))
+def _is_one_statement(body: bytes, entry: ArchiveEntry) -> bool:
+    # A semicolon within quotes costs time only: all entries are run, these one after another.
+    return statements_of_entry(body, entry).count(";") == 1

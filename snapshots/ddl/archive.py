@@ -7,6 +7,7 @@ are values of their own, so nothing is ever found in a statement's text. Texts a
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ INTEGER = struct.Struct("<BI")
 # Of version 1.14: lengths and numbers, a digit of each of two ids, and where its data would be.
 ENTRY_BYTES_MIN = 16 * INTEGER.size + 2 + 1 + OFFSET_BYTES
 # PostgreSQL 12, 16 and 17 began these versions of the format.
-VERSIONS = WITH_ACCESS_METHOD, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
+VERSIONS = _, WITH_ALGORITHM, WITH_RELATION_KIND = (1, 14), (1, 15), (1, 16)
 DATE_PARTS = 7
+FOREIGN_KEY = "FK CONSTRAINT"
 # Sections, and that an entry has no data.
 BEFORE_ROWS, AFTER_ROWS, NO_DATA = 2, 4, 3
 
@@ -85,9 +87,10 @@ def read_contents(body: bytes) -> Contents:
         reader.integer()
     reader.text()
     reader.text()
-    writer = reader.text().partition(".")[0].partition("devel")[0]
-    if not (writer.isascii() and writer.isdigit()):
-        raise DumpFormatError(f"the version of its pg_dump is {writer!r}")
+    # 18.6, 19devel, 19beta2
+    version_text = reader.text()
+    if not (writer := re.match("[0-9]{1,4}", version_text)):
+        raise DumpFormatError(f"the version of its pg_dump is {version_text!r}")
     count_at = reader.offset
     count = reader.integer()
     if count < 0:
@@ -97,7 +100,7 @@ def read_contents(body: bytes) -> Contents:
     entries = tuple(_read_entry(reader, version) for _ in range(count))
     if len({entry.number for entry in entries}) != len(entries) or any(entry.number <= 0 for entry in entries):
         raise DumpFormatError("the numbers of its entries are not unique")
-    return Contents(version, int(writer), count_at, entries)
+    return Contents(version, int(writer[0]), count_at, entries)
 
 
 def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
@@ -113,8 +116,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     reader.string()
     schema = reader.text()
     reader.string()
-    if version >= WITH_ACCESS_METHOD:
-        reader.string()
+    reader.string()
     if version >= WITH_RELATION_KIND:
         reader.integer()
     reader.string()
@@ -150,11 +152,9 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
     none = _integer(-1)
     pieces = [
         _integer(number), _integer(0), _string("0"), _string("0"), _string(entry.name), _string(entry.kind),
-        # Neither a statement that drops it nor one that copies it, no schema, no tablespace.
-        _integer(BEFORE_ROWS), _string(entry.statements), _string(""), none, none, none,
+        # Neither a statement that drops it nor one that copies it, no schema, no tablespace, no access method.
+        _integer(BEFORE_ROWS), _string(entry.statements), _string(""), none, none, none, none,
     ]  # fmt: skip
-    if version >= WITH_ACCESS_METHOD:
-        pieces.append(none)
     if version >= WITH_RELATION_KIND:
         pieces.append(_integer(0))
     pieces += [_string(""), _string("false"), none, bytes([NO_DATA]), bytes(OFFSET_BYTES)]

@@ -68,9 +68,13 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
+        after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes)
-        _check_at_commit(chain, replace(chain, increments=(*chain.increments, increment)))
+            _check_at_commit(chain, after)
+        else:
+            # Its tables are those of the commit before.
+            check_definition_counts(after, increment)
 
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:

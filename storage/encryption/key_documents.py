@@ -117,7 +117,7 @@ def stored_keys(raw: ObjectStore) -> list[StoredKey]:
                 found.append(StoredKey(place, msgspec.json.decode(body, type=KeyDocument)))
             except ObjectMissingError:
                 continue
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
                 found.append(StoredKey(place, None))
     return found
 
@@ -173,7 +173,11 @@ def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDo
     for one in stored:
         if one.document and added.unwrap(one.document) == data_key:
             return one.document
-    document, taken = added.wrap(data_key), {one.place for one in stored}
+    return _store_document(raw, added.wrap(data_key))
+
+
+def _store_document(raw: ObjectStore, document: KeyDocument) -> KeyDocument:
+    taken = {one.place for one in stored_keys(raw)}
     # Something else may have a number, or take it meanwhile.
     for place in islice((place for place in map(_place, count(1)) if place not in taken), ATTEMPTS_MAX):
         with suppress(ObjectExistsError):
@@ -188,7 +192,7 @@ def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDo
 
 def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
     """Delete the documents that name the key `removed`; return their places. Raises StoreKeyError."""
-    find_data_key(raw, key)
+    data_key = find_data_key(raw, key)
     if removed == key.id:
         raise StoreKeyError(
             f"encryption key {removed} is the one that fleet.toml names",
@@ -203,6 +207,9 @@ def remove_key(raw: ObjectStore, key: EncryptionKey, removed: str) -> list[str]:
         )
     for place in places:
         raw.delete(place)
+    # Who held that key may have removed ours meanwhile. Whoever is last finds no document and puts its own back.
+    if not any(one.document and key.unwrap(one.document) == data_key for one in stored_keys(raw)):
+        _store_document(raw, key.wrap(data_key))
     return places
 
 

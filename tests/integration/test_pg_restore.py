@@ -18,7 +18,6 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
 from restore.ddl.archive import ArchiveDdl, read_archive
-from restore.ddl.side_by_side import find_side_by_side
 from snapshots.ddl.archive import AFTER_ROWS
 from snapshots.ddl.dump import POST_DATA, PRE_DATA, dump_archive
 from tests.integration.refusing import execute
@@ -86,8 +85,11 @@ def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, t
     await_building(node, 0)
 
 
-def test_what_locks_partitions_is_not_run_beside_anything(node: Node, tmp_path: Path) -> None:
-    """A foreign key of a partitioned table deadlocks with the indexes of its partitions that are attached meanwhile."""
+def test_what_locks_more_than_its_table_at_once_is_not_run_beside_anything(node: Node, tmp_path: Path) -> None:
+    """A foreign key of a partitioned table deadlocks with the indexes of its partitions that are attached meanwhile.
+
+    So do two indexes of a table, each with a further statement that needs a stronger lock.
+    """
     execute(
         node.dsn,
         "CREATE TABLE place (id int PRIMARY KEY, name text)",
@@ -100,10 +102,13 @@ def test_what_locks_partitions_is_not_run_beside_anything(node: Node, tmp_path: 
         "CREATE UNIQUE INDEX of_places ON places (id)",
         "CREATE MATERIALIZED VIEW by_key AS SELECT place.* FROM place GROUP BY place.id",
         "CREATE UNIQUE INDEX of_by_key ON by_key (id)",
+        "CREATE INDEX of_place ON visit (place)",
+        "CREATE UNIQUE INDEX of_visit ON visit (id)",
+        "ALTER TABLE visit CLUSTER ON of_place, REPLICA IDENTITY USING INDEX of_visit",
         "CREATE TRIGGER seen AFTER UPDATE ON visit EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     )
     ddl = dump(node, tmp_path / "archive")
-    chosen = find_side_by_side(ddl.entries)
+    chosen = ddl.side_by_side
     after_rows = [entry for entry in ddl.entries if entry.section == AFTER_ROWS]
     assert {entry.name for entry in after_rows if entry.number in chosen} == {
         "place place_pkey", "visit visit_pkey", "measured measured_pkey", "measured_low measured_low_pkey", "of_low",
@@ -112,3 +117,16 @@ def test_what_locks_partitions_is_not_run_beside_anything(node: Node, tmp_path: 
     assert {entry.kind for entry in after_rows if entry.number not in chosen} >= {
         "INDEX ATTACH", "FK CONSTRAINT", "TRIGGER", "MATERIALIZED VIEW DATA",
     }  # fmt: skip
+    again = with_database(node, f"{DATABASE}_again")
+    with watch_nodes([again]) as watch:
+        ddl.run(again, PRE_DATA, watch)
+        rows = "FROM generate_series(1, 20000) AS id"
+        execute(again.dsn, f"INSERT INTO place SELECT id {rows}", f"INSERT INTO visit SELECT id, id {rows}")
+        ddl.run(again, POST_DATA, watch)
+    assert index_flags(again) == index_flags(node)
+
+
+def index_flags(node: Node) -> list[tuple[object, ...]]:
+    query = "SELECT indexrelname, indisclustered, indisreplident FROM pg_stat_user_indexes NATURAL JOIN pg_index"
+    with psycopg.connect(node.dsn) as connection:
+        return sorted(connection.execute(query).fetchall())

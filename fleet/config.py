@@ -19,7 +19,7 @@ from fleet.durations import Duration
 from fleet.record import END, Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
 from fleet.sizes import Size
-from fleet.variables import expand, expand_all, expand_dsn, remember_secrets_of
+from fleet.variables import VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
 from storage.encryption.fleet_encryption import FleetEncryption
 from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
@@ -29,6 +29,9 @@ NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
 GC_GRACE = Duration.parse("24h")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
+TOML_WORDS = {
+    "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
+}  # fmt: skip
 
 
 # A text that is not empty.
@@ -194,6 +197,8 @@ def load_fleet(path: Path) -> Fleet:
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         is_syntax = isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError)
         hint = "correct the TOML syntax; texts are quoted" if is_syntax else "docs/fleet-file.md lists every key"
+        if isinstance(error, VariableMissingError):
+            hint = "set the variable, or name the right one"
         raise FleetFileError(f"{path}: {_problem(error)}", hint=hint) from error
 
 
@@ -202,9 +207,13 @@ def _problem(error: Exception) -> str:
     text = str(error).replace("`$.", "`")
     text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
     text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
-    for json_word, toml_word in (("`array`", "list"), ("`object`", "table"), ("`str`", "text"), ("`int`", "integer")):
-        text = text.replace(json_word, toml_word)
+    text = re.sub(r"`\w+(?: \| \w+)*`", _toml_types, text)
     return text[:1].lower() + text[1:]
+
+
+def _toml_types(found: re.Match[str]) -> str:
+    kinds = [TOML_WORDS.get(kind) for kind in found[0].strip("`").split(" | ") if kind != "null"]
+    return " or ".join(kind for kind in kinds if kind) if all(kinds) else found[0]
 
 
 def _unknown_key(found: re.Match[str]) -> str:

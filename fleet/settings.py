@@ -9,8 +9,11 @@ from typing import Any
 
 from storage.errors import remember_secret
 
-# Spark's default of spark.redaction.regex: it hides settings whose name or value matches.
-SECRETIVE = re.compile(r"(?i)secret|password|token|access[.]?key")
+# Spark's default of spark.redaction.regex, which hides settings whose name or value matches, and what else is common.
+SECRETIVE = re.compile(
+    r"(?i)secret|passw(or)?d|passphrase|token|credential|(access|account|api)[._-]?key|(key|trust)?store[._-]?pass"
+    r"|connection[._-]?string"
+)
 # A secret can begin as a path does, so the name has to say that there is one.
 NAMES_A_FILE = re.compile(r"(?i)(file|path|dir|directory|location|store)$")
 PATH = re.compile(r"(file:)?/")

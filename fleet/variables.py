@@ -21,13 +21,17 @@ URI_BEGINNINGS = ("postgresql://", "postgres://")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
+class VariableMissingError(ValueError):
+    """A variable that fleet.toml names is not in the environment."""
+
+
 def expand(key: str, text: str) -> str:
     """The text with the values of its variables; raise ValueError, which names `key`, if one is not set."""
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in os.environ:
-            raise ValueError(f"{key} uses ${{{name}}}, which is not in the environment")
+            raise VariableMissingError(f"{key} uses ${{{name}}}, which is not in the environment")
         return os.environ[name]
 
     return VARIABLE.sub(value, text)

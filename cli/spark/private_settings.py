@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleet.settings import SECRETIVE
-
 SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
@@ -37,10 +35,10 @@ def in_private_file(settings: Mapping[str, str], folder: Path) -> Iterator[None]
 
 
 def with_private_options(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """`settings`, with the driver's JVM options in a file that java reads, if there is a secret in them."""
+    """`settings`, with the driver's JVM options in a file that java reads: no name tells for sure what is a secret."""
     changed = dict(settings)
     for name in JAVA_OPTIONS:
-        if SECRETIVE.search(settings.get(name, "")):
+        if settings.get(name):
             file = folder / f"{name}.txt"
             words = [word.replace("\\", "\\\\").replace('"', '\\"') for word in shlex.split(settings[name])]
             write_private(file, "".join(f'"{word}"\n' for word in words))

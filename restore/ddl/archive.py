@@ -38,6 +38,7 @@ from snapshots.ddl.fingerprint import OWN_PUBLICATION
 from storage.errors import SnapshotError
 
 VIEW_ROWS, EVENT_TRIGGER = "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
+PRIVILEGES, SYSTEM_SCHEMAS = "ACL", ("pg_catalog", "information_schema")
 # Entries that say something about another one, which they name by its type.
 REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
@@ -81,6 +82,13 @@ class ArchiveDdl:
         by_number = {entry.number: entry for entry in self.entries}
         names = [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys]
         names += [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
+
+    def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
+        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
+        grants = [entry for entry in self.entries if entry.kind == PRIVILEGES and entry.schema in SYSTEM_SCHEMAS]
+        left = {entry.number for entry in grants}
+        names = [f"privileges of {show_name(entry.name)}" for entry in grants]
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
     def run(self, node: Node, section: str, watch: Watch) -> None:

@@ -59,6 +59,9 @@ class StoredDdl(Ddl, Protocol):
         show it.
         """
 
+    def without_system_grants(self) -> tuple[StoredDdl, list[str]]:
+        """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
+
     def write_scripts(self, node: Node) -> dict[str, str]:
         """The statements of all sections as scripts (raw text), by section, for the server of `node`."""
 

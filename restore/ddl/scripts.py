@@ -59,6 +59,10 @@ class ScriptDdl:
         ddl = ScriptDdl({**self.scripts, POST_DATA: post_data, REFRESH: ""})
         return ddl, [*(f"foreign key {name}" for name in keys), *views]
 
+    def without_system_grants(self) -> tuple[ScriptDdl, list[str]]:
+        """The DDL as it is: a script does not tell what its privileges are of."""
+        return self, []
+
     def write_scripts(self, _node: Node) -> dict[str, str]:
         """The scripts, by section."""
         return dict(self.scripts)

@@ -50,7 +50,7 @@ class KeySource:
             text = os.environ.get(self.variable, "")
             if not text:
                 raise EncryptionKeyError(
-                    f"the encryption key's variable {self.variable} is not in the environment",
+                    f"the encryption key's variable {self.variable} is empty or not in the environment",
                     hint="set it, or name the right variable",
                 )
         else:

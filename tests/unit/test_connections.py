@@ -37,6 +37,7 @@ def test_a_password_is_on_no_command_line(password: str) -> None:
         (LOST, "consuming input failed: server closed the connection unexpectedly"),
         (REFUSED, 'connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused'),
         ("FATAL:  the database system is starting up", "FATAL:  the database system is starting up"),
+        ('FATAL:  password is wrong\npassword retrieved from file "/passwords"', "FATAL:  password is wrong"),
     ],
 )
 def test_an_unreachable_node_is_reported_with_the_reason_but_not_with_libpqs_guess(text: str, reason: str) -> None:

@@ -81,7 +81,7 @@ def test_a_source_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("FLEET_KEY", raising=False)
     for source, kind, match in (
         (KeySource(file=tmp_path / "none"), EncryptionKeyError, "can't be read: No such file"),
-        (KeySource(variable="FLEET_KEY"), EncryptionKeyError, "FLEET_KEY is not in the environment"),
+        (KeySource(variable="FLEET_KEY"), EncryptionKeyError, "FLEET_KEY is empty or not in the environment"),
         (KeySource(command=("no-such-command",)), EncryptionKeyError, "can't be run: No such file"),
         (KeySource(command=(sys.executable, "-c", "exit('KMS says no')")), KeyCommandError, "code 1: KMS says no"),
     ):

@@ -309,6 +309,17 @@ def test_an_interrupt_of_the_cleanup_changes_neither_exit_code_nor_output(tempor
     assert list(temporary.iterdir()) == []
 
 
+def test_a_folder_that_can_not_be_listed_is_used_all_the_same(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        delete_dead_sessions(temporary)
+    with session_folder() as folder:
+        assert folder.parent == temporary
+
+
 def test_a_folder_that_another_command_takes_for_dead_is_made_again(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,10 @@ def _find_publishing(
     for is_published in (False, True):
         for owned in _group_by_owner([row for row in tables if not row[2] and row[5] == is_published]):
             purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
-            problem = f"role {role.name} may not publish tables of {owned.owner}: {_shorten(owned.names)}"
+            problem = (
+                f"role {role.name} may not publish tables of {owned.owner}: {_shorten(owned.names)};"
+                " a superuser may, by: snapshot init"
+            )
             if owned.is_super:
                 action = (
                     f"membership of {owned.owner} would make {role.name} a superuser: give {_shorten(owned.names)}"

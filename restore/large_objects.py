@@ -6,14 +6,11 @@ ledger: the transaction locks every large object whose owner it sets, and the se
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow as pa
-import pyarrow.parquet as pq
 from psycopg import sql
 
 from fleet.config import Node
@@ -23,16 +20,25 @@ from fleet.tables.large_objects import count_large_objects
 from restore.ledger import LoadError
 from restore.load import LoadReport, load_error
 from restore.load_target import LoadTarget
-from snapshots.base_copy.large_objects import PARTS_TOGETHER
+from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
 from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
-from snapshots.records.large_objects import count_by_node, list_large_objects
+from snapshots.records.large_objects import (
+    Grant,
+    LargeObjectDefinition,
+    count_by_node,
+    group_by_copy_task,
+    list_large_objects,
+)
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
-from wal.segments.damage import ObjectDamagedError, read_listed
+from wal.segments.damage import read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Nothing that is stored becomes SQL as text.
+PRIVILEGES = {"SELECT": sql.SQL("SELECT"), "UPDATE": sql.SQL("UPDATE")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ def load_large_objects(
     """
     tasks = [
         LargeLoadTask(objects, target.node, target.ledger, store)
-        for objects in _group_by_copy_task(list_large_objects(full))
+        for objects in group_by_copy_task(list_large_objects(full))
         for target in [targets[objects[0].node]]
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
@@ -96,7 +102,7 @@ def find_actors(
 ) -> dict[str, dict[str, list[str]]]:
     """The owners and grantors of the large objects of `shards`, by shard, each with objects that it acts on."""
     stored = tuple(one for one in list_large_objects(full) if one.node in shards)
-    tasks = [ActorsTask(objects, store) for objects in _group_by_copy_task(stored)]
+    tasks = [ActorsTask(objects, store) for objects in group_by_copy_task(stored)]
     progress.step("check owners of large objects", total=len(tasks), unit="tasks")
     reports = run_tasks(session, read_actors, tasks, progress)
     raise_first([report.problem for report in reports])
@@ -114,34 +120,24 @@ def read_actors(task: ActorsTask) -> ActorsReport:
         store = task.store.open()
         for stored in task.objects:
             body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
-            for part in read_parts(stored, body, ["oid", "definition"]):
-                for row in part:
-                    definition = json.loads(row["definition"] or "null") or {"owner": None, "grants": None}
-                    grantors = (Grant(*grant).grantor for grant in definition["grants"] or ())
-                    oids |= {role: row["oid"] for role in (definition["owner"], *grantors) if role}
+            for oid, definition in read_definitions(stored, body):
+                grantors = (grant.grantor for grant in definition.grants or ())
+                oids |= dict.fromkeys((definition.owner, *grantors), oid)
         return ActorsReport(shard, oids)
     except SnapshotError as error:
         return ActorsReport(shard, {}, report_of(error))
 
 
-def _group_by_copy_task(objects: tuple[StoredObject, ...]) -> list[tuple[StoredObject, ...]]:
-    """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
-    by_prefix: dict[str, list[StoredObject]] = {}
-    for one in sorted(objects, key=lambda stored: stored.key):
-        by_prefix.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
-    return [tuple(together) for together in by_prefix.values()]
-
-
 def load_large(task: LargeLoadTask) -> LoadReport:
     """Load the task's objects."""
-    total = 0
+    total, order = 0, PartOrder()
     try:
         store = task.store.open()
         with connect(task.node) as connection:
             connection.execute("SET synchronous_commit = off")
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
-                for number, parts in enumerate(read_parts(stored, body)):
+                for number, parts in enumerate(read_parts(stored, body, order)):
                     total += _load_parts(connection, task.ledger, f"{stored.key} {number}", parts)
         return LoadReport(total)
     except SnapshotError as error:
@@ -150,68 +146,43 @@ def load_large(task: LargeLoadTask) -> LoadReport:
         return LoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def read_parts(stored: StoredObject, body: bytes, columns: list[str] | None = None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
-
-    Only these `columns` of them are read, if any are given.
-    """
-    try:
-        for batch in pq.ParquetFile(pa.BufferReader(body)).iter_batches(
-            PARTS_TOGETHER, columns=columns, use_threads=False
-        ):
-            yield batch.to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        detail = f"it can't be read as Parquet: {error}"
-        raise ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail) from error
-
-
-def _load_parts(connection: psycopg.Connection[Any], ledger: str, name: str, parts: list[dict[str, Any]]) -> int:
+def _load_parts(connection: psycopg.Connection[Any], ledger: str, name: str, parts: list[StoredPart]) -> int:
     """Load a batch unless it is in the ledger, by its `name`; return the number of large objects created."""
     entry = f"INSERT INTO {ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
-    first = [part for part in parts if part["definition"] is not None]
+    defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:
         if cursor.execute(entry.encode(), (name,)).rowcount == 0:
             return 0
-        created = [(part["oid"], part["data"]) for part in first]
-        added = [(part["oid"], part["offset"], part["data"]) for part in parts if part["definition"] is None]
+        created = [(part.oid, part.data) for part, _ in defined]
+        added = [(part.oid, part.offset, part.data) for part in parts if not part.definition]
         cursor.executemany("SELECT lo_from_bytea(%s::oid, %b)", created)
         cursor.executemany("SELECT lo_put(%s::oid, %s::bigint, %b)", added)
         user = connection.info.user
-        for statement in [
-            one for part in first for one in definition_statements(part["oid"], json.loads(part["definition"]), user)
-        ]:
-            cursor.execute(statement)
-    return len(first)
+        for part, definition in defined:
+            for statement in definition_statements(part.oid, definition, user):
+                cursor.execute(statement)
+    return len(defined)
 
 
-class Grant(NamedTuple):
-    """A privilege on a large object, in the order in which it is stored; the grantee "" is PUBLIC."""
-
-    grantor: str
-    grantee: str
-    privilege: str
-    may_grant: bool
-
-
-def definition_statements(oid: int, definition: Mapping[str, Any], user: str) -> list[sql.Composed]:
+def definition_statements(oid: int, definition: LargeObjectDefinition, user: str) -> list[sql.Composed]:
     """The statements that restore comment, owner and grants of a large object created by `user`."""
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
-    owner = sql.Identifier(definition["owner"])
+    owner = sql.Identifier(definition.owner)
     statements: list[sql.Composed] = []
-    if definition["comment"] is not None:
-        statements.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition["comment"])))
-    if definition["owner"] != user:
+    if definition.comment is not None:
+        statements.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition.comment)))
+    if definition.owner != user:
         statements.append(sql.SQL("ALTER {} OWNER TO {}").format(which, owner))
-    if definition["grants"] is not None:
+    if definition.grants is not None:
         statements.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, owner))
-        statements += [_grant_statement(which, definition["owner"], Grant(*grant)) for grant in definition["grants"]]
+        statements += [_grant_statement(which, definition.owner, grant) for grant in definition.grants]
     return statements
 
 
 def _grant_statement(which: sql.Composed, owner: str, grant: Grant) -> sql.Composed:
     to = sql.Identifier(grant.grantee) if grant.grantee else sql.SQL("PUBLIC")
     option = sql.SQL(" WITH GRANT OPTION" if grant.may_grant else "")
-    statement = sql.SQL("GRANT {} ON {} TO {}{}").format(sql.SQL(grant.privilege), which, to, option)
+    statement = sql.SQL("GRANT {} ON {} TO {}{}").format(PRIVILEGES[grant.privilege], which, to, option)
     if grant.grantor == owner:
         return statement
     # pg_dump changes the session's authorization, which takes a superuser; a member of the role can do this.

@@ -1,7 +1,10 @@
-"""Copy large objects: the work of one task, in an executor.
+"""Copy large objects, the work of one task in an executor, and read what a task stored.
 
 A task reads a range of oids in the exported snapshot of the base copy with lo_get, which needs only the privileges of
 each large object; pg_largeobject is for superusers. Holes are read as zeros, as by every reader.
+
+What was stored is read strictly, because whoever can write to a store without encryption can seal anything: the columns
+are those of LARGE_SCHEMA, definitions are valid, and the parts follow each other as a task writes them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fleet.config import Node
 from fleet.nodes.relation_locks import raising_locked
@@ -20,9 +24,11 @@ from snapshots.base_copy.copy_ranges import CopyReport
 from snapshots.base_copy.destination import CopyDestination
 from snapshots.base_copy.exported_snapshot import open_exported
 from snapshots.base_copy.object_writer import ObjectWriter
-from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT
+from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, StoredObject
+from snapshots.records.large_objects import LargeObjectDefinition, parse_definition
 from storage.errors import SnapshotError, report_of
 from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError
 
 # `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(
@@ -33,7 +39,9 @@ LARGE_SCHEMA = pa.schema(
         pa.field("definition", pa.string()),
     ]
 )
+# Every part is as long but the last of its large object, so a shorter one is the last.
 PART_BYTES = 256 << 10
+OID_MAX = 2**32 - 1
 # A worker holds about five copies of an object while it writes it (measured).
 OBJECT_BYTES, OBJECT_RAW_BYTES = 32 << 20, 256 << 20
 # Parts held at a time, 8 MiB at most; a large object is read in batches of as many.
@@ -60,6 +68,15 @@ class LargeObjectPart(NamedTuple):
     offset: int
     data: bytes
     definition: str | None
+
+
+class StoredPart(NamedTuple):
+    """A row of LARGE_SCHEMA that was read back and verified."""
+
+    oid: int
+    offset: int
+    data: bytes
+    definition: LargeObjectDefinition | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +161,85 @@ def _add(objects: ObjectWriter, parts: list[LargeObjectPart]) -> None:
     objects.count(LARGE_OBJECTS_COUNT, large_objects, sum(len(part.data) for part in parts))
     if objects.is_full:
         objects.close()
+
+
+class PartOrder:
+    """Verifies that parts follow each other as a copy task writes them, through all objects of the task.
+
+    First parts come by ascending oid and begin at 0; each further part begins where the one before it ended.
+    """
+
+    def __init__(self) -> None:
+        self._last_oid, self._is_interrupted = 0, False
+        # The ends of those large objects only that may have another part: a task may have read millions.
+        self._ends: dict[int, int] = {}
+
+    def interrupt(self) -> None:
+        """Accept further parts of large objects that are unknown: an object that may have their first is damaged."""
+        self._is_interrupted = True
+
+    def follow(self, part: StoredPart) -> None:
+        """Raise ValueError unless `part` may come next."""
+        oid, offset, size_bytes = part.oid, part.offset, len(part.data)
+        if not 0 < oid <= OID_MAX or size_bytes > PART_BYTES:
+            raise ValueError(f"a part of large object {oid} has {size_bytes} bytes")
+        if part.definition:
+            expected: int | None = 0
+            if oid <= self._last_oid:
+                raise ValueError(f"large object {oid} comes after {self._last_oid}")
+            self._last_oid = oid
+        else:
+            expected = self._ends.pop(oid, max(offset, PART_BYTES) if self._is_interrupted else None)
+            if not size_bytes:
+                raise ValueError(f"a further part of large object {oid} is empty")
+        if offset != expected:
+            instead = "after its last" if expected is None else f"instead of {expected}"
+            raise ValueError(f"a part of large object {oid} is at offset {offset} {instead}")
+        if size_bytes == PART_BYTES:
+            self._ends[oid] = offset + size_bytes
+
+
+def read_parts(stored: StoredObject, body: bytes, order: PartOrder) -> Iterator[list[StoredPart]]:
+    """Yield the rows of an object whose digest is verified, PARTS_TOGETHER at a time; raise ObjectDamagedError.
+
+    `order` has followed the parts in the objects before it that the same copy task wrote.
+    """
+    for rows in _read_rows(stored, body, LARGE_SCHEMA.names):
+        parts = [StoredPart(oid, offset, data, _parse(stored, oid, text)) for oid, offset, data, text in rows]
+        for part in parts:
+            try:
+                order.follow(part)
+            except ValueError as error:
+                raise _damaged(stored, str(error)) from error
+        yield parts
+
+
+def read_definitions(stored: StoredObject, body: bytes) -> Iterator[tuple[int, LargeObjectDefinition]]:
+    """Yield the oids and definitions in an object whose digest is verified; raise ObjectDamagedError."""
+    for rows in _read_rows(stored, body, ["oid", "definition"]):
+        for oid, text in rows:
+            if definition := _parse(stored, oid, text):
+                yield oid, definition
+
+
+def _parse(stored: StoredObject, oid: int, text: str | None) -> LargeObjectDefinition | None:
+    try:
+        return None if text is None else parse_definition(text)
+    except ValueError as error:
+        raise _damaged(stored, f"large object {oid}: {error}") from error
+
+
+def _read_rows(stored: StoredObject, body: bytes, columns: list[str]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of these columns, PARTS_TOGETHER at a time."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(body)) as file:
+            if not file.schema_arrow.equals(LARGE_SCHEMA):
+                raise ValueError(f"its columns are not {', '.join(LARGE_SCHEMA.names)}")
+            for batch in file.iter_batches(PARTS_TOGETHER, columns=columns, use_threads=False):
+                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(stored, f"it can't be read as Parquet: {error}") from error
+
+
+def _damaged(stored: StoredObject, detail: str) -> ObjectDamagedError:
+    return ObjectDamagedError(key=stored.key, kind="unreadable", node=stored.node, detail=detail)

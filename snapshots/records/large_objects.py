@@ -1,20 +1,64 @@
 """The stored large objects of a commit. Only full snapshots have them: increments do not follow large objects.
 
 One object in the store holds parts of large objects, in the order in which a task read them
-(snapshots/base_copy/large_objects.py).
+(snapshots/base_copy/large_objects.py). Beside the first part stands the large object's definition, JSON text. A restore
+makes SQL of it, so it is read in one place, strictly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, Literal
 
+import msgspec
+
+from fleet.record import Record, from_json
 from fleet.tables.left_out import LeftOut, mark_large_objects
 from snapshots.records.commit import LARGE_OBJECTS, LARGE_OBJECTS_COUNT, FullSnapshot, StoredObject
+from snapshots.records.documents import shortened
+
+# PostgreSQL's text has no NUL.
+Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
+RoleName = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\0]+\Z")]
+
+
+class Grant(Record, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A privilege on a large object, stored as an array; the grantee "" is PUBLIC."""
+
+    grantor: RoleName
+    grantee: Text
+    privilege: Literal["SELECT", "UPDATE"]
+    may_grant: bool
+
+
+class LargeObjectDefinition(Record, frozen=True):
+    """The owner, comment and grants of a large object. `grants` is None if it has the privileges of a new one."""
+
+    owner: RoleName
+    comment: Text | None
+    grants: tuple[Grant, ...] | None
+
+
+def parse_definition(text: str) -> LargeObjectDefinition:
+    """The definition in `text`; raise ValueError if it is none."""
+    try:
+        definition: LargeObjectDefinition = from_json(text, LargeObjectDefinition)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"a definition is invalid: {shortened(str(error))}") from error
+    return definition
 
 
 def list_large_objects(commit: FullSnapshot) -> tuple[StoredObject, ...]:
     """The stored objects of a full snapshot that hold large objects."""
     return tuple(one for one in commit.objects if one.kind == LARGE_OBJECTS)
+
+
+def group_by_copy_task(objects: Iterable[StoredObject]) -> list[tuple[StoredObject, ...]]:
+    """The objects of each copy task in their order: their keys share a prefix and end in their numbers."""
+    by_prefix: dict[str, list[StoredObject]] = {}
+    for one in sorted(objects, key=lambda stored: stored.key):
+        by_prefix.setdefault(one.key.rsplit("-", 2)[0], []).append(one)
+    return [tuple(together) for together in by_prefix.values()]
 
 
 def count_by_node(commit: FullSnapshot) -> dict[str, int]:

@@ -29,7 +29,9 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import NoSpark, execute, refused
-from tests.tables.large_object_states import read_large_objects
+from tests.stores.damage import change_large_objects, with_value
+from tests.tables.large_object_states import HOSTILE_DEFINITIONS, read_large_objects
+from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,6 +149,24 @@ def assert_damage_is_found(runs: Runs) -> None:
     report = runs.check_one(NAME)
     assert [(one.kind, one.object) for one in report.conflicts] == [("digest", key)]
     assert report.compared.rows > 0 or report.compared.changes > 0
+
+
+def test_a_definition_that_somebody_sealed_runs_no_statement(runs: Runs) -> None:
+    runs.full(NAME, large_objects=True)
+    store = Path(runs.fleet.store.url.removeprefix("file://"))
+    key = change_large_objects(
+        store, NAME, lambda table: with_value(table, 0, "definition", HOSTILE_DEFINITIONS["SQL"])
+    )
+    (conflict,) = runs.check_one(NAME).conflicts
+    assert (conflict.kind, conflict.node, conflict.object) == ("unreadable", "s1", key)
+    with pytest.raises(ObjectDamagedError, match="large object 1001: a definition is invalid"):
+        runs.restore(NAME, restore_target(runs.fleet))
+    maintenance = restore_target(runs.fleet).nodes[0].dsn.replace("dbname=large_back", "dbname=postgres")
+    with psycopg.connect(maintenance) as connection:
+        found = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'large_'").fetchall()
+    for (database,) in found:
+        with psycopg.connect(psycopg.conninfo.make_conninfo(maintenance, dbname=database)) as connection:
+            assert connection.execute("SELECT to_regclass('public.pwned')").fetchone() == (None,)
 
 
 def test_a_role_that_may_not_read_the_large_objects_is_refused_by_name(runs: Runs) -> None:

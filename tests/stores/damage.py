@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from fleet.record import from_builtins
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from snapshots.records.commit import LARGE_OBJECTS
 from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
 from storage.digest import digest
@@ -127,6 +128,24 @@ def change_base(store: Path, name: str, node: str, change: Callable[[pa.Table], 
         entry.update(size=len(body), digest=digest(body), rows=_count_rows(table))
 
     change_commit(store, name, 0, change_entry)
+
+
+def change_large_objects(store: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> str:
+    """Change the parts in the first object that has large objects, and its entry in the commit; return its key."""
+    keys: list[str] = []
+
+    def change_entry(document: Document) -> None:
+        entry = next(one for one in document["objects"] if one["kind"] == LARGE_OBJECTS)
+        keys.append(entry["key"])
+        path = store / entry["key"]
+        sink = pa.BufferOutputStream()
+        pq.write_table(change(pq.read_table(path)), sink)
+        body = sink.getvalue().to_pybytes()
+        path.write_bytes(body)
+        entry.update(size=len(body), digest=digest(body))
+
+    change_commit(store, name, 0, change_entry)
+    return keys[0]
 
 
 def _count_rows(table: pa.Table) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +14,12 @@ from check.verify import CheckRequest, check_snapshots
 from cli.output.arguments import Increment
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
-from cli.output.junit import junit_of
+from cli.output.junit import junit_of, junit_of_error
 from cli.output.left_out import warning_lines
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from snapshots.listing.name_templates import newest_name
-from storage.errors import UsageError
+from storage.errors import SnapshotError, UsageError
 
 CONFLICTS_SHOWN_MAX = 20
 
@@ -35,17 +35,19 @@ def check(
         bool,
         typer.Option("--metadata-only", help="Check only commits and object sizes; exits 4 (inconclusive) at best."),
     ] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a JUnit report to FILE.")] = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a JUnit report to FILE; it has an error if the check fails."),
+    ] = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
-    if increment is not None and name is None:
-        raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
-    if junit is not None:
-        _check_writable(junit)
-    fleet = command_context(context).load_fleet()
-    name = newest_name(fleet, name) if name is not None else None
-    with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
-        report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
+    with _reporting_errors(junit):
+        if increment is not None and name is None:
+            raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+        fleet = command_context(context).load_fleet()
+        name = newest_name(fleet, name) if name is not None else None
+        with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
+            report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
     if junit is not None:
         with _naming_file(junit):
             junit.write_text(junit_of(report), encoding="utf-8")
@@ -53,14 +55,27 @@ def check(
     raise typer.Exit(report.exit_code)
 
 
-def _check_writable(file: Path) -> None:
-    """Raise UsageError unless the file can be written: a check may take hours. Leave no file that was not there."""
-    with _naming_file(file):
-        is_new = not file.exists()
-        with file.open("a"):
-            pass
-        if is_new:
-            file.unlink()
+@contextmanager
+def _reporting_errors(file: Path | None) -> Iterator[None]:
+    """Let the file say that the check did not end, until it has; raise UsageError if it can't be written.
+
+    Otherwise whoever collects the file would find the report of an earlier check, perhaps of one that succeeded.
+    """
+    if file is None:
+        yield
+        return
+    with _naming_file(file), file.open("a"):
+        is_kept = file.is_file()
+    if is_kept:  # a pipe or a device has one report only
+        with _naming_file(file):
+            file.write_text(junit_of_error("the check did not end", "unfinished"), encoding="utf-8")
+    try:
+        yield
+    except SnapshotError as error:
+        # If the file can't be written any more, it says still that the check did not end.
+        with suppress(OSError):
+            file.write_text(junit_of_error(error.message, error.slug), encoding="utf-8")
+        raise
 
 
 @contextmanager

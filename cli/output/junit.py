@@ -1,4 +1,7 @@
-"""A check as a JUnit report: one suite per snapshot, one failure per conflict, one skipped case per skipped item."""
+"""A check as a JUnit report: one suite per snapshot, one failure per conflict, one skipped case per skipped item.
+
+A check that did not end is one case with an error.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,19 @@ def junit_of(report: CheckReport) -> str:
     suites = ElementTree.Element("testsuites", name="snapshot check", time=f"{report.seconds:.3f}")
     for one in report.snapshots:
         suites.append(_suite(one))
+    return _xml_of(suites)
+
+
+def junit_of_error(message: str, kind: str) -> str:
+    """The report of a check that did not end, as XML; `kind` is the stable name of the reason."""
+    suites, name = ElementTree.Element("testsuites", name="snapshot check"), "snapshot check"
+    suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
+    case = ElementTree.SubElement(suite, "testcase", classname=name, name="the check ends")
+    ElementTree.SubElement(case, "error", message=message, type=kind)
+    return _xml_of(suites)
+
+
+def _xml_of(suites: ElementTree.Element) -> str:
     ElementTree.indent(suites)
     for element in suites.iter():
         # XML has no form for most control characters.

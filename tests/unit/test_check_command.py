@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -43,13 +45,53 @@ def test_a_junit_file_that_can_not_be_written_ends_a_check_before_its_work(fleet
     assert str(file) in document["message"]
 
 
-def test_a_check_that_does_not_end_leaves_no_junit_file_and_no_other_report(fleet: Fleet, tmp_path: Path) -> None:
+def error_in(file: Path) -> tuple[str, str]:
+    """The message and type of the one error in a report, which has nothing else."""
+    (suite,) = ElementTree.parse(file).getroot()
+    (case,) = suite
+    (error,) = case
+    counts = [suite.get(name) for name in ("tests", "failures", "errors", "skipped")]
+    assert (counts, case.tag, error.tag) == (["1", "0", "1", "0"], "testcase", "error")
+    return str(error.get("message")), str(error.get("type"))
+
+
+def test_the_report_of_an_earlier_check_does_not_survive_one_that_fails(fleet: Fleet, tmp_path: Path) -> None:
     new, old = tmp_path / "new.xml", tmp_path / "old.xml"
     old.write_text("<testsuites/>")
     for file in (new, old):
-        assert run_here(fleet, "check", "--junit", str(file))[0] == 3
-    assert not new.exists()
-    assert old.read_text() == "<testsuites/>"
+        code, document = run_here(fleet, "check", "--junit", str(file))
+        assert (code, document["error"]) == (3, "store-not-initialised")
+        assert error_in(file) == (document["message"], "store-not-initialised")
+    old.write_text("<testsuites/>")
+    assert run_here(fleet, "check", "--increment", "1", "--junit", str(old))[0] == 2
+    assert error_in(old) == ("--increment needs a NAME", "usage")
     ensure_identity(LocalStore(tmp_path / "store"), fleet)
     assert run_here(fleet, "check", "--junit", str(new))[0] == 4
-    assert "testsuites" in new.read_text()
+    assert list(ElementTree.parse(new).getroot()) == []
+
+
+def test_a_check_that_is_interrupted_is_reported_as_one_that_did_not_end(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "report.xml", list[tuple[str, str]]()
+    file.write_text("<testsuites/>")
+    ensure_identity(LocalStore(tmp_path / "store"), fleet)
+
+    def stop(*_: object) -> None:
+        seen.append(error_in(file))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.commands.check.check_snapshots", stop)
+    assert run_here(fleet, "check", "--junit", str(file))[0] == 130
+    assert [*seen, error_in(file)] == [("the check did not end", "unfinished")] * 2
+
+
+def test_a_report_to_a_pipe_is_one_document(fleet: Fleet) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        assert run_here(fleet, "check", "--junit", f"/dev/fd/{writing}")[0] == 3
+        assert os.read(reading, 1 << 16).count(b"<testsuites") == 1
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -14,7 +14,7 @@ import psycopg
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
-from fleet.nodes.problems import NodeProblem, script_of
+from fleet.nodes.problems import comment
 from fleet.nodes.watch import Watch
 from restore.ddl.ddl import SchemaLoadError, ending, shorten_statement, show_name
 from restore.ddl.scripts import for_version
@@ -65,8 +65,8 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     with connect(target.maintenance, client_encoding=RAW) as raw:
         query = MEMBERS_QUERY.format(set=SET_QUERY if ours.version >= INHERIT_OPTION_VERSION else "true")
         known = {bytes(name): facts for name, *facts in raw.execute(query.encode())}
-    problems: list[NodeProblem] = []
-    superusers: list[str] = []
+    problems, superusers = list[str](), list[str]()
+    grants: dict[str, None] = {}
     for role, things in sorted(roles.items()):
         if role == PUBLIC_OWNER:
             # Nobody can be granted its membership: the owner of a database is its only member, in that database.
@@ -75,18 +75,22 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
         if is_super:
             superusers.append(f"{show_name(role)}, of {_shorten(things)}")
         elif not is_usable:
-            problem = f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
-            for statement in _grant(show_name(role), ours, is_member=is_member):
-                problems.append(NodeProblem(target.node.id, problem, statement, ours.place))
+            problems.append(
+                f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
+            )
+            grants |= dict.fromkeys(_grant(show_name(role), ours, is_member=is_member))
     if not problems and not superusers:
         return
-    texts = [one.problem for one in problems]
     if superusers:
-        texts.append(f"only a superuser can restore what superusers own or grant: {'; '.join(superusers)}")
+        problems.append(f"only a superuser can restore what superusers own or grant: {'; '.join(superusers)}")
+    script = [
+        comment(f"as a superuser on {ours.place.node}, database {ours.place.database}; for this restore:"),
+        *grants,
+    ]
     raise TargetUnfitError(
-        f"node {target.node.id}: {'; '.join(dict.fromkeys(texts))}",
-        hint=["restore as a superuser"] if superusers else script_of(problems),
-        details={"node": target.node.id, "superusers": superusers, "grants": [one.remedy for one in problems]},
+        f"node {target.node.id}: {'; '.join(problems)}",
+        hint=["restore as a superuser"] if superusers else script,
+        details={"node": target.node.id, "superusers": superusers, "grants": list(grants)},
     )
 
 

@@ -137,7 +137,9 @@ def test_memberships_that_lack_are_all_named_before_anything_is_done(shop: Fleet
     ):
         with pytest.raises(TargetUnfitError, match="is not a member of shop_admin") as raised:
             try_it()
-        script = [line for line in raised.value.hint.splitlines() if not line.startswith("-- ")]
+        begin, *script = raised.value.hint.splitlines()
+        assert begin.startswith("-- as a superuser on s1, database ")
+        assert begin.endswith("; for this restore:")
         assert script == MEMBERSHIPS
         assert databases_of(shop) == before
     # A membership that gives nothing.

@@ -32,7 +32,10 @@ def delete(
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete a snapshot and its increments for good. Its name can't be used again. Repeat to finish a deletion."""
+    """Delete a snapshot and its increments for good. Its name can't be used again. Repeat to finish a deletion.
+
+    It does not ask for confirmation, and has no --yes as prune does: see the plan with --dry-run first.
+    """
     fleet = command_context(context).load_fleet()
     check_name(name)
     if dry_run:

@@ -90,11 +90,17 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         groups,
         "",
         _cuts(chain),
+        *_comments(chain),
         *_causes(chain),
         *_changes(chain),
         "",
         *left_out_lines(chain.left_out),
     ]
+
+
+def _comments(chain: Chain) -> list[str | RenderableType]:
+    """The comments of increments; the full snapshot's is in the first line."""
+    return [f"increment {one.increment} — {shortened(one.comment)}" for one in chain.increments if one.comment]
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:

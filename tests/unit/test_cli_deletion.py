@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cli.commands.delete import code_of, document_of, lines_of, plan_document, plan_lines
+from cli.commands.delete import code_of, delete, document_of, lines_of, plan_document, plan_lines
 from cli.commands.prune import document_of as prune_document
 from cli.commands.prune import lines_of as prune_result_lines
 from cli.commands.prune import plan_lines as prune_plan_lines
@@ -108,3 +108,7 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
     assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
     assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "nothing to prune"
+
+
+def test_the_help_of_delete_says_that_it_asks_nothing() -> None:
+    assert "It does not ask for confirmation" in (delete.__doc__ or "")

@@ -118,6 +118,12 @@ def test_encryption_does_not_begin_in_a_store_that_is_in_use(raw: ObjectStore) -
 
 def test_a_store_whose_key_documents_are_gone_is_not_taken_for_a_new_one(raw: ObjectStore) -> None:
     key = EncryptionKey(KEY, "shop")
+    assert ensure_data_key(raw, key)
+    raw.create("fleet.json", b"{}")
+    raw.delete(FIRST)
+    with pytest.raises(StoreKeyError, match="is in use"):
+        ensure_data_key(raw, key)
+    assert raw.list("") == ["fleet.json"]
     with pytest.raises(StoreKeyError, match="no key document"):
         find_data_key(raw, key)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,17 @@ def write_all(store: Path, bodies: Mapping[str, bytes]) -> None:
     """Put the documents into a store in a folder, over those that are there."""
     for key, body in bodies.items():
         (store / key).write_bytes(body)
+
+
+@contextmanager
+def planted(store: Path, bodies: Mapping[str, bytes]) -> Iterator[None]:
+    """Put the documents into a store in a folder for the block; put back those that were there before at its end."""
+    originals = {key: (store / key).read_bytes() for key in bodies}
+    try:
+        write_all(store, bodies)
+        yield
+    finally:
+        write_all(store, originals)
 
 
 def read_documents(store: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.main import run
-from tests.mutations.sealing import resealed, write_all
+from tests.mutations.sealing import planted, resealed
 from tests.mutations.values import Mutation, Others, mutate
 from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World
 from tests.run.bounded import HangError, ended_after
@@ -87,13 +87,8 @@ def changed_store(
     if changed is None:
         yield False
         return
-    bodies = resealed(documents, mutation.key, changed)
-    originals = {key: (world.store / key).read_bytes() for key in bodies}
-    try:
-        write_all(world.store, bodies)
+    with planted(world.store, resealed(documents, mutation.key, changed)):
         yield True
-    finally:
-        write_all(world.store, originals)
 
 
 def name_of(key: str) -> str:

@@ -6,26 +6,46 @@ The attacker of these tests may write to the store, and knows everything but the
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import zstandard
 
+from cli.main import COMMANDS
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
+from fleet.nodes.lock import lock_fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.record import Record, Time
+from snapshots.operations.operation import begin, new_operation
+from snapshots.records.commits import read_chain
 from snapshots.records.documents import seal
-from snapshots.records.operation_records import operation_key
+from snapshots.records.keys import base_prefix
+from snapshots.records.operation_records import Outcome, operation_key
+from snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from storage.digest import digest
+from storage.encryption.encrypted_store import EncryptedStore
+from storage.ids import new_operation_id
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
+from tests.integration.encrypted_chain import (
+    EncryptedChain,
+    contents,
+    files,
+    in_plain,
+    put,
+    with_key,
+    without_key,
+)
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.unit.made_archives import MadeEntry, made_body
+from wal.slots.slots import slot_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,19 +57,10 @@ PLAINTEXT = [
     b"secret_table", SECRET.encode(), b"CREATE TABLE", b'"schema"', b"cutline/", b"PAR1", b"\x28\xb5\x2f\xfd",
 ]  # fmt: skip
 ENCRYPTED_END = b"cutline\x01"
-
-
-@dataclass(frozen=True, slots=True)
-class EncryptedChain:
-    """A full snapshot and two increments of one shard with a standby, in an encrypted folder."""
-
-    runs: Runs
-    folder: Path
-    states: tuple[dict[str, bytes], ...]
-
-    @property
-    def store(self) -> Path:
-        return self.folder / "store"
+OPENING_COMMANDS = [
+    ["init"], ["create", "other"], ["restore", NAME], ["check"], ["list"], ["show", NAME], ["delete", NAME, "--force"],
+    ["prune", "--keep-full", "9", "--yes"], ["gc"],
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +92,6 @@ def copied(chain: EncryptedChain, tmp_path: Path) -> EncryptedChain:
     text = chain.runs.fleet.path.read_text().replace(f"file://{chain.store}", f"file://{tmp_path}/store")
     (tmp_path / "fleet.toml").write_text(text)
     return EncryptedChain(replace(chain.runs, fleet=load_fleet(tmp_path / "fleet.toml")), tmp_path, chain.states)
-
-
-def files(store: Path) -> list[Path]:
-    return sorted(path for path in store.rglob("*") if path.is_file())
-
-
-def without_key(fleet: Fleet, folder: Path) -> Fleet:
-    path = folder / "keyless.toml"
-    path.write_text(re.sub(r"\[encryption\]\nkey_file = .*\n", "", fleet.path.read_text()))
-    return load_fleet(path)
 
 
 @pytest.mark.parametrize("increment", [0, 2])
@@ -126,22 +127,28 @@ def test_commits_have_the_digests_of_what_is_stored(chain: EncryptedChain) -> No
     assert shown["name"] == NAME
 
 
-def test_without_a_key_every_command_says_that_the_store_is_encrypted(chain: EncryptedChain, tmp_path: Path) -> None:
-    keyless = without_key(chain.runs.fleet, tmp_path)
-    for words in (["list"], ["show", NAME], ["create", "other"], ["check"], ["restore", NAME], ["gc"], ["init"]):
+def test_without_a_key_every_command_that_opens_the_store_says_that_it_is_encrypted(copied: EncryptedChain) -> None:
+    keyless, before = without_key(copied.runs.fleet, copied.folder), contents(copied.store)
+    assert {words[0] for words in OPENING_COMMANDS} == COMMANDS.keys() - {"key", "resume", "demo"}
+    for words in OPENING_COMMANDS:
         code, document = run_here(keyless, *words)
-        assert (code, document["error"]) == (3, "store-encrypted"), words
+        assert (code, document.get("error")) == (3, "store-encrypted"), words
         assert "[encryption]" in document["hint"]
+    assert contents(copied.store) == before
+
+
+def test_without_a_key_no_key_is_listed_and_the_fleet_is_resumed(chain: EncryptedChain, tmp_path: Path) -> None:
+    """What a terminal snapshot changed is recorded on the nodes: a fleet accepts writes again without the store."""
+    keyless = without_key(chain.runs.fleet, tmp_path)
+    code, document = run_here(keyless, "key", "list")
+    assert (code, document.get("error")) == (2, "encryption-key")
+    assert "[encryption]" in document["message"]
+    code, document = run_here(keyless, "resume")
+    assert (code, document.get("asked"), document.get("nodes")) == (0, ["s1"], [])
 
 
 def test_another_key_opens_nothing(copied: EncryptedChain) -> None:
-    other = copied.folder / "other"
-    other.write_text("22" * 32)
-    other.chmod(0o600)
-    text = copied.runs.fleet.path.read_text()
-    key = next(line for line in text.splitlines() if line.startswith("key_file"))
-    copied.runs.fleet.path.write_text(text.replace(key, f"key_file = {json.dumps(str(other))}"))
-    code, document = run_here(load_fleet(copied.runs.fleet.path), "list")
+    code, document = run_here(with_key(copied, "22" * 32), "list")
     assert (code, document["error"]) == (3, "store-key")
 
 
@@ -212,30 +219,83 @@ def test_check_finds_what_was_planted_and_restore_refuses_it(
     assert document["hint"]
 
 
-def test_documents_that_are_not_encrypted_change_nothing(copied: EncryptedChain) -> None:
-    """A tombstone, a prune mark and an outcome: each would remove something if it were believed."""
-    fleet = copied.runs.fleet
-    before = {path for path in files(copied.store) if path.suffix == ".parquet"}
-    mark: dict[str, Any] = {"schema": "cutline/deleted/1", "snapshot": NAME, "at": "2026-01-01T00:00:00Z"}
-    for place in (f"deleted/{NAME}.json", f"snapshots/{NAME}/only-full.json"):
-        path = copied.store / place
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(seal(mark))
-    (operation,) = {path.parent.name for path in copied.store.glob("snapshots/*/schema/*/*/*")}
-    (copied.store / operation_key(operation, "outcome")).write_bytes(
-        seal({"schema": "cutline/outcome/1", "result": "failed"})
-    )
-    for words in (["gc", "--grace", "0s"], ["prune"]):
-        code, _ = run_here(fleet, *words)
-        assert code in (0, 2, 3), words
-    assert {path for path in files(copied.store) if path.suffix == ".parquet"} == before
+def planted_by_strangers(chain: EncryptedChain, key: str, record: Record) -> Iterator[None]:
+    """Put the record into the store as who has no key writes it, then as who has a key of his own does."""
+    stranger = EncryptedStore(chain.runs.fleet.store.open_raw(), lambda: bytes(32))
+    for body in (seal(record), stranger.encode(key, seal(record))):
+        put(chain.store / key, body)
+        before = contents(chain.store)
+        yield
+        assert before.items() <= contents(chain.store).items()
 
 
-def test_a_store_of_the_attackers_is_not_taken_for_ours(copied: EncryptedChain) -> None:
-    """The whole store is replaced by one without encryption, and by one encrypted with another key."""
+def collect(fleet: Fleet, *options: str) -> dict[str, str]:
+    """The objects that gc removes, and why."""
+    code, document = run_here(fleet, "gc", "--grace", "0s", *options)
+    assert code == 0, document
+    return {one["object"]: one["why"] for one in document["garbage"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "removed", "refused"),
+    [
+        (DELETED, "snapshot.json", "manifest"),
+        (ONLY_FULL, "increments/0000000000000001.json", "snapshot-unreadable"),
+    ],
+)
+def test_a_mark_that_is_not_encrypted_removes_nothing(
+    copied: EncryptedChain, kind: Literal["cutline/deleted/1", "cutline/only-full/1"], removed: str, refused: str
+) -> None:
+    """A tombstone and a prune mark, which gc and prune believe in the same store without encryption."""
+    fleet, at = copied.runs.fleet, Time("2026-01-01T00:00:00.000Z")
+    chain = read_chain(fleet.store.open(), NAME).full.chain
+    mark = Mark(
+        kind, NAME, new_operation_id(datetime.fromisoformat(at)), at, "ops@db7:1", chain, (slot_name(chain),),
+        tuple(node.id for node in fleet.nodes), (RestorePoint(1, at), RestorePoint(2, at)), 7, 7000,
+    )  # fmt: skip
+    plain, rules = in_plain(copied), ("--keep-full", "9")
+    assert collect(plain, "--dry-run") == {}
+    put(copied.folder / "plain" / mark.key, seal(mark))
+    assert [one["begun"] for one in run_here(plain, "prune", *rules)[1]["steps"]] == [True]
+    assert f"snapshots/{NAME}/{removed}" in collect(plain)
+    assert not (copied.folder / "plain" / "snapshots" / NAME / removed).exists()
+
+    for _ in planted_by_strangers(copied, mark.key, mark):
+        assert collect(fleet) == {}
+        code, document = run_here(fleet, "prune", *rules, "--yes")
+        assert (code, document.get("done")) == (0, [])
+        assert f"object {mark.key} " in document["snapshots"][0]["problem"]
+        code, document = run_here(fleet, "delete", NAME)
+        assert (code, document.get("error")) == (3, refused)
+        assert f"object {mark.key} " in document["message"]
+
+
+def test_an_outcome_that_is_not_encrypted_does_not_end_a_running_create(copied: EncryptedChain) -> None:
+    """Where nothing is encrypted, gc takes the create for failed, and removes what it has written."""
+    fleet, nodes = copied.runs.fleet, tuple(node.id for node in copied.runs.fleet.nodes)
+    running, store = new_operation("create", "other", 0, nodes), fleet.store.open()
+    written = f"{base_prefix('other', nodes[0], running.operation)}/part-0.parquet"
+    begin(store, running)
+    store.create(written, b"rows")
+    outcome = Outcome(operation=running.operation, state="failed", reason="lock-lost", ended_at=running.began_at)
+    key = operation_key(running.operation, "outcome")
+    plain = in_plain(copied)
+    assert collect(plain, "--dry-run") == {}
+    put(copied.folder / "plain" / key, seal(outcome))
+    assert collect(plain) == {written: "failed"}
+
+    with open_sessions(fleet, fleet.primaries) as sessions, lock_fleet(sessions, fleet.name, "ops@db7:1"):
+        for _ in planted_by_strangers(copied, key, outcome):
+            assert collect(fleet) == {}
+
+
+@pytest.mark.parametrize("key", ["", "22" * 32])
+def test_a_store_of_the_attackers_is_not_taken_for_ours(copied: EncryptedChain, key: str) -> None:
+    """The whole store is replaced by one without encryption, or by one encrypted with another key."""
     shutil.rmtree(copied.store)
-    keyless = without_key(copied.runs.fleet, copied.folder)
-    assert run_here(keyless, "init")[0] == 0
+    theirs = with_key(copied, key) if key else without_key(copied.runs.fleet, copied.folder)
+    assert run_here(theirs, "init")[0] == 0
+    assert (copied.store / "keys").exists() == bool(key)
     for words in (["list"], ["create", "other"], ["init"]):
         code, document = run_here(copied.runs.fleet, *words)
-        assert (code, document["error"]) == (3, "store-key"), words
+        assert (code, document.get("error")) == (3, "store-key"), words

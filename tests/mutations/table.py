@@ -88,7 +88,7 @@ class Trial:
             self.counts[kind.name if kind else "?", outcome.command, outcome.kind] += 1
             if outcome.kind in (TRACEBACK, HANG):
                 self.failed.append(f"{mutation}: {outcome.command}: {outcome.kind} {str(outcome.document)[:500]}")
-            elif outcome.kind == ACCEPTED and not is_descriptive(mutation.key, mutation.path):
+            elif outcome.kind == ACCEPTED and not is_descriptive(mutation):
                 original = self.originals[name, outcome.command]
                 if comparable(outcome.document) != comparable(original.document):
                     shown.append(outcome.command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tests.mutations.values import Place, path_text
+from tests.mutations.values import Mutation, Place, path_text
 
 DESCRIPTIVE = (
     r"comment|seconds|created_at|terminal|global_id|rules.*|counts\.ignored",
@@ -17,6 +17,7 @@ DESCRIPTIVE = (
     # The next create compares them with the server's, and copies a table again where they differ.
     r"(schema_changes\.)?groups\..*\.columns\[\d+\]\.(type|type_oid|type_modifier|number)",
 )
+COUNTS = (r"counts\..*",)
 SOLE = (
     r"sequences\..*",
     r"(schema_changes\.)?groups\..*\.missing",
@@ -25,9 +26,13 @@ SOLE = (
 )
 
 
-def is_descriptive(key: str, path: Place) -> bool:
+def is_descriptive(mutation: Mutation) -> bool:
     """Whether a changed value may be shown: in a commit only if it describes; other documents are shown as they are."""
-    return not key.startswith("snapshots/chain/") or _matches(path, DESCRIPTIVE)
+    if not mutation.key.startswith("snapshots/chain/"):
+        return True
+    # Early commits lack some counts. None is shown for what is not there.
+    is_lacking = mutation.way == "removed" and _matches(mutation.path, COUNTS)
+    return is_lacking or _matches(mutation.path, DESCRIPTIVE)
 
 
 def is_sole(path: Place) -> bool:

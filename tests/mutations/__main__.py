@@ -1,6 +1,7 @@
-"""Try every mutation, or COUNT of them, on a fleet of its own: `python -m tests.mutations [COUNT]`. Print the table.
+"""Try every mutation, or a part, on a fleet of its own, and print the table: `python -m tests.mutations [PART/PARTS]`.
 
-Ctrl-C ends the trial and prints the table of what was tried until then.
+Ctrl-C ends the trial and prints the table of what was tried until then. With one CUTLINE_SEED, several processes try
+different parts: 1/2 and 2/2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def shown(cases: list[Mutation], interrupts: list[int]) -> Iterable[Mutation]:
 
 def main() -> int:
     """Run the trial; return 1 if a case ended in a traceback or a hang, or showed a changed value as true."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     # In the middle of a case it would be taken for what a command does.
     interrupts: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
@@ -49,7 +50,7 @@ def main() -> int:
                 made_world(servers, Path(folder) / "world", Ready(start.session())) as world,
             ):
                 trial = Trial.of(world, SEED)
-                cases = trial.cases()[:count]
+                cases = trial.cases()[part - 1 :: parts]
                 trial.run(shown(cases, interrupts))
         finally:
             stop_fleet(Path(folder) / "fleet", delete=True)

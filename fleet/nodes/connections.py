@@ -207,14 +207,15 @@ def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iter
         timer.cancel()
 
 
-def _remember_password(node: Node, password: str) -> None:
+def _remember_password(node: Node, password: bytes | None) -> None:
     """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
     if password:
-        remember_secrets_of(make_conninfo(node.dsn, password=password))
+        # It is as the user wrote it, whatever the encoding of the session.
+        remember_secrets_of(make_conninfo(node.dsn, password=password.decode(errors="replace")))
 
 
 def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    _remember_password(node, connection.info.password)
+    _remember_password(node, connection.pgconn.password)
     with _open_lock:
         _open[connection] = _server_of(node)
     if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
@@ -260,7 +261,7 @@ def _server_of(node: Node) -> str:
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     """The error for a node that can't be reached, with the reason from the server or libpq."""
     if error.pgconn is not None:
-        _remember_password(node, error.pgconn.password.decode(errors="surrogateescape"))
+        _remember_password(node, error.pgconn.password)
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
     return NodeUnreachableError(

@@ -26,6 +26,9 @@ from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from embedded.server import PORT, SUPERUSER
+from fleet.config import Node
+from fleet.nodes.connections import connect
+from fleet.nodes.encodings import RAW
 from tests.faults.ports import HOST, free_ports
 from tests.run.command_lines import recording, seen_programs
 from tests.run.quick_spark import LINES
@@ -197,6 +200,12 @@ def test_every_command_reaches_the_server_and_shows_no_password(
     assert list((place.left / "events").rglob("*"))
     assert {"pg_dump", "pg_restore", "SparkSubmit"} <= seen_programs(place.lines)
     place.check_nothing_came_out()
+
+
+def test_a_session_of_any_encoding_takes_a_password_of_any_letters(place: Place) -> None:
+    dsn, _ = as_key_and_value(place)
+    with connect(Node("a", dsn), client_encoding=RAW) as session:
+        assert session.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_failures_show_no_password(place: Place) -> None:

@@ -19,8 +19,7 @@ from columns.bytes_column import from_arrow, runs, xxhash64
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.changed_keys import Keys
-from snapshots.fold.schema_at_cut import to_schema_at_cut
-from snapshots.fold.sources import BaseSource, read_tables
+from snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
 from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
@@ -88,7 +87,7 @@ def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, changed: Mapping[int,
     if task.base.mapping is None:
         yield _hash(task, batch, changed, key_hashes)
         return
-    for table in to_schema_at_cut(pa.Table.from_batches([batch]), task.base.mapping):
+    for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
         for one in table.to_batches():
             yield _hash(task, one, changed, xxhash64(from_arrow(one.column("key"))))
 

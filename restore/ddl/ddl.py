@@ -122,8 +122,15 @@ def show_name(name: str) -> str:
 def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[StoredSequence]) -> None:
     """Set every sequence to its stored value, SEQUENCES_AT_ONCE at a time.
 
-    Each holds a lock until the commit, and each commit flushes the WAL.
+    Each holds a lock until the commit, and each commit flushes the WAL. Raises SchemaLoadError if one can't be.
     """
     values = [(one.schema, one.name, one.last_value, one.is_called) for one in sequences]
     for start in range(0, len(values), SEQUENCES_AT_ONCE):
-        connection.execute(SET_QUERY, tuple(map(list, zip(*values[start : start + SEQUENCES_AT_ONCE], strict=True))))
+        some = values[start : start + SEQUENCES_AT_ONCE]
+        try:
+            connection.execute(SET_QUERY, tuple(map(list, zip(*some, strict=True))))
+        except psycopg.DataError as error:
+            raise SchemaLoadError(
+                f"a sequence can't have the value of the commit: {error.diag.message_primary}",
+                hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
+            ) from error

@@ -69,7 +69,7 @@ def conversion(before: Group, after: Group) -> Conversion:
 
 
 def convert_lines(lines: BytesColumn, conversion: Conversion) -> BytesColumn:
-    """Convert the lines to their new layout."""
+    """Convert the lines to their new layout; raise ValueError if they don't have the old one."""
     count, pieces = len(lines), conversion.pieces
     first, last = int(lines.offsets[0]), int(lines.offsets[-1])
     texts = b"".join(piece for piece in pieces if isinstance(piece, bytes))
@@ -97,5 +97,8 @@ def _bounds(lines: BytesColumn, conversion: Conversion) -> Ints:
     bounds[:, 0], bounds[:, -1] = offsets[:-1], offsets[1:]
     if conversion.width > 1:
         data = lines.data[int(lines.offsets[0]) : int(lines.offsets[-1])]
-        bounds[:, 1:-1] = np.flatnonzero(data == TAB).reshape(len(lines), conversion.width - 1) + 1
+        tabs = np.flatnonzero(data == TAB)
+        if len(tabs) != len(lines) * (conversion.width - 1):
+            raise ValueError(f"rows of a table with {conversion.width} columns have another number of columns")
+        bounds[:, 1:-1] = tabs.reshape(len(lines), conversion.width - 1) + 1
     return bounds

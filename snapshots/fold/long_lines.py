@@ -19,8 +19,15 @@ import pyarrow.parquet as pq
 from columns.arrow_numbers import to_arrow, to_mask
 from columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.schema_at_cut import to_schema_at_cut
-from snapshots.fold.sources import BaseSource, SegmentSource, Source, open_object, read_row_group, read_tables
+from snapshots.fold.sources import (
+    BaseSource,
+    SegmentSource,
+    Source,
+    converted_to_cut,
+    open_object,
+    read_row_group,
+    read_tables,
+)
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.segment_schema import SEGMENT_SCHEMA
@@ -47,7 +54,7 @@ def read_with_places(
     for group, table in enumerate(read_tables(store, source.source, schema)):
         first = ((number << GROUP_BITS) + group) << ROW_BITS
         places = pa.array(np.arange(first, first + len(table), dtype=np.int64))
-        yield from to_schema_at_cut(pa.Table.from_arrays([*table.columns, places], schema=with_place), source.mapping)
+        yield from converted_to_cut(pa.Table.from_arrays([*table.columns, places], schema=with_place), source)
 
 
 def with_stand_ins(table: pa.Table, rows: Flags | None = None) -> pa.Table:
@@ -108,7 +115,7 @@ class LongLines:
         source = self._objects[number]
         self.current_source = source.source
         group = self._row_group(number, (place >> ROW_BITS) & ((1 << GROUP_BITS) - 1))
-        for table in to_schema_at_cut(group.slice(row, 1), source.mapping):
+        for table in converted_to_cut(group.slice(row, 1), source):
             column = column_of(table["row"])
             line = column.data[int(column.offsets[0]) : int(column.offsets[-1])]
             if len(column) == 1 and stand_in_of(line) == stand_in:

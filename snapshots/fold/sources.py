@@ -165,7 +165,15 @@ def _reading(source: Source) -> Iterator[None]:
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read the object's rows, converted to the schema at the cut; raise as `read_tables` does."""
     tables = read_tables(store, source.source, schema)
-    return (converted for table in tables for converted in to_schema_at_cut(table, source.mapping))
+    return (converted for table in tables for converted in converted_to_cut(table, source))
+
+
+def converted_to_cut(table: pa.Table, source: BaseSource | SegmentSource) -> Iterator[pa.Table]:
+    """Convert rows of the object to the schema at the cut; raise ObjectDamagedError if they don't fit the commit's."""
+    try:
+        yield from to_schema_at_cut(table, source.mapping)
+    except ValueError as error:
+        raise _rows_differ(source.source, error) from error
 
 
 def problem_row(source: Source, error: SnapshotError, schema: pa.Schema) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from check.report import CheckReport
 from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import EmbeddedFleet
 from fleet.progress import Silent
+from restore.ddl.ddl import SchemaLoadError
 from restore.ledger import LoadError
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
@@ -176,6 +177,16 @@ def test_a_restore_compares_the_commit_with_the_stored_ddl(
     with changed(trial, key, change), pytest.raises(LoadError, match=reason) as refused:
         Runs(world.fleet, world.spark).restore(NAME, world.target)
     assert refused.value.exit_code == 3
+
+
+def with_impossible_value(document: Document) -> None:
+    document["sequences"]["s1"][0]["last_value"] = 0
+
+
+def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial) -> None:
+    world = trial.world
+    with changed(trial, LAST, with_impossible_value), pytest.raises(SchemaLoadError, match="can't have the value"):
+        Runs(world.fleet, world.spark).restore(NAME, world.target)
 
 
 def test_the_chain_is_restored_as_it_is(trial: Trial) -> None:

@@ -107,6 +107,9 @@ class Trial:
                 return EQUAL
         except SnapshotError:
             return REFUSED_LATE
+        except Exception as error:  # noqa: BLE001  # what a command would report as a bug
+            self.failed.append(f"{mutation}: restore: {TRACEBACK} {str(error)[-500:]}")
+            return REFUSED_LATE
         report = check_snapshots(self.world.fleet, CheckRequest(NAME), self.world.spark, Silent())
         if report.exit_code == CONFLICTS:
             return FOUND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -16,11 +16,9 @@ def recording(lines: set[bytes]) -> Iterator[None]:
     def record() -> None:
         # pg_dump of a small database runs for some hundredths of a second.
         while not done_recording.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    lines.add(process.read_bytes())
-                except OSError:
-                    continue
+            for process in Path("/proc").iterdir():
+                with suppress(OSError):
+                    lines.add((process / "cmdline").read_bytes())
 
     thread = threading.Thread(target=record)
     thread.start()

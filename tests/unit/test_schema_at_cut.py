@@ -241,6 +241,14 @@ def test_columns_can_be_added_dropped_and_reordered_and_there_may_be_none(
     assert found["partition"] == partition_of(from_list([expected]), PARTITIONS)[0]
 
 
+def test_rows_with_other_columns_than_their_definition_are_refused() -> None:
+    definitions = {1: group(1, [column(1), column(2)], 0), 2: group(2, [column(2), column(1)], 0)}
+    mapping = schema_mapping([definitions[2]], definitions, {2: 1}, {})
+    for line in (b"a\n", b"a\tb\tc\n"):
+        with pytest.raises(ValueError, match="rows of a table with 2 columns have another number of columns"):
+            read([{"group": 1, "partition": 3, "key": b"", "row": line}], BASE_SCHEMA, mapping, 1)
+
+
 def test_fields_that_stay_adjacent_are_one_piece() -> None:
     before = group(1, [column(number) for number in range(1, 6)], 1)
     added = conversion(before, group(2, [*before.columns, column(6, "x")], 1))

@@ -9,33 +9,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from fleet import libpq_environment
-from fleet.durations import Duration
-from fleet.record import END, Record
+from fleet.fleet_file import (
+    GC_GRACE,
+    RETAINED_WAL_MAX,
+    EncryptionTable,
+    FleetFile,
+    NodeTable,
+    ToolsTable,
+    WalTable,
+    decode_fleet_file,
+    toml_problem,
+)
+from fleet.record import Record
 from fleet.settings import flatten, remember_secret_settings, spark_settings
-from fleet.sizes import Size
 from fleet.variables import VariableMissingError, expand, expand_all, expand_dsn, remember_secrets_of
 from storage.encryption.fleet_encryption import FleetEncryption
 from storage.encryption.key_source import KeySource
 from storage.errors import UsageError
 from storage.location import StoreLocation, with_environment
 
-NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
-RETAINED_WAL_MAX = Size(16 * 1024**3)
-GC_GRACE = Duration.parse("24h")
 GLOBAL_ID_FORMS = ("exact", "xa", "citus")
-TOML_WORDS = {
-    "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
-}  # fmt: skip
-
-
-# A text that is not empty.
-Text = Annotated[str, Meta(min_length=1)]
 
 
 class FleetFileError(UsageError):
@@ -113,74 +110,6 @@ class Fleet:
         raise KeyError(node_id)
 
 
-class CutTable(Record, frozen=True):
-    """`[cut]` of fleet.toml."""
-
-    global_id: Text = "exact"
-
-
-class WalTable(Record, frozen=True):
-    """`[wal]` of fleet.toml."""
-
-    max_retained_wal: Size = RETAINED_WAL_MAX
-
-
-class RetentionTable(Record, frozen=True):
-    """`[retention]` of fleet.toml."""
-
-    keep_full: Annotated[int, Meta(ge=1)] | None = None
-    keep_days: Annotated[int, Meta(ge=1)] | None = None
-    keep_increments: Annotated[int, Meta(ge=0)] | None = None
-    gc_grace: Duration = GC_GRACE
-
-
-class GroupsTable(Record, frozen=True):
-    """`[groups]` of fleet.toml."""
-
-    include: tuple[Text, ...] = ("*",)
-    exclude: tuple[Text, ...] = ()
-    append_only: tuple[Text, ...] = ()
-
-
-class ToolsTable(Record, frozen=True):
-    """`[tools]` of fleet.toml."""
-
-    postgresql: Text | None = None
-
-
-class EncryptionTable(Record, frozen=True):
-    """`[encryption]` of fleet.toml: exactly one of the three."""
-
-    key_file: Text | None = None
-    key_variable: Text | None = None
-    key_command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
-
-
-class NodeTable(Record, frozen=True):
-    """One `[[node]]` of fleet.toml."""
-
-    id: Annotated[str, Meta(pattern=NODE_ID)]
-    dsn: Text
-    backup_of: Text | None = None
-    max_retained_wal: Size | None = None
-
-
-class FleetFile(Record, frozen=True):
-    """fleet.toml as written; docs/fleet-file.md describes every key."""
-
-    name: Text
-    store: Text
-    node: Annotated[tuple[NodeTable, ...], Meta(min_length=1)]
-    store_options: dict[str, Any] = msgspec.field(default_factory=dict)
-    cut: CutTable = CutTable()
-    wal: WalTable = WalTable()
-    groups: GroupsTable = GroupsTable()
-    retention: RetentionTable = RetentionTable()
-    spark: dict[str, Any] = msgspec.field(default_factory=dict)
-    tools: ToolsTable = ToolsTable()
-    encryption: EncryptionTable | None = None
-
-
 def load_fleet(path: Path) -> Fleet:
     """Read and validate fleet.toml; raise FleetFileError naming the file and the invalid key."""
     try:
@@ -193,35 +122,13 @@ def load_fleet(path: Path) -> Fleet:
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f"{path}: {error}", hint="correct the file, then repeat the command") from error
     try:
-        return _fleet(path, msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode))
+        return _fleet(path, decode_fleet_file(text))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         is_syntax = isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError)
         hint = "correct the TOML syntax; texts are quoted" if is_syntax else "docs/fleet-file.md lists every key"
         if isinstance(error, VariableMissingError):
             hint = "set the variable, or name the right one"
-        raise FleetFileError(f"{path}: {_problem(error)}", hint=hint) from error
-
-
-def _problem(error: Exception) -> str:
-    """What is wrong, in the words of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
-    text = str(error).replace("`$.", "`")
-    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
-    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
-    text = re.sub(r"`\w+(?: \| \w+)*`", _toml_types, text)
-    return text[:1].lower() + text[1:]
-
-
-def _toml_types(found: re.Match[str]) -> str:
-    kinds = [TOML_WORDS.get(kind) for kind in found[0].strip("`").split(" | ") if kind != "null"]
-    return " or ".join(kind for kind in kinds if kind) if all(kinds) else found[0]
-
-
-def _unknown_key(found: re.Match[str]) -> str:
-    return f"unknown key {found[1]}" + (f" in {found[2]}" if found[2] else "")
-
-
-def _missing_key(found: re.Match[str]) -> str:
-    return f"{found[2]} lacks the key {found[1]}" if found[2] else f"there is no {found[1]}"
+        raise FleetFileError(f"{path}: {toml_problem(error)}", hint=hint) from error
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
@@ -304,11 +211,3 @@ def _check_global_id(rule: str) -> None:
         raise ValueError(f"cut.global_id is not exact, xa or citus, nor a valid regex: {error}") from error
     if "global" not in groups:
         raise ValueError(f"cut.global_id: the regex {rule!r} has no group named global: (?P<global>…)")
-
-
-def _decode(kind: type[Any], value: Any) -> Any:
-    if kind is Size:
-        return Size.from_document(value)
-    if kind is Duration:
-        return Duration.from_document(value)
-    raise NotImplementedError(kind.__name__)

@@ -43,6 +43,11 @@ def test_entries_are_read_as_they_were_written(version: int) -> None:
     assert rewrite(body, contents, {}, []) == body
 
 
+@pytest.mark.parametrize(("version", "major"), [("18.6", 18), ("19devel", 19), ("19beta2", 19), ("9.6", 9)])
+def test_the_version_of_pg_dump_is_read_in_all_its_forms(version: str, major: int) -> None:
+    assert read_contents(header(writer=version) + integer(0)).writer == major
+
+
 @given(st.integers(0, len(made_body(ENTRIES)) - 1))
 def test_an_archive_that_ends_early_is_refused(size: int) -> None:
     with pytest.raises(DumpFormatError):

@@ -1,0 +1,125 @@
+"""The form of fleet.toml: its tables and keys (docs/fleet-file.md), and what is wrong with one in TOML's words."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fleet.durations import Duration
+from fleet.record import END, Record
+from fleet.sizes import Size
+
+NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
+RETAINED_WAL_MAX = Size(16 * 1024**3)
+GC_GRACE = Duration.parse("24h")
+TOML_WORDS = {
+    "array": "list", "object": "table", "str": "text", "int": "integer", "float": "number", "bool": "boolean",
+}  # fmt: skip
+# A text that is not empty.
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class CutTable(Record, frozen=True):
+    """`[cut]` of fleet.toml."""
+
+    global_id: Text = "exact"
+
+
+class WalTable(Record, frozen=True):
+    """`[wal]` of fleet.toml."""
+
+    max_retained_wal: Size = RETAINED_WAL_MAX
+
+
+class RetentionTable(Record, frozen=True):
+    """`[retention]` of fleet.toml."""
+
+    keep_full: Annotated[int, Meta(ge=1)] | None = None
+    keep_days: Annotated[int, Meta(ge=1)] | None = None
+    keep_increments: Annotated[int, Meta(ge=0)] | None = None
+    gc_grace: Duration = GC_GRACE
+
+
+class GroupsTable(Record, frozen=True):
+    """`[groups]` of fleet.toml."""
+
+    include: tuple[Text, ...] = ("*",)
+    exclude: tuple[Text, ...] = ()
+    append_only: tuple[Text, ...] = ()
+
+
+class ToolsTable(Record, frozen=True):
+    """`[tools]` of fleet.toml."""
+
+    postgresql: Text | None = None
+
+
+class EncryptionTable(Record, frozen=True):
+    """`[encryption]` of fleet.toml: exactly one of the three."""
+
+    key_file: Text | None = None
+    key_variable: Text | None = None
+    key_command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+
+
+class NodeTable(Record, frozen=True):
+    """One `[[node]]` of fleet.toml."""
+
+    id: Annotated[str, Meta(pattern=NODE_ID)]
+    dsn: Text
+    backup_of: Text | None = None
+    max_retained_wal: Size | None = None
+
+
+class FleetFile(Record, frozen=True):
+    """fleet.toml as written; docs/fleet-file.md describes every key."""
+
+    name: Text
+    store: Text
+    node: Annotated[tuple[NodeTable, ...], Meta(min_length=1)]
+    store_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    cut: CutTable = CutTable()
+    wal: WalTable = WalTable()
+    groups: GroupsTable = GroupsTable()
+    retention: RetentionTable = RetentionTable()
+    spark: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: ToolsTable = ToolsTable()
+    encryption: EncryptionTable | None = None
+
+
+def decode_fleet_file(text: str) -> FleetFile:
+    """Decode the text of fleet.toml; raise msgspec.DecodeError, of which `toml_problem` says what is wrong."""
+    return msgspec.toml.decode(text, type=FleetFile, dec_hook=_decode)
+
+
+def toml_problem(error: Exception) -> str:
+    """What is wrong, in the words of TOML. msgspec has those of JSON, and names keys by JSONPath: `$.node[0].dsn`."""
+    text = str(error).replace("`$.", "`")
+    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
+    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
+    text = re.sub(r"`\w+(?: \| \w+)*`", _toml_types, text)
+    return text[:1].lower() + text[1:]
+
+
+def _toml_types(found: re.Match[str]) -> str:
+    kinds = [TOML_WORDS.get(kind) for kind in found[0].strip("`").split(" | ") if kind != "null"]
+    return " or ".join(kind for kind in kinds if kind) if all(kinds) else found[0]
+
+
+def _unknown_key(found: re.Match[str]) -> str:
+    return f"unknown key {found[1]}" + (f" in {found[2]}" if found[2] else "")
+
+
+def _missing_key(found: re.Match[str]) -> str:
+    return f"{found[2]} lacks the key {found[1]}" if found[2] else f"there is no {found[1]}"
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    if kind is Size:
+        return Size.from_document(value)
+    if kind is Duration:
+        return Duration.from_document(value)
+    raise NotImplementedError(kind.__name__)

@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from fleet.config import FleetFileError, Node, load_fleet
 from fleet.nodes.connections import unreachable_error
+from fleet.settings import remember_secret_settings
 from storage.errors import SnapshotError, error_of, redact, report_of
 
 PASSWORD = "Unmistakable%40@ '\\:é/"
@@ -130,3 +131,17 @@ def test_an_error_shows_no_secret_of_settings_and_no_key(tmp_path: Path, monkeyp
     assert encryption.read_key()
     for secret in ("of-the-store", "of-the-client", "k3y-k3y", "of the-jvm", key):
         assert redact(f"visible {secret}, /run/file") == "visible ***, /run/file"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["passwd", "passphrase", "credential", "account_key", "account.key", "api-key", "keyStorePass", "trustStore.pass",
+     "connection_string", "accessKey", "token", "secret"],
+)  # fmt: skip
+def test_a_setting_is_a_secret_by_what_its_name_says(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("storage.errors._secrets", set())
+    remember_secret_settings(
+        {f"fs.x.{name}": "unmistakable1", "executor.extraJavaOptions": f"-Dx.{name}=unmistakable2"}
+    )
+    remember_secret_settings({"fs.x.region": "eu-central-1"})
+    assert redact("unmistakable1 unmistakable2 eu-central-1") == "*** *** eu-central-1"

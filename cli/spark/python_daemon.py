@@ -3,13 +3,19 @@
 Spark's own daemon imports nothing, so every worker would import the same modules again: 0.8 s of processor time each.
 Spark runs this module as `python -m`, by the setting spark.python.daemon.module.
 
+A worker ends with the daemon. Spark's own daemon sends its workers SIGHUP when it ends, which they ignore in the moment
+after their fork: one that had just been forked ran its task to the end, long after its command was killed.
+
 A process with threads can't be forked safely. The only thread that these modules start is jemalloc's, which handles
 forks itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 
 # Otherwise OpenBLAS, which nothing here uses, would start threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -42,6 +48,24 @@ IMPORTED = (
     wal.drain.drain_task,
 )
 
+PR_SET_PDEATHSIG = 1
+
+
+def end_workers_with_daemon() -> None:
+    """Have the kernel kill every process that this one forks from now on as soon as this one ends; Linux alone can."""
+    if sys.platform != "linux":
+        return
+    daemon, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
+
+    def end_with_daemon() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != daemon:
+            os._exit(1)
+
+    os.register_at_fork(after_in_child=end_with_daemon)
+
+
 if __name__ == "__main__":
     freeze_modules()
+    end_workers_with_daemon()
     manager()

@@ -24,9 +24,12 @@ from tests.run.soak import SEED
 SHOWN_EVERY = 100
 
 
-def shown(cases: list[Mutation], interrupts: list[int]) -> Iterable[Mutation]:
-    """Yield the cases until there is an interrupt, and say how far the trial is."""
+def shown(cases: list[Mutation], failed: list[str], interrupts: list[int]) -> Iterable[Mutation]:
+    """Yield the cases until there is an interrupt, and say how far the trial is and what failed."""
+    told = 0
     for number, case in enumerate(cases):
+        sys.stderr.writelines(f"{line}\n" for line in failed[told:])
+        told = len(failed)
         if number % SHOWN_EVERY == 0:
             sys.stderr.write(f"{number} of {len(cases)} cases\n")
         if interrupts:
@@ -51,7 +54,7 @@ def main() -> int:
             ):
                 trial = Trial.of(world, SEED)
                 cases = trial.cases()[part - 1 :: parts]
-                trial.run(shown(cases, interrupts))
+                trial.run(shown(cases, trial.failed, interrupts))
         finally:
             stop_fleet(Path(folder) / "fleet", delete=True)
     lines = [f"CUTLINE_SEED={SEED}", *trial.lines(), *trial.failed]

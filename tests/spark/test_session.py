@@ -39,13 +39,21 @@ def who(_):
     import storage.errors, wal
     return os.getpid(), os.getppid(), sys.executable, storage.errors.__file__
 
+folder = sys.argv[-1]
+
+def wait(partition):
+    import signal, time
+    # As a worker does in the moment after its fork.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    open(f"{folder}/{partition}", "w").close()
+    time.sleep(240)
+
 with start_spark_at(sys.argv[1], json.loads(sys.argv[3]), "test") as start:
     session = start.session()
     assert session.conf.get("spark.python.unix.domain.socket.enabled") == "true"
     print("started", start._gateway.proc.pid, start.temporary, flush=True)
     if sys.argv[2] == "wait":
-        import time
-        session.sparkContext.parallelize(range(2), 2).foreach(lambda _: time.sleep(120))
+        session.sparkContext.parallelize(range(2), 2).foreach(wait)
     tasks = session.sparkContext.parallelize(range(8), 4).map(who).collect()
     executors = session._jsc.sc().getExecutorMemoryStatus().size()
     java = session._jvm.System.getProperty("java.home")
@@ -167,17 +175,20 @@ def test_without_java_on_the_machine_the_one_from_pip_runs_the_job_and_its_error
 
 
 @pytest.mark.parametrize("number", [*draw(INTERRUPTS), signal.SIGKILL])
-def test_no_jvm_survives_its_command(number: signal.Signals) -> None:
+def test_no_process_survives_its_command(number: signal.Signals, tmp_path: Path) -> None:
     program = f"import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n{JOB}"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "local[2]", "wait", json.dumps(SETTINGS)],
+        [sys.executable, "-c", program, "local[2]", "wait", json.dumps(SETTINGS), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         _, jvm, temporary = process.stdout.readline().split()
-        time.sleep(1)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while len(list(tmp_path.iterdir())) < 2:
+            assert time.monotonic() < deadline, "the tasks don't start"
+            time.sleep(0.1)
         process.send_signal(number)
         process.communicate(timeout=END_SECONDS_MAX)
     assert_gone(int(jvm))

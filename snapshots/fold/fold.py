@@ -210,7 +210,8 @@ def _changes_in(table: pa.Table, one: SegmentSource, multisets: frozenset[int]) 
     table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
     node = to_arrow(np.full(len(table), one.source.number, np.int32))
     columns = [node, *(table[name] for name in CHANGE_SCHEMA.names[1:])]
-    yield from row_batches(pa.table(columns, names=CHANGE_SCHEMA.names))
+    # Batches of a partition must have one schema, that of a problem's row.
+    yield from row_batches(pa.Table.from_arrays(columns, schema=CHANGE_SCHEMA))
 
 
 def _fold_multisets(

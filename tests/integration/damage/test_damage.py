@@ -21,6 +21,8 @@ from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
+from snapshots.fold.fold import read_changes
+from snapshots.fold.sources import problem_of, sources_of
 from snapshots.records.commits import SnapshotMissingError, commit_key
 from snapshots.records.store_identity import StoreNotInitialisedError
 from storage.errors import SnapshotError
@@ -224,6 +226,22 @@ def test_a_restore_from_damaged_objects_is_refused_and_leaves_nothing(stored: St
         with psycopg.connect(node.dsn) as connection:
             names = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
         assert names == {"bank", "postgres", "template0", "template1"}
+
+
+def test_a_task_reports_every_damaged_segment_beside_the_rows_of_the_others(stored: StoredChain) -> None:
+    nodes = tuple(identity.node for identity in stored.chain.nodes)
+    sources = sources_of(stored.chain, nodes, stored.fleet.store.open())
+    whole = max(sources.segments, key=lambda one: one.source.size)
+    damaged = [one.source.key for one in sources.segments if one != whole]
+    for key in damaged:
+        flip_byte(stored.store / key)
+    # Each task reads the whole segment, too.
+    tasks = 2 * stored.spark.session().sparkContext.defaultParallelism
+    sources = replace(sources, segments=(*sources.segments, *[whole] * tasks))
+    rows = read_changes(stored.spark.session(), sources, stored.fleet.store).collect()
+    reports = [report for row in rows if (report := problem_of(bytes(row["row"])))]
+    assert sorted(str(report["details"]["object"]) for report in reports) == sorted(damaged)
+    assert len(rows) > len(reports)
 
 
 def test_without_standbys_a_check_is_inconclusive(stored: StoredChain) -> None:

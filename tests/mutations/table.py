@@ -76,11 +76,11 @@ class Trial:
     def run(self, cases: Iterable[Mutation]) -> None:
         """Try the cases; note tracebacks, hangs, and values that are shown changed although they do not describe."""
         for mutation in cases:
-            with changed_store(self.world, self.documents, mutation, self.others, self.seed) as is_changed:
-                if is_changed:
-                    self._run_one(mutation)
+            with changed_store(self.world, self.documents, mutation, self.others, self.seed) as changed:
+                if changed is not None:
+                    self._run_one(mutation, changed)
 
-    def _run_one(self, mutation: Mutation) -> None:
+    def _run_one(self, mutation: Mutation, changed: Any) -> None:
         kind, name = kind_of(mutation.key), name_of(mutation.key)
         outcomes = [run_command(self.world, name, command) for command in COMMANDS]
         shown: list[str] = []
@@ -88,7 +88,7 @@ class Trial:
             self.counts[kind.name if kind else "?", outcome.command, outcome.kind] += 1
             if outcome.kind in (TRACEBACK, HANG):
                 self.failed.append(f"{mutation}: {outcome.command}: {outcome.kind} {str(outcome.document)[:500]}")
-            elif outcome.kind == ACCEPTED and not is_descriptive(mutation):
+            elif outcome.kind == ACCEPTED and not is_descriptive(mutation, self.documents[mutation.key], changed):
                 original = self.originals[name, outcome.command]
                 if comparable(outcome.document) != comparable(original.document):
                     shown.append(outcome.command)

@@ -81,14 +81,14 @@ def _run(words: list[str]) -> tuple[int, str]:
 @contextmanager
 def changed_store(
     world: World, documents: Mapping[str, Any], mutation: Mutation, others: Others, seed: int
-) -> Iterator[bool]:
-    """Put the changed document and its seals into the store for the block; yield whether there is anything changed."""
+) -> Iterator[Any | None]:
+    """Put the changed document and its seals into the store for the block; yield it, None if nothing is to change."""
     changed = mutate(documents, mutation, others, seed)
     if changed is None:
-        yield False
+        yield None
         return
     with planted(world.store, resealed(documents, mutation.key, changed)):
-        yield True
+        yield changed
 
 
 def name_of(key: str) -> str:

@@ -173,6 +173,18 @@ def _changed(mutation: Mutation, value: Any, others: Others, seed: int) -> Any:
     return _another(mutation.path, value, others, seed)
 
 
+def differences(before: Any, after: Any, path: Place = ()) -> Iterator[Place]:
+    """The paths of the smallest values in which two documents differ; a value that only one has counts as different."""
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        for name, value in before.items():
+            yield from differences(value, after[name], (*path, name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, value in enumerate(before):
+            yield from differences(value, after[number], (*path, number))
+    elif type(before) is not type(after) or before != after:
+        yield path
+
+
 def text_of(document: Any) -> str:
     """The document as JSON text, with the keys that stand twice."""
     text = json.dumps(document, indent=1, ensure_ascii=False).replace(f'"{TWICE}', '"')

@@ -7,8 +7,9 @@ comparison can say that it is wrong; only a key of the store's owner could.
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from tests.mutations.values import Mutation, Place, path_text
+from tests.mutations.values import Mutation, Place, differences, path_text
 
 DESCRIPTIVE = (
     r"comment|seconds|created_at|terminal|global_id|rules.*|counts\.ignored",
@@ -27,13 +28,18 @@ SOLE = (
 )
 
 
-def is_descriptive(mutation: Mutation) -> bool:
-    """Whether a changed value may be shown: in a commit only if it describes; other documents are shown as they are."""
+def is_descriptive(mutation: Mutation, before: Any, after: Any) -> bool:
+    """Whether a document may be shown as it is after a mutation: a commit only if all that differs describes.
+
+    Other documents are shown as they are.
+    """
     if not mutation.key.startswith("snapshots/chain/"):
         return True
     # Early commits lack some counts. None is shown for what is not there.
     is_lacking = mutation.way == "removed" and _matches(mutation.path, COUNTS)
-    return is_lacking or _matches(mutation.path, DESCRIPTIVE)
+    if is_lacking or _matches(mutation.path, DESCRIPTIVE):
+        return True
+    return all(_matches(path, DESCRIPTIVE) for path in differences(before, after))
 
 
 def is_sole(path: Place) -> bool:

@@ -44,6 +44,7 @@ LONG = (
     "tests/integration/test_drain_killed.py",
     "tests/integration/test_causal_chains.py",
     "tests/integration/test_fencing.py",
+    "tests/spark/test_changed_definitions.py",
     "tests/integration/damage",
     "tests/integration/test_secrets.py",
     "tests/integration/read_only",

@@ -7,7 +7,7 @@ one rename fails, the renames on all nodes are undone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psycopg
@@ -18,6 +18,7 @@ from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, unreachable_error, with_database
 from fleet.nodes.encodings import readable
 from fleet.nodes.privileges import quote
+from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.sessions import in_parallel
 from restore.report import OwnerChange
 from restore.target import SESSIONS, Target, TargetUnfitError, databases
@@ -70,7 +71,7 @@ def _refusing(node: Node, what: str) -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise TargetUnfitError(
-            f"node {node.id}: {what}: {error.diag.message_primary or str(error).strip()}",
+            f"node {node.id}: {what}: {shorten_message(error)}",
             hint="let the owner of the database or a superuser do what the message asks for, then repeat the command",
             details={"node": node.id},
         ) from error
@@ -143,7 +144,9 @@ def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.
                 done.append(Rename(connection, old, new))
     except BaseException:
         for one in reversed(done):
-            _rename(one.connection, one.new, one.old)
+            # A node that is lost keeps no other one from getting its database back.
+            with suppress(psycopg.Error):
+                _rename(one.connection, one.new, one.old)
         raise
     return aside
 

@@ -22,6 +22,7 @@ from columns.bytes_column import column_of, runs
 from fleet.config import Node
 from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
+from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, column_list, qualify
 from restore.ledger import LoadError
 from restore.load_target import LoadTarget
@@ -33,6 +34,7 @@ from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
 
 WRITE_BYTES = 1 << 20
+CONTEXT_SHOWN_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,9 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
     """The error for a node that refused rows, with the server's reason; unreachable if the session was lost."""
     if isinstance(error, psycopg.OperationalError) and error.diag.sqlstate is None:
         return unreachable_error(node, error)
-    where = error.diag.table_name or error.diag.context or ""
+    where = error.diag.table_name or (error.diag.context or "")[:CONTEXT_SHOWN_MAX]
     return LoadError(
-        f"node {node.id}: {error.diag.message_primary or error} {where}".rstrip(),
+        f"node {node.id}: {shorten_message(error)} {where}".rstrip(),
         hint="see the server's log, then repeat the command",
         details={"node": node.id},
     )

@@ -15,6 +15,7 @@ from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW, raw_bytes, raw_text
 from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_role
 from fleet.nodes.problems import comment
+from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from restore.ddl.ddl import SchemaLoadError, ending, shorten_statement, show_name
 from restore.ddl.scripts import for_version
@@ -166,7 +167,7 @@ def _run(connection: psycopg.Connection[Any], script: str) -> Iterator[Refusal]:
                 result = _execute(connection, raw_bytes(one.bare))
                 if result.error_message:
                     error = psycopg.errors.error_from_result(result)
-                    yield Refusal(one.bare, str(error.diag.message_primary or error), error.diag.sqlstate or "")
+                    yield Refusal(one.bare, shorten_message(error), error.diag.sqlstate or "")
                 for reason, state in warnings:
                     yield Refusal(one.bare, reason, state)
     connection.remove_notice_handler(note)

@@ -15,6 +15,7 @@ from psycopg import sql
 from fleet.nodes.connections import connect
 from fleet.nodes.encodings import RAW
 from fleet.nodes.privileges import quote, read_role
+from fleet.nodes.server_messages import shorten_message
 from restore.target import Target, TargetUnfitError
 
 # The stored bytes: a raw session converts nothing.
@@ -91,7 +92,7 @@ def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: 
             continue
         except psycopg.Error as error:
             raise TargetUnfitError(
-                f"node {target.node.id}: role {role} can't be created: {error.diag.message_primary or error}",
+                f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",
                 hint="create the role on the target, then repeat the command",
                 details={"node": target.node.id, "roles": [role]},
             ) from error

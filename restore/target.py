@@ -12,7 +12,13 @@ import psycopg
 from fleet.config import Node
 from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
-from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
+from fleet.nodes.connections import (
+    MAINTENANCE_DATABASE,
+    connect,
+    database_name,
+    unreachable_error,
+    with_database,
+)
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.problems import GRANT, comment, raising_unfit
@@ -104,7 +110,9 @@ def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connec
     """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
     Raises FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block.
+    Raises NodeUnreachableError naming the node if one of the sessions is lost.
     """
+    targets = list(targets)
     with ExitStack() as stack:
         stack.enter_context(raising_unfit(TargetUnfitError, hint=f"restore as a superuser, or {GRANT}"))
         connections: dict[str, psycopg.Connection[Any]] = {}
@@ -114,7 +122,20 @@ def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connec
             key = lock_key(f"{LOCK_NAME} {target.database}")
             take_lock(target.node, connection, key, own_label("restore", target.database))
             connections[target.shard] = connection
-        yield connections
+        with naming_lost_nodes(targets, connections):
+            yield connections
+
+
+@contextmanager
+def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> Iterator[None]:
+    """Raise NodeUnreachableError naming the node if its session, by shard, is lost in the block."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        for target in targets:
+            if connections[target.shard].broken:
+                raise unreachable_error(target.node, error) from error
+        raise
 
 
 def check_target(

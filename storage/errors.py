@@ -20,6 +20,8 @@ ERRORS: dict[str, type[SnapshotError]] = {}
 # A shorter one is part of many words, and no secret to anybody who guesses.
 SECRET_CHARACTERS_MIN = 6
 HIDDEN = "***"
+# A server's message, and a name in the store, may have any length.
+TEXT_SHOWN_MAX = 20_000
 WORD_OR_NUMBER = re.compile(r"[^\W\d]+|\d+")
 
 _secrets: set[str] = set()
@@ -43,9 +45,9 @@ class SnapshotError(Exception):
     def __init__(
         self, message: str, *, hint: str | Sequence[str] = "", details: dict[str, object] | None = None
     ) -> None:
-        self.message = redact(message)
+        self.message = _show(message)
         lines = [hint] if isinstance(hint, str) else hint
-        self.hint = "\n".join(redact(line).replace("\n", "\\n") for line in lines)
+        self.hint = "\n".join(_show(line).replace("\n", "\\n") for line in lines)
         self.details: dict[str, object] = _redact_all(details or {})
         super().__init__(self.message)
 
@@ -153,10 +155,18 @@ def redact(text: str) -> str:
     return text
 
 
+def _show(text: str) -> str:
+    """The text as an error shows it: with every known secret hidden, and not longer than TEXT_SHOWN_MAX characters."""
+    if len(text) <= TEXT_SHOWN_MAX:
+        return redact(text)
+    # A secret that is cut in two would not be found.
+    return f"{redact(text[: 2 * TEXT_SHOWN_MAX])[:TEXT_SHOWN_MAX]}… ({len(text)} characters)"
+
+
 def _redact_all(value: Any) -> Any:
     """The value with all texts in it redacted."""
     if isinstance(value, str):
-        return redact(value)
+        return _show(value)
     if isinstance(value, dict):
         return {key: _redact_all(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

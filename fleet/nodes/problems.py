@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import psycopg
 
+from fleet.nodes.server_messages import shorten_message
 from storage.errors import RefusedError
 
 # What to do if a server refuses what our role may not do; init itself can't name more than the server does.
@@ -88,7 +89,7 @@ def raising_unfit(kind: type[RefusedError] = NodeUnfitError, *, hint: str) -> It
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise kind(
-            f"a server refused what the role of the dsn may not do: {error.diag.message_primary or error}", hint=hint
+            f"a server refused what the role of the dsn may not do: {shorten_message(error)}", hint=hint
         ) from error
 
 

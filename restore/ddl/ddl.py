@@ -15,6 +15,7 @@ import psycopg
 from fleet.config import Node
 from fleet.nodes.connections import connect, raising_unreachable, shut_down, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
+from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from snapshots.records.commit import Sequence as StoredSequence
 from storage.errors import RefusedError
@@ -109,8 +110,8 @@ def refresh_views(node: Node, views: Iterable[str], search_path: str, watch: Wat
             except psycopg.Error as error:
                 if connection.broken:
                     raise unreachable_error(node, error) from error
-                reason = error.diag.message_primary or " ".join(str(error).split())
-                problems.append(f"node {node.id}: materialized view {show_name(view)} is not populated: {reason}")
+                what = f"materialized view {show_name(view)} is not populated"
+                problems.append(f"node {node.id}: {what}: {shorten_message(error)}")
     return problems
 
 
@@ -129,8 +130,10 @@ def set_sequences(connection: psycopg.Connection[Any], sequences: Iterable[Store
         some = values[start : start + SEQUENCES_AT_ONCE]
         try:
             connection.execute(SET_QUERY, tuple(map(list, zip(*some, strict=True))))
-        except psycopg.DataError as error:
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
             raise SchemaLoadError(
-                f"a sequence can't have the value of the commit: {error.diag.message_primary}",
+                f"a sequence can't have the value of the commit: {shorten_message(error)}",
                 hint="somebody changed the store: put its objects back from a copy; see: snapshot check",
             ) from error

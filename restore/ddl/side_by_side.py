@@ -1,8 +1,8 @@
 """Which entries of an archive pg_restore may run side by side.
 
 pg_restore runs no two entries at once that it knows to lock the same table. It knows nothing of the partitions that a
-statement on a partitioned table locks, nor of the second statement of an entry, such as CLUSTER ON after an index. So
-these may deadlock.
+statement on a partitioned table locks, nor of the second statement of an entry, such as CLUSTER ON after an index, nor
+of the tables that functions read which an exclusion constraint calls while it locks its own. So these may deadlock.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset
         for entry in after_rows
         if entry.kind in LONG
         and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
-        and _is_one_statement(body, entry)
+        and _locks_its_own_tables_at_once(body, entry)
     }
     others = [entry.number for entry in after_rows if entry.number not in long]
     return frozenset(long - with_dependents(after_rows, others))
 
 
-def _is_one_statement(body: bytes, entry: ArchiveEntry) -> bool:
-    # A semicolon within quotes costs time only: all entries are run, these one after another.
-    return statements_of_entry(body, entry).count(";") == 1
+def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
+    # A semicolon or the word within quotes costs time only: all entries are run, these one after another.
+    statements = statements_of_entry(body, entry)
+    return statements.count(";") == 1 and "EXCLUDE" not in statements

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fleet.config import Node
 from fleet.nodes.relation_locks import raising_locked
@@ -29,6 +28,7 @@ from snapshots.records.large_objects import LargeObjectDefinition, parse_definit
 from storage.errors import SnapshotError, report_of
 from storage.location import StoreLocation
 from wal.segments.damage import ObjectDamagedError
+from wal.segments.parquet_objects import open_parquet
 
 # `definition` is JSON beside the first part of a large object: owner, grants (None: the owner's own), comment.
 LARGE_SCHEMA = pa.schema(
@@ -232,7 +232,7 @@ def _parse(stored: StoredObject, oid: int, text: str | None) -> LargeObjectDefin
 def _read_rows(stored: StoredObject, body: bytes, columns: list[str]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of these columns, PARTS_TOGETHER at a time."""
     try:
-        with pq.ParquetFile(pa.BufferReader(body)) as file:
+        with open_parquet(pa.BufferReader(body)) as file:
             if not file.schema_arrow.equals(LARGE_SCHEMA):
                 raise ValueError(f"its columns are not {', '.join(LARGE_SCHEMA.names)}")
             for batch in file.iter_batches(PARTS_TOGETHER, columns=columns, use_threads=False):

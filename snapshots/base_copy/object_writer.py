@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from snapshots.records.commit import StoredObject
 from storage.store import ObjectStore
 from storage.storing import create_or_find
-from wal.segments.segments import parquet_options
+from wal.segments.parquet_objects import parquet_options
 
 
 @dataclass(slots=True)

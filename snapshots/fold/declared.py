@@ -18,25 +18,18 @@ from fleet.record import from_json
 from wal.segments.archive import Segment
 from wal.segments.segments import FORMAT, METADATA_KEY, SegmentMetadata
 
-# Arrow writes no row group with more rows, and a line of COPY has at most 1 GB, besides its key.
-ROW_GROUP_ROWS_MAX, ROW_GROUP_BYTES_MAX = 1 << 20, 4 << 30
 # What a segment's metadata and its entry in a commit both say.
 DECLARED = ("node", "operation", "after", "through", "open", "changes", "events", "partials", "truncates")
 
 
 def check_footer(footer: Any, schema: pa.Schema, rows: int) -> None:
-    """Raise ValueError unless the object has the columns of `schema`, and this number of rows in bounded row groups."""
+    """Raise ValueError unless the object has the columns of `schema`, and this number of rows."""
     if footer.schema.to_arrow_schema().names != schema.names:
         raise ValueError(f"it has columns {', '.join(footer.schema.names)[:200]} instead of {', '.join(schema.names)}")
     if footer.num_rows != rows:
         raise ValueError(f"it declares {footer.num_rows} rows instead of {rows}")
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    if sum(group.num_rows for group in groups) != rows:
+    if sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups)) != rows:
         raise ValueError("its row groups declare another number of rows than its footer")
-    for group in groups:
-        if group.num_rows > ROW_GROUP_ROWS_MAX or not 0 <= group.total_byte_size <= ROW_GROUP_BYTES_MAX:
-            declared = f"{group.num_rows} rows and {group.total_byte_size} bytes"
-            raise ValueError(f"a row group declares {declared}, more than Cutline writes")
 
 
 def check_segment(footer: Any, segment: Segment) -> None:

@@ -23,6 +23,7 @@ from storage.errors import ErrorReport, SnapshotError, report_of
 from storage.store import ObjectStore
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError, read_listed
+from wal.segments.parquet_objects import expand_global_ids, open_parquet
 from wal.segments.segment_schema import SEGMENT_SCHEMA, TRUNCATE
 
 CHANGE_OPS = tuple(ord(letter) for letter in "IUuDT")
@@ -135,7 +136,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
     """Open the object after verifying it and its footer against its commit; raise ObjectDamagedError."""
     body = read_listed(store, source.node, source.key, (source.size, source.digest))
     with _reading(source):
-        file = pq.ParquetFile(pa.BufferReader(body))
+        file = open_parquet(pa.BufferReader(body))
     try:
         if source.rows is not None:
             check_footer(file.metadata, BASE_SCHEMA, sum(source.rows.values()))
@@ -150,7 +151,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
     """Read one row group of an object from `open_object`; raise ObjectDamagedError."""
     with _reading(source):
-        return file.read_row_group(number, use_threads=False).cast(schema)
+        return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
 
 
 @contextmanager

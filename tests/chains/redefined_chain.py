@@ -19,6 +19,7 @@ from storage.digest import digest
 from storage.store import ObjectStore
 from tests.unit.made_commits import full_commit, increment_commit
 from wal.segments.archive import Segment, SegmentRange
+from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import EVERY_PARTITION, SEGMENT_SCHEMA
 from wal.segments.segments import create_segment
 
@@ -136,7 +137,7 @@ STATES = [
 def store_base(store: ObjectStore, node: str, name: str, rows: Mapping[Group, list[str]]) -> StoredObject:
     """Store one base object with these rows."""
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, BASE_SCHEMA) as writer:
+    with pq.ParquetWriter(sink, BASE_SCHEMA, **parquet_options(BASE_SCHEMA)) as writer:
         for definition, lines in rows.items():
             writer.write_table(base_table(definition, from_list([line.encode() + b"\n" for line in lines])))
     body = sink.getvalue().to_pybytes()

@@ -183,9 +183,26 @@ def with_impossible_value(document: Document) -> None:
     document["sequences"]["s1"][0]["last_value"] = 0
 
 
-def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial) -> None:
+def with_sequences(*named: tuple[str, str]) -> Callable[[Document], object]:
+    """Name further sequences, which are none."""
+
+    def change(document: Document) -> None:
+        sequences = document["sequences"]["s1"]
+        sequences += [sequences[0] | {"schema": schema, "name": name} for schema, name in named]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_impossible_value, with_sequences(("public", "wide")), with_sequences(("nowhere", "s")),
+        with_sequences(("public", "a.b.c.d")),
+    ],
+)  # fmt: skip
+def test_a_value_that_a_sequence_can_not_have_is_refused(trial: Trial, change: Callable[[Document], object]) -> None:
     world = trial.world
-    with changed(trial, LAST, with_impossible_value), pytest.raises(SchemaLoadError, match="can't have the value"):
+    with changed(trial, LAST, change), pytest.raises(SchemaLoadError, match="can't have the value"):
         Runs(world.fleet, world.spark).restore(NAME, world.target)
 
 

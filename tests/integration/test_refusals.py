@@ -33,7 +33,7 @@ from tests.commands.snapshot_runs import (
     runs_on,
 )
 from tests.faults.ports import HOST, free_ports
-from tests.integration.refusing import NoSpark, changed, create, refused, take_increment
+from tests.integration.refusing import NoSpark, changed, create, execute, refused, take_increment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,6 +93,16 @@ def test_the_second_of_two_restores_of_one_database_names_the_first(chain: Runs)
         preview_restore(plan_restore(chain.fleet, chain.fleet, request), Silent())
     assert f"node s1: another operation is running: restore bank by {getpass.getuser()}@" in errors[0].message
     assert errors[0].details["process"] == os.getpid()
+
+
+def test_a_session_of_a_restore_that_a_server_ends_is_an_unreachable_node(chain: Runs) -> None:
+    """A function of a table's owner may end it, as may an administrator."""
+    plan = plan_restore(chain.fleet, chain.fleet, RestoreRequest(NAME, replace=True))
+    with refused(chain.fleet, "node-unreachable", 6) as errors, lock_targets(plan.targets) as connections:
+        ended = connections["s2"]
+        execute(plan.targets[1].maintenance.dsn, f"SELECT pg_terminate_backend({ended.info.backend_pid})")
+        ended.execute("SELECT 1")
+    assert errors[0].details["node"] == "s2"
 
 
 def test_a_restore_into_a_standby_is_refused(chain: Runs) -> None:

@@ -27,6 +27,7 @@ from storage.location import StoreLocation
 from storage.open import open_store
 from tests.stores.damage import flip_byte
 from wal.segments.archive import SegmentRange
+from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import create_segment
 
@@ -70,7 +71,7 @@ def store_multiset(folder: Path) -> Sources:
     for number, rows in enumerate((2, 1)):
         table = pa.table([[GROUP] * rows, [0] * rows, [b""] * rows, [b"x\n"] * rows], schema=BASE_SCHEMA)
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table, sink, **parquet_options(table.schema))
         body = sink.getvalue().to_pybytes()
         store.create(f"base/{number}", body)
         source = Source(f"base/{number}", "a", 0, len(body), digest(body))
@@ -143,7 +144,7 @@ def store_keys(folder: Path) -> Sources:
     lines = [key + b"\told\n" for key in keys]
     columns = [[KEYED] * BASE_KEYS + [GROUP] * BASE_KEYS, [0] * 2 * BASE_KEYS, keys + [b""] * BASE_KEYS, lines * 2]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, schema=BASE_SCHEMA), sink)
+    pq.write_table(pa.table(columns, schema=BASE_SCHEMA), sink, **parquet_options(BASE_SCHEMA))
     body = sink.getvalue().to_pybytes()
     store.create("base/1", body)
     source = Source("base/1", "a", 0, len(body), digest(body))

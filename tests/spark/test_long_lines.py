@@ -25,6 +25,7 @@ from storage.location import StoreLocation
 from storage.open import open_store
 from tests.stores.damage import flip_byte
 from wal.segments.archive import SegmentRange
+from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 from wal.segments.segments import create_segment
 
@@ -73,7 +74,8 @@ def store_chain(folder: Path) -> Sources:
     store = open_store(f"file://{folder}", {})
     columns = [[row[0] for row in BASE], [0] * len(BASE), [row[1] for row in BASE], [row[2] for row in BASE]]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, schema=BASE_SCHEMA), sink, row_group_size=3)
+    table = pa.table(columns, schema=BASE_SCHEMA)
+    pq.write_table(table, sink, row_group_size=3, **parquet_options(BASE_SCHEMA))
     body = sink.getvalue().to_pybytes()
     store.create("base/1", body)
     counts = {KEYED: 5, BAG: 5}

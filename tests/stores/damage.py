@@ -17,6 +17,7 @@ from snapshots.records.commits import commit_key
 from snapshots.records.documents import seal
 from storage.digest import digest
 from wal.segments.archive import Segment
+from wal.segments.parquet_objects import parquet_options
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import SegmentMetadata, segment_bytes
 
@@ -122,7 +123,7 @@ def change_base(store: Path, name: str, node: str, change: Callable[[pa.Table], 
         path = store / entry["key"]
         table = change(pq.read_table(path).cast(BASE_SCHEMA))
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table, sink, **parquet_options(table.schema))
         body = sink.getvalue().to_pybytes()
         path.write_bytes(body)
         entry.update(size=len(body), digest=digest(body), rows=_count_rows(table))
@@ -139,7 +140,8 @@ def change_large_objects(store: Path, name: str, change: Callable[[pa.Table], pa
         keys.append(entry["key"])
         path = store / entry["key"]
         sink = pa.BufferOutputStream()
-        pq.write_table(change(pq.read_table(path)), sink)
+        changed = change(pq.read_table(path))
+        pq.write_table(changed, sink, **parquet_options(changed.schema))
         body = sink.getvalue().to_pybytes()
         path.write_bytes(body)
         entry.update(size=len(body), digest=digest(body))

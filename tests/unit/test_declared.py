@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
-from snapshots.fold.declared import ROW_GROUP_ROWS_MAX, check_footer, counting_groups
+from snapshots.fold.declared import check_footer, counting_groups
 from snapshots.fold.sources import Source, read_tables
 from storage.digest import digest
 from storage.memory import InMemoryStore
 from wal.segments.damage import ObjectDamagedError
+from wal.segments.parquet_objects import ROW_GROUP_ROWS_MAX, expand_global_ids, open_parquet, parquet_options
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 
 def rows(count: int, group: int = 1) -> pa.Table:
@@ -24,7 +26,7 @@ def rows(count: int, group: int = 1) -> pa.Table:
 
 def parquet(table: pa.Table, **options: Any) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table, sink, **options)
+    pq.write_table(table, sink, **(parquet_options(table.schema) | options))
     return sink.getvalue()
 
 
@@ -49,10 +51,9 @@ def test_a_row_group_of_millions_of_rows_is_refused_though_the_commit_has_as_man
     numbers = pa.array([1], pa.int32()).take(pa.array([0] * count))
     constant = pa.array([b""], pa.binary()).take(pa.array([0] * count))
     body = parquet(pa.table([numbers, numbers, constant, constant], BASE_SCHEMA), row_group_size=count)
-    found = footer(body)
-    assert found.num_row_groups == 1
+    assert footer(body).num_row_groups == 1
     with pytest.raises(ValueError, match="more than Cutline writes"):
-        check_footer(found, BASE_SCHEMA, count)
+        open_parquet(pa.BufferReader(body))
 
 
 def test_rows_of_other_groups_than_the_commit_has_are_refused_when_all_are_read() -> None:
@@ -69,3 +70,31 @@ def test_rows_of_other_groups_than_the_commit_has_are_refused_when_all_are_read(
         read({1: 1, 2: 2})
     assert (refused.value.kind, refused.value.exit_code) == ("rows", 3)
     assert len(list(counting_groups(iter([rows(1)]), {1: 1}))) == 1
+
+
+@pytest.mark.parametrize("options", [{"use_dictionary": ["row"]}, {"column_encoding": {"row": "DELTA_BYTE_ARRAY"}}])
+def test_a_value_that_is_stored_once_for_many_rows_is_refused(options: dict[str, Any]) -> None:
+    """A hundred equal lines of 1 MB are a few kilobytes in both encodings."""
+    table = rows(1).set_column(3, BASE_SCHEMA.field("row"), pa.array([b"x" * 1_000_000], pa.binary()))
+    body = parquet(table.take(pa.array([0] * 100)), **options)
+    assert len(body) < 10_000
+    with pytest.raises(ValueError, match="column row is encoded as Cutline writes none"):
+        open_parquet(pa.BufferReader(body))
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(199, False), (1_000_000, True)])
+def test_a_global_id_is_bounded_before_it_is_expanded(length: int, is_refused: bool) -> None:  # noqa: FBT001  # a parameter of the case
+    empty = pa.Table.from_batches([], SEGMENT_SCHEMA)
+    values = [None if one.type == pa.string() else b"" if one.type == pa.binary() else 0 for one in SEGMENT_SCHEMA]
+    row = pa.table(
+        [pa.array([value], one.type) for value, one in zip(values, SEGMENT_SCHEMA, strict=True)], SEGMENT_SCHEMA
+    )
+    row = row.set_column(4, SEGMENT_SCHEMA.field(4), pa.array(["x" * length]))
+    table = pa.concat_tables([empty, row]).take(pa.array([0] * 100))
+    file = open_parquet(pa.BufferReader(parquet(table)))
+    read = file.read()
+    if is_refused:
+        with pytest.raises(ValueError, match="1000000 bytes"):
+            expand_global_ids(read)
+    else:
+        assert expand_global_ids(read)["global_id"].to_pylist() == ["x" * length] * 100

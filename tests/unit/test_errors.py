@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import psycopg
 import pytest
 
 from fleet.nodes.relation_locks import RelationLockedError
+from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, Table
 from fleet.tables.publications import TableNotAdmissibleError, check_admissible
-from storage.errors import ERRORS, ReportedError, SnapshotError, error_of, report_of
+from storage.errors import ERRORS, TEXT_SHOWN_MAX, ReportedError, SnapshotError, error_of, remember_secret, report_of
 from wal.slots.slots import SlotLostError
 
 LOST = SlotLostError("node a: its slot is gone", hint="take a new snapshot", details={"node": "a"})
@@ -46,3 +50,41 @@ def test_the_hint_of_a_table_with_a_line_end_in_its_name_has_a_line_per_table() 
     with pytest.raises(TableNotAdmissibleError) as raised:
         check_admissible({"a": tables})
     assert len(raised.value.hint.splitlines()) == 3
+
+
+def test_a_text_of_any_length_is_shown_shortened_and_without_a_secret_at_the_cut() -> None:
+    """A function of a table's owner raises errors of 400 MB."""
+    secret = "Unmistakable-of-long-texts"
+    remember_secret(secret)
+    before = "x" * (TEXT_SHOWN_MAX - 5)
+    error = SnapshotError(f"{before} {secret} {'y' * 10**8}", hint=f"{before} {secret}", details={"said": "z" * 10**6})
+    assert len(error.message) < TEXT_SHOWN_MAX + 100
+    assert len(str(error.details["said"])) < TEXT_SHOWN_MAX + 100
+    for text in (error.message, error.hint):
+        assert secret[:4] not in text
+    assert error.message.endswith(f"({len(before) + len(secret) + 10**8 + 2} characters)")
+
+
+class ServerError(psycopg.Error):
+    """An error with what a server said."""
+
+    def __init__(self, primary: str | None, text: str) -> None:
+        super().__init__(text)
+        self.primary = primary
+
+    @property
+    def diag(self) -> Any:
+        return SimpleNamespace(message_primary=self.primary, sqlstate="P0001")
+
+
+@pytest.mark.parametrize(
+    ("primary", "text", "shown"),
+    [
+        ("is\n  wrong", "ERROR: is wrong", "is wrong"),
+        (None, "the server\nis gone", "the server is gone"),
+        ("", "CONTEXT: all of it", "an error without a message (P0001)"),
+        ("é" * 5000, "", "é" * 1000 + "…"),
+    ],
+)
+def test_a_servers_message_is_one_short_line(primary: str | None, text: str, shown: str) -> None:
+    assert shorten_message(ServerError(primary, text)) == shown

@@ -29,6 +29,7 @@ from snapshots.fold.sources import BaseSource, Source, problem_of
 from storage.digest import digest
 from storage.memory import InMemoryStore
 from wal.segments.damage import ObjectDamagedError
+from wal.segments.parquet_objects import parquet_options
 
 LONG = b"k\t" + b"x" * LONG_LINE_BYTES
 LINES = [b"a\tshort\n", LONG + b"1\n", b"x" * (LONG_LINE_BYTES - 1) + b"\n", LONG + b"2\n", LONG + b"1\n"]
@@ -38,7 +39,7 @@ def store_base(store: InMemoryStore, key: str, lines: list[bytes], per_row_group
     keys = [b"%d" % number for number in range(len(lines))]
     table = pa.table([[1] * len(lines), [0] * len(lines), keys, lines], schema=BASE_SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=per_row_group)
+    pq.write_table(table, sink, row_group_size=per_row_group, **parquet_options(table.schema))
     body = sink.getvalue().to_pybytes()
     store.create(key, body)
     return BaseSource(Source(key, "a", 0, len(body), digest(body)), {1: len(lines)})

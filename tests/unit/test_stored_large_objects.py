@@ -18,6 +18,7 @@ from storage.digest import digest
 from storage.local import LocalStore
 from storage.location import StoreLocation
 from tests.tables.large_object_states import HOSTILE_DEFINITIONS
+from wal.segments.parquet_objects import parquet_options
 
 OWNED = json.dumps({"owner": "o", "comment": "it's", "grants": [["o", "", "SELECT", False]]})
 WHOLE = b"x" * PART_BYTES
@@ -36,7 +37,8 @@ def store_rows(location: StoreLocation, *objects: list[Part], schema: pa.Schema 
     store.root.mkdir(exist_ok=True)
     for number, rows in enumerate(objects):
         sink, columns = pa.BufferOutputStream(), list(zip(*rows, strict=True))
-        pq.write_table(pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=False)], schema), sink)
+        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=False)], schema)
+        pq.write_table(table, sink, **parquet_options(schema))
         body, key = sink.getvalue().to_pybytes(), f"part-large-000000-{number:06d}-0"
         store.create(key, body)
         count = sum(row[3] is not None for row in rows)

@@ -36,6 +36,7 @@ from storage.storing import create_or_find
 from wal.segments.archive import ArchivedSegment, ArchiveError, OpenTransaction, Segment, SegmentRange, segment_key
 from wal.segments.damage import ObjectDamagedError, read_listed
 from wal.segments.definitions import Definition
+from wal.segments.parquet_objects import expand_global_ids, open_parquet, parquet_options
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.tail_file import TailFile
 
@@ -126,21 +127,6 @@ def _seal_offset(body: memoryview, seal: str) -> int:
     """Find the offset of the seal in the footer, as rows may hold the same text; raise ValueError if it has none."""
     footer = max(len(body) - 8 - int.from_bytes(body[-8:-4], "little"), 0)
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
-
-
-def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """The encoding of all our Parquet objects: zstd; increasing numbers as differences, repeated values as runs."""
-    increasing = {"lsn", "end_lsn", "seq", "xid"}
-    repeated = {"group", "partition", "op", "global_id"}
-    names = set(schema.names)
-    return {
-        "compression": "zstd",
-        "compression_level": 1,
-        "use_dictionary": sorted(names & repeated),
-        "column_encoding": dict.fromkeys(sorted(names & increasing), "DELTA_BINARY_PACKED"),
-        "write_statistics": False,
-        "store_schema": False,
-    }
 
 
 def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
@@ -245,15 +231,17 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
         tail = read_listed(store, node, key, (segment.size, segment.events_digest), segment.events_at)
         source = pa.PythonFile(TailFile(tail, segment.size), mode="r")
     try:
-        with pq.ParquetFile(source) as file:
+        with open_parquet(source) as file:
             groups = _event_row_groups(file.metadata, segment.changes)
-            events = file.read_row_groups(groups) if groups else pa.Table.from_batches([], SEGMENT_SCHEMA)
+            declared = sum(file.metadata.row_group(number).num_rows for number in groups)
+            if declared != segment.events:
+                detail = f"it has {declared} events instead of {segment.events}"
+                raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
+            if not groups:
+                return pa.Table.from_batches([], SEGMENT_SCHEMA)
+            return expand_global_ids(file.read_row_groups(groups))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(segment, error) from error
-    if len(events) != segment.events:
-        detail = f"it has {len(events)} events instead of {segment.events}"
-        raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
-    return events
 
 
 def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
@@ -269,7 +257,9 @@ def read_positions_and_groups(store: ObjectStore, segment: Segment) -> tuple[Int
     """Read the position and the group of every change in the segment; raise ObjectDamagedError."""
     source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
     try:
-        with pq.ParquetFile(source) as file:
+        with open_parquet(source) as file:
+            if file.metadata.num_rows != segment.changes + segment.events:
+                raise ValueError(f"it declares {file.metadata.num_rows} rows")
             changes = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(segment, error) from error

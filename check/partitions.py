@@ -20,7 +20,7 @@ from columns.bytes_column import from_arrow, xxhash64
 from columns.python_workers import map_batches
 from fleet.progress import Progress
 from snapshots.fold.fold import Fold, fold, long_image_reader
-from snapshots.fold.long_images import LongImageReader, order_by_place
+from snapshots.fold.long_images import LongImageReader, order_by_place, partitions_of
 from snapshots.fold.sources import PROBLEM, BaseSource, Sources, base_sources, sources_of
 from snapshots.operations.spark_jobs import run_tasks
 from storage.errors import report_of
@@ -125,7 +125,7 @@ def _hash_images(images: Any, folded: Fold, copies: Copies, reader: LongImageRea
     keys = ["node", "group", "partition"]
     entries = images.select(*keys, "key", "lsn", F.xxhash64("key", "row").alias("entry"))
     if folded.long_images is not None:
-        long_images = order_by_place(images.sparkSession, folded.long_images)
+        long_images = order_by_place(folded.long_images, partitions_of(images.sparkSession))
         entries = entries.unionByName(map_batches(long_images, partial(hash_images, reader=reader), ENTRY_ROWS))
     table = (
         entries.groupBy(*keys)

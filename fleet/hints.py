@@ -4,3 +4,7 @@ from __future__ import annotations
 
 # `init` first: what ends a chain often removes tables from the publications as well. It is safe to repeat.
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
+# While a restore publishes, a database has another name, or accepts no connections.
+UNFINISHED_RESTORE = (
+    "if a restore ended unfinished (see: snapshot list), run: snapshot restore NAME --resume   or: --abandon"
+)

@@ -13,7 +13,7 @@ import psycopg
 from fleet.config import GroupRules
 from fleet.tables.groups import Group, read_tables
 from fleet.tables.names import is_included, table_name
-from restore.ledger import LoadError
+from restore.rows.ledger import LoadError
 from snapshots.records.chain import Chain
 
 # Those of extensions are as the target's extension makes them.

@@ -18,9 +18,9 @@ from fleet.tables.groups import Group
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
 from restore.ddl.scripts import ScriptDdl
-from restore.ledger import check_counts, create_ledger, drop_ledger
-from restore.load_target import LoadTarget
-from restore.partition_roots import find_roots
+from restore.rows.ledger import check_counts, create_ledger, drop_ledger
+from restore.rows.load_target import LoadTarget
+from restore.rows.partition_roots import find_roots
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, find_ddl_objects, read_ddl
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
@@ -56,12 +56,25 @@ def create_tables(
         return LoadTarget(database, chosen, ledger, roots, search_path_of(ddl.search_path))
 
 
-def check_rows(target: LoadTarget, watch: Watch) -> int:
-    """Compare the row counts with the ledger, drop the ledger, and return the number of rows; raise LoadError."""
+def find_load_target(database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str) -> LoadTarget:
+    """The database whose tables and ledger an earlier process created."""
+    with connect(database) as connection:
+        chosen = {group.number: group for group in groups}
+        return LoadTarget(
+            database, chosen, ledger, find_roots(connection, chosen.values()), search_path_of(ddl.search_path)
+        )
+
+
+def count_rows(target: LoadTarget, watch: Watch) -> int:
+    """Compare the row counts with the ledger, and return the number of rows; raise LoadError."""
     with connect(target.node) as connection, ending(watch, connection):
-        rows = check_counts(connection, target)
+        return check_counts(connection, target)
+
+
+def drop_count(target: LoadTarget) -> None:
+    """Drop the ledger: nothing is loaded any more."""
+    with connect(target.node) as connection:
         drop_ledger(connection, target.ledger)
-    return rows
 
 
 def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], watch: Watch) -> list[str]:

@@ -1,14 +1,13 @@
-"""The databases that a restore creates: under a temporary name, and swapped in at the end.
+"""The databases that a restore creates and drops, and what it finds in those that it replaced.
 
-No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6). If
-one rename fails, the renames on all nodes are undone.
+No restored database has its real name until all nodes are loaded and checked (docs/architecture.md, invariant 6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -19,9 +18,8 @@ from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, unreachable_e
 from fleet.nodes.encodings import readable
 from fleet.nodes.privileges import quote
 from fleet.nodes.server_messages import shorten_message
-from fleet.nodes.sessions import in_parallel
 from restore.report import OwnerChange
-from restore.target import SESSIONS, Target, TargetUnfitError, databases
+from restore.target import Target, TargetUnfitError
 from storage.errors import SnapshotError
 
 # A database or template in use, or a privilege that is lacking.
@@ -37,12 +35,8 @@ SLOTS_QUERY = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE '
 
 
 def create_database(target: Target, connection: psycopg.Connection[Any], source: NodeIdentity) -> None:
-    """Drop what restores that died left of this database, then create the empty database to load into."""
-    prefix = target.loading[: -len(target.loading.rsplit("_", 1)[-1])]
-    for name in databases(connection):
-        if name.startswith(prefix):
-            with _refusing(target.node, f"database {name}, which an earlier restore left, can't be dropped"):
-                _drop(connection, name)
+    """Create the empty database to load into; drop what the same restore left of it."""
+    drop_database(target, connection, target.loading)
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {} {}").format(
         sql.Identifier(target.loading),
         sql.Literal(source.encoding),
@@ -51,7 +45,7 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
         _provider(source),
     )
     try:
-        with _refusing(target.node, f"database {target.loading} can't be created"):
+        with refusing(target.node, f"database {target.loading} can't be created"):
             connection.execute(statement)
     except (
         psycopg.errors.InvalidParameterValue,
@@ -65,7 +59,7 @@ def create_database(target: Target, connection: psycopg.Connection[Any], source:
 
 
 @contextmanager
-def _refusing(node: Node, what: str) -> Iterator[None]:
+def refusing(node: Node, what: str) -> Iterator[None]:
     """Raise TargetUnfitError if the server refuses the block, and NodeUnreachableError if the session is lost."""
     try:
         yield
@@ -91,20 +85,10 @@ def _provider(source: NodeIdentity) -> sql.Composable:
     return option
 
 
-def drop_loading(targets: Iterable[Target]) -> None:
-    """Drop the databases being loaded, on every node that answers; raise the first error.
-
-    Raises TargetUnfitError, NodeUnreachableError.
-    """
-
-    def drop(target: Target) -> None:
-        with (
-            _refusing(target.node, f"database {target.loading} can't be dropped"),
-            connect(target.maintenance) as connection,
-        ):
-            _drop(connection, target.loading)
-
-    in_parallel(drop, targets)
+def drop_database(target: Target, connection: psycopg.Connection[Any], name: str) -> None:
+    """Drop a database of the target's server, if it exists; raise TargetUnfitError, NodeUnreachableError."""
+    with refusing(target.node, f"database {name} can't be dropped"):
+        _drop(connection, name)
 
 
 def _drop(connection: psycopg.Connection[Any], name: str) -> None:
@@ -114,41 +98,6 @@ def _drop(connection: psycopg.Connection[Any], name: str) -> None:
     except psycopg.errors.InsufficientPrivilege:
         # A worker of autovacuum, say, which only a superuser may end so: without FORCE, PostgreSQL itself ends it.
         connection.execute(statement)
-
-
-class Rename(NamedTuple):
-    """A rename that was done, and the session that did it."""
-
-    connection: psycopg.Connection[Any]
-    old: str
-    new: str
-
-
-def swap_databases(targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:
-    """Give every database its real name; return the existing databases that were put aside, as `node: name`.
-
-    If a rename raises, the renames before it are undone and its error is raised.
-    """
-    done: list[Rename] = []
-    aside: list[str] = []
-    try:
-        for target in targets:
-            connection = connections[target.shard]
-            steps = [(target.loading, target.database)]
-            if target.database in databases(connection):
-                steps.insert(0, (target.database, target.aside))
-                aside.append(f"{target.node.id}: {target.aside}")
-            for old, new in steps:
-                with _refusing(target.node, f"database {old} can't be renamed"):
-                    _rename(connection, old, new)
-                done.append(Rename(connection, old, new))
-    except BaseException:
-        for one in reversed(done):
-            # A node that is lost keeps no other one from getting its database back.
-            with suppress(psycopg.Error):
-                _rename(one.connection, one.new, one.old)
-        raise
-    return aside
 
 
 def find_owner_changes(
@@ -162,6 +111,12 @@ def find_owner_changes(
             statement = f"ALTER DATABASE {quote(target.database)} OWNER TO {quote(previous)};"
             found.append(OwnerChange(target.node.id, target.database, owner, previous, statement))
     return found
+
+
+def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
+    """Cutline's slots in a database of the server."""
+    row = connection.execute(DATABASE_QUERY, (database,)).fetchone()
+    return [name for (name,) in connection.execute(SLOTS_QUERY, row)] if row else []
 
 
 def release_slots(
@@ -192,15 +147,3 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:
     except REFUSALS:
         return False
     return True
-
-
-def _rename(connection: psycopg.Connection[Any], old: str, new: str) -> None:
-    """End the sessions in a database and rename it; nobody can connect to it until that is done."""
-    name = sql.Identifier(old)
-    connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
-    try:
-        connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {SESSIONS}", (old,))
-        connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(name, sql.Identifier(new)))
-        name = sql.Identifier(new)
-    finally:
-        connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(name))

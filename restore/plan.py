@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from fleet.config import Fleet
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
+from restore.database_records import DatabaseRecord
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
+from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
-from snapshots.records.commits import read_chain
+from snapshots.records.commits import chain_at, increment_label, read_chain
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from storage.errors import UsageError
@@ -27,6 +31,7 @@ class RestorePlan:
 
     request: RestoreRequest
     store: StoreLocation
+    target_fleet: Fleet
     chain: Chain
     targets: tuple[Target, ...]
     intent: Intent
@@ -55,25 +60,60 @@ def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[
     return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
 
 
-def plan_restore(source: Fleet, target: Fleet, request: RestoreRequest) -> RestorePlan:
-    """Read the chain and find every shard's target.
+def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
+    """Plan the rest of the restore that a database's record is of; raise as plan_restore does.
+
+    Raises UnfinishedRestoreError if the snapshot is not what it was.
+    """
+    request = RestoreRequest(
+        record.snapshot,
+        record.increment,
+        groups=record.groups,
+        replace=record.replace,
+        create_roles=record.create_roles,
+    )
+    plan = plan_restore(source, target, request, record)
+    if plan.chain.last.digest != record.digest:
+        raise UnfinishedRestoreError(
+            f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
+            " began to restore",
+            hint=f"undo the restore: snapshot restore {record.snapshot} --abandon; and run: snapshot check",
+            details={"operation": record.operation},
+        )
+    return plan
+
+
+def provisional_targets(fleet: Fleet) -> tuple[Target, ...]:
+    """The targets of all primaries, before it is known which restore they are of."""
+    operation = new_operation("restore", "", 0, ()).operation
+    return _find_targets(fleet, [node.id for node in fleet.primaries], "", operation)
+
+
+def plan_restore(
+    source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None = None
+) -> RestorePlan:
+    """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
     Raises UsageError if the target lacks a shard or no group matches, and what read_chain, check_archive and
     find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
-    open_operations = read_open_operations(store, request.name)
+    own = resumed.operation if resumed else None
+    open_operations = tuple(one for one in read_open_operations(store, request.name) if one.id != own)
     with naming_open_operations(open_operations):
         chain = read_chain(store, request.name, request.increment)
+        chain = chain_at(chain, request.at) if request.at else chain
     check_of_fleet(chain, identity)
     chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
     for shard in shards:
         find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
+    if resumed is not None:
+        intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets = _find_targets(target, shards, request.name, intent.id)
-    plan = RestorePlan(request, source.store, chain, targets, intent, open_operations)
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations)
     if request.groups and not any(plan.groups.values()):
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(request.groups)}",

@@ -37,7 +37,7 @@ class RestoreReport:
     `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
     not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
-    (`node: role`) remain if the restore fails.
+    (`node: role`) remain if the restore fails. `is_resumed`: another process began it.
     """
 
     snapshot: str
@@ -55,3 +55,4 @@ class RestoreReport:
     owner_changes: list[OwnerChange] = field(default_factory=list)
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)
+    is_resumed: bool = False

@@ -12,6 +12,7 @@ import psycopg
 from fleet.config import Node
 from fleet.label import own_label
 from fleet.nodes.baseline import NodeIdentity
+from fleet.nodes.beside import ASIDE, LOADING, name_beside
 from fleet.nodes.connections import (
     MAINTENANCE_DATABASE,
     connect,
@@ -26,8 +27,7 @@ from fleet.tables.groups import Group
 from fleet.tables.table_state import TableState
 from storage.errors import RefusedError, UsageError
 
-NAME_BYTES_MAX, NAMED_MAX = 63, 5
-LOADING, ASIDE = "_restoring_", "_before_"
+NAMED_MAX = 5
 LOCK_NAME = "restore"
 
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
@@ -96,13 +96,13 @@ def target_of(shard: str, node: Node, backups: tuple[Node, ...], operation: str)
             f"node {node.id}: its dsn names database {database}, which can't be restored into",
             hint="name the database to restore in the node's dsn",
         )
-    suffix = operation.rsplit("-", 1)[-1]
+    loading, aside = (name_beside(database, middle, suffix_of(operation)) for middle in (LOADING, ASIDE))
+    return Target(shard, node, database, loading, aside, backups)
 
-    def temporary_name(middle: str) -> str:
-        room = NAME_BYTES_MAX - len(middle) - len(suffix)
-        return f"{database.encode()[:room].decode(errors='ignore')}{middle}{suffix}"
 
-    return Target(shard, node, database, temporary_name(LOADING), temporary_name(ASIDE), backups)
+def suffix_of(operation: str) -> str:
+    """The part of an operation's id that is in the names of its databases."""
+    return operation.rsplit("-", 1)[-1]
 
 
 @contextmanager
@@ -118,9 +118,7 @@ def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connec
         connections: dict[str, psycopg.Connection[Any]] = {}
         for target in sorted(targets, key=lambda one: one.node.id):
             connection = stack.enter_context(connect(target.maintenance))
-            # The lock is per database name: two shards may be restored to two databases of one server.
-            key = lock_key(f"{LOCK_NAME} {target.database}")
-            take_lock(target.node, connection, key, own_label("restore", target.database))
+            lock_target(target, connection)
             connections[target.shard] = connection
         with naming_lost_nodes(targets, connections):
             yield connections
@@ -136,6 +134,13 @@ def naming_lost_nodes(targets: Iterable[Target], connections: Mapping[str, psyco
             if connections[target.shard].broken:
                 raise unreachable_error(target.node, error) from error
         raise
+
+
+def lock_target(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Lock out other restores of the same database while the session lasts; raise FleetBusyError naming the holder."""
+    # The lock is per database name: two shards may be restored to two databases of one server.
+    key = lock_key(f"{LOCK_NAME} {target.database}")
+    take_lock(target.node, connection, key, own_label("restore", target.database))
 
 
 def check_target(
@@ -170,6 +175,12 @@ def check_target(
             hint="restore to other servers with --to FILE, or put the existing databases aside with --replace",
             details={"node": node, "database": target.database},
         )
+    return f"{system}/{target.database}"
+
+
+def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
+    """What identifies the target's database among all servers."""
+    (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)
     return f"{system}/{target.database}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ def list_snapshots(context: typer.Context) -> None:
         "warnings": listing.warnings,
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
         "open_operations": [one.to_json() for one in listing.open_operations],
+        "put_aside": [asdict(one) for one in listing.answers.old],
     }
     emit(context, document, [] if options.json else lines_of(listing, datetime.now(UTC)))
 
@@ -92,6 +94,12 @@ def lines_of(listing: Listing, now: datetime) -> list[str | RenderableType]:
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += [f"node {node}: retained WAL is not known: {why}" for node, why in listing.answers.not_asked.items()]
     lines += [one.text for one in listing.open_operations]
+    lines += [
+        f"node {one.node}: database {one.database}, put aside by a restore"
+        + (f", takes {size_text(one.bytes)}" if one.bytes is not None else "")
+        + "; to drop it: snapshot restore NAME --discard-old"
+        for one in listing.answers.old
+    ]
     if not listing.entries:
         return ["the store has no snapshot; take one: snapshot create NAME", *lines]
     return [_table(listing.entries, now), *lines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -18,10 +19,27 @@ Increment = Annotated[
         "--increment", min=0, metavar="N", help="The increment; 0 is the full snapshot. Default: the newest increment."
     ),
 ]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="The newest cut made not after this time, such as 2026-11-20T10:00Z."),
+]
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
+
+
+def parse_moment(option: str, text: str) -> datetime:
+    """The moment that an option's value names; raise UsageError."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError("it does not say how far it is from UTC")
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{option} {text!r} is no time: {error}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
+        ) from error
 
 
 def check_text(option: str, *values: str) -> None:

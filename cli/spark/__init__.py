@@ -1,4 +1,4 @@
 """Spark: the only place that builds a Spark session, with the JVM and the settings that it needs.
 
-Imports `check`, `cli.folders`, `columns`, `fleet`, `restore`, `snapshots.base_copy`, `storage` and `wal.drain`.
+Imports `check`, `cli.folders`, `columns`, `fleet`, `restore.rows`, `snapshots.base_copy`, `storage` and `wal.drain`.
 """

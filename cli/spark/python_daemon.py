@@ -28,8 +28,8 @@ from pyspark.daemon import manager
 import check.partitions
 import check.streams
 import check.transactions
-import restore.large_objects
-import restore.rows
+import restore.rows.jobs
+import restore.rows.large_objects
 import snapshots.base_copy.copy_tables
 import wal.drain.drain_task
 from columns.python_workers import freeze_modules
@@ -42,8 +42,8 @@ IMPORTED = (
     check.partitions,
     check.streams,
     check.transactions,
-    restore.large_objects,
-    restore.rows,
+    restore.rows.large_objects,
+    restore.rows.jobs,
     snapshots.base_copy.copy_tables,
     wal.drain.drain_task,
 )

@@ -19,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
+from fleet.hints import UNFINISHED_RESTORE
 from fleet.libpq_environment import missing_files
 from fleet.nodes.encodings import ADAPTERS, UTF8
 from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
@@ -264,9 +265,12 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         _remember_password(node, error.pgconn.password)
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
+    hint = "check that the server runs, and that the dsn in fleet.toml and your password file are right"
+    if refuses_database(node, error):
+        hint += f"; {UNFINISHED_RESTORE}"
     return NodeUnreachableError(
         f"node {node.id}: {lines[-1] if lines else type(error).__name__}{missing_files(node.dsn)}",
-        hint="check that the server runs, and that the dsn in fleet.toml and your password file are right",
+        hint=hint,
         details={"node": node.id},
     )
 

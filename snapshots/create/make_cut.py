@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import psycopg
@@ -23,6 +24,7 @@ from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
+from fleet.record import Time
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_session
 from snapshots.records.commit import CutRecord
@@ -104,6 +106,7 @@ class _Markers:
     starts: Mapping[str, Lsn]
     finishes: Mapping[str, Lsn]
     seconds: float
+    made_at: Time
 
 
 def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> ArchivedCut:
@@ -139,6 +142,7 @@ def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectSt
             global_transactions=cut.global_transactions,
             included_early=cut.included_early,
             in_flight=cut.in_flight,
+            made_at=marked.made_at,
         )
         return ArchivedCut(record, archived, ignored)
     raise ValueError(f"{plan.retries} retries")
@@ -185,7 +189,7 @@ def _write_markers(lock: FleetLock, start: Marker, progress: Progress) -> _Marke
     except (psycopg.OperationalError, NodeUnreachableError) as error:
         raise _AttemptFailedError(_session_lost_text(primaries, error)) from error
     # One session wrote both markers of a node, so the node was not restarted between them.
-    return _Markers(start, starts, finishes, time.monotonic() - began)
+    return _Markers(start, starts, finishes, time.monotonic() - began, Time.of(datetime.now(UTC)))
 
 
 def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:

@@ -36,13 +36,17 @@ IMAGE_SCHEMA = pa.schema(
 )
 
 
-def order_by_place(spark: SparkSession, images: DataFrame) -> DataFrame:
+def partitions_of(spark: SparkSession) -> int:
+    """Into how many partitions folded rows are divided."""
+    return max(spark.sparkContext.defaultParallelism, 2)
+
+
+def order_by_place(images: DataFrame, parts: int) -> DataFrame:
     """Order LONG_IMAGE_ROWS so that one task reads each row group, and those of an object one after the other.
 
-    The repartitioning has a fixed number of partitions and a column, so a repeated task gets the same rows.
+    The repartitioning has a fixed number of partitions, `parts`, and a column, so a repeated task gets the same rows.
     """
     last = "array_max(transform(lines, one -> one.place))"
-    parts = max(spark.sparkContext.defaultParallelism, 2)
     with_row_groups = images.selectExpr("*", f"{last} AS last", f"shiftright({last}, {ROW_BITS}) AS row_group")
     ordered = with_row_groups.repartition(parts, "row_group").sortWithinPartitions("last", "node", "group", "key")
     return ordered.drop("last", "row_group")

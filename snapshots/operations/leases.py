@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -72,36 +72,54 @@ class Lease:
         }
 
 
+@dataclass(slots=True)
+class HeldLease:
+    """A lease while it is held. `is_stored`: the operation is recorded in the store.
+
+    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error.
+    """
+
+    is_stored: bool
+    stays_open: bool = False
+
+
 @contextmanager
-def hold_lease(store: ObjectStore, intent: Intent, progress: Progress) -> Iterator[None]:
+def hold_lease(
+    store: ObjectStore, intent: Intent, progress: Progress, *, is_resumed: bool = False
+) -> Iterator[HeldLease]:
     """Record the operation, and protect its snapshot from deletion while the block reads it.
 
-    A store that accepts no writes is read without a lease, which is noted to `progress`. Raises SnapshotDeletedError,
-    also if the snapshot is deleted while it is read, and SnapshotMissingError if the increment was pruned.
+    If the operation `is_resumed`, its intent is in the store: only its lease is renewed. A store that accepts no writes
+    is read without a lease, which is noted to `progress`. Raises SnapshotDeletedError, also if the snapshot is deleted
+    while it is read, and SnapshotMissingError if the increment was pruned.
     """
     intent = structs.replace(intent, expires_at=_expiry(), by=own_label(intent.kind, intent.snapshot))
+    held = HeldLease(is_stored=False)
+    number = 1
     try:
-        begin(store, intent)
-        is_held = True
+        if is_resumed:
+            number = _renew(store, intent, number) + 1
+        else:
+            begin(store, intent)
+        held.is_stored = True
     except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
-        is_held = False
         progress.note(
             f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
             f" ({error.message})"
         )
     try:
         _check_not_removed(store, intent)
-        with _renewing(store, intent, progress, is_held=is_held):
-            yield
+        with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
+            yield held
     except BaseException as error:
-        if is_held:
+        if held.is_stored and not held.stays_open:
             with suppress(SnapshotError):
                 record_outcome(store, intent, "failed", reason_of(error))
         # The errors of a restore whose objects are deleted while it reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
             _check_not_removed(store, intent)
         raise
-    if is_held:
+    if held.is_stored:
         try:
             record_outcome(store, intent, "done")
         except (UnreachableError, IndeterminateError) as error:
@@ -114,34 +132,39 @@ def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
         raise increments_pruned_error(intent.snapshot)
 
 
+def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
+    """Renew the lease; return the number of the renewal, the first that is free from `number` on."""
+    while True:
+        try:
+            write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
+        except ObjectExistsError:
+            # Another process's, or an earlier put whose answer was lost.
+            number += 1
+        else:
+            return number
+
+
 @contextmanager
-def _renewing(store: ObjectStore, intent: Intent, progress: Progress, *, is_held: bool) -> Iterator[None]:
-    """Renew the lease from a thread while the block runs."""
+def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: int) -> Iterator[None]:
+    """Renew the lease from a thread while the block runs; `number` is the next renewal's."""
     done = threading.Event()
 
     def renew() -> None:
-        number = 1
+        following = number
         while not done.wait(RENEW_SECONDS):
             try:
-                write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
-            except ObjectExistsError:
-                # An earlier put whose answer was lost has stored it.
-                pass
+                following = _renew(store, intent, following) + 1
             except SnapshotError as error:
                 progress.note(f"the lease on snapshot {intent.snapshot} could not be renewed: {error.message}")
-                continue
-            number += 1
 
     thread = threading.Thread(target=renew, name=f"lease of {intent.operation}", daemon=True)
-    if is_held:
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        if is_held:
-            # Bounded: the store may not answer.
-            thread.join(END_SECONDS_MAX)
+        # Bounded: the store may not answer.
+        thread.join(END_SECONDS_MAX)
 
 
 def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:

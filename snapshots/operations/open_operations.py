@@ -43,6 +43,9 @@ class OpenOperation:
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"
+        if one.kind == RESTORE:
+            again = f"snapshot restore {one.snapshot} --resume"
+            return f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon"
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
             return f"{what}: it is running, or ended unfinished; to resume it: {again}"
@@ -80,7 +83,7 @@ class OpenOperation:
 def read_open_operations(store: ObjectStore, name: str | None = None) -> tuple[OpenOperation, ...]:
     """The operations without an outcome, of the snapshot `name` or of all, oldest first.
 
-    It takes one listing, and a few reads per operation. Restores are left out: they commit nothing.
+    It takes one listing, and a few reads per operation.
     """
     operations = (_open_operation(store, operation_id) for operation_id in open_operation_ids(store))
     return tuple(one for one in operations if one is not None and (name is None or one.concerns(name)))
@@ -90,8 +93,6 @@ def _open_operation(store: ObjectStore, operation_id: str) -> OpenOperation | No
     operation: Intent | None = None
     try:
         operation = read_intent(store, operation_id)
-        if operation.kind == RESTORE:
-            return None
         read_outcome(store, operation_id)
         return OpenOperation(operation_id, operation, has_committed(store, operation))
     except ObjectMissingError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from fleet.config import GroupRules
 from fleet.lsn import Lsn
@@ -59,7 +59,8 @@ class CutRecord(Record, frozen=True, kw_only=True):
     """A resolved cut (`wal.cut.cut_values`), and how it was made.
 
     `causes` says why each earlier attempt failed. `seconds` is the time from the first start marker to the last finish
-    marker.
+    marker, and `made_at` when that was written, by the clock of the command: nothing that was committed later is in the
+    cut. Early commits lack it.
     """
 
     id: str
@@ -70,6 +71,7 @@ class CutRecord(Record, frozen=True, kw_only=True):
     global_transactions: Count
     included_early: Count
     in_flight: Count
+    made_at: Time | UnsetType = UNSET
 
     def of(self, shard: str) -> NodeCut:
         """The cut of one primary; raise KeyError if there is none."""

@@ -17,7 +17,7 @@ from fleet.record import json_schema
 from snapshots.records.baseline_record import BaselineRecord
 from snapshots.records.commit import FullSnapshot, Increment, Void
 from snapshots.records.lost_chains import LostChain
-from snapshots.records.operation_records import Intent, LeaseRenewal, Outcome
+from snapshots.records.operation_records import Decision, Intent, LeaseRenewal, Outcome
 from snapshots.records.store_identity import StoreIdentity
 from snapshots.records.tombstones import Mark
 from storage.encryption.key_documents import KEY_DOCUMENT, KeyDocument
@@ -50,6 +50,7 @@ KINDS = (
     DocumentKind("deleted", re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"), (Mark,)),
     DocumentKind("intent", re.compile(r"operations/[^/]+/intent\.json"), (Intent,), is_always_sealed=False),
     DocumentKind("outcome", re.compile(r"operations/[^/]+/outcome\.json"), (Outcome,), is_always_sealed=False),
+    DocumentKind("decision", re.compile(r"operations/[^/]+/decision\.json"), (Decision,)),
     DocumentKind("key", KEY_DOCUMENT, (KeyDocument,), is_sealed=False),
     DocumentKind("lease", re.compile(r"operations/[^/]+/lease-\d+\.json"), (LeaseRenewal,), is_always_sealed=False),
 )

@@ -1,7 +1,8 @@
-"""The documents of an operation: its intent, its outcome, and the renewals of a restore's lease.
+"""The documents of an operation: its intent, its outcome, and a restore's decision and renewals of its lease.
 
 An operation is one run of a command that changes something. Its intent is stored before it changes anything, its
-outcome at the end. All three kinds share one format tag; the key tells them apart.
+outcome at the end. A restore's decision is stored before the first database gets its real name. All kinds share one
+format tag; the key tells them apart.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     `turn` is the turn of the commit that it will write. `slot` is the slot that a full create makes, or one that an
     older version made. `terminal`: the operation may leave the fleet read-only. Only creates have `fleet_id`, that of
-    the store, and only restores `expires_at`, when the lease first expires, and `by`, the label of the command
-    (fleet.label).
+    the store, and only restores `expires_at`, when the lease first expires, `by`, the label of the command
+    (fleet.label), and `targets`, the databases that it makes, as `system identifier/name`.
     """
 
     operation: str
@@ -42,6 +43,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     fleet_id: str | UnsetType = field(default=UNSET, name="fleet")
     expires_at: Time | UnsetType = UNSET
     by: str | UnsetType = UNSET
+    targets: tuple[str, ...] | UnsetType = UNSET
 
     @property
     def id(self) -> str:
@@ -66,6 +68,18 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     ended_at: Time
 
 
+class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
+    """What becomes of a restore's databases: all get their real names (`publish`), or all are dropped (`abandon`).
+
+    The first one stored counts.
+    """
+
+    operation: str
+    decision: Literal["publish", "abandon"]
+    by: str
+    decided_at: Time
+
+
 class LeaseRenewal(Record, frozen=True, tag_field="schema", tag=FORMAT):
     """A renewal of a restore's lease: the new time at which it expires."""
 
@@ -78,7 +92,7 @@ def operation_key(operation_id: str, name: str) -> str:
     return f"operations/{operation_id}/{name}.json"
 
 
-def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | LeaseRenewal) -> None:
+def write_operation_record(store: ObjectStore, name: str, record: Intent | Outcome | Decision | LeaseRenewal) -> None:
     """Store a document of an operation; raise ObjectExistsError if it exists with other content."""
     create_or_find(store, operation_key(record.operation, name), seal(record))
 
@@ -103,6 +117,17 @@ def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
         return None
     check_about(key, f"operation {outcome.operation}", f"operation {operation_id}")
     return outcome
+
+
+def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:
+    """Read a restore's decision, None if there is none; raise ManifestError."""
+    key = operation_key(operation_id, "decision")
+    try:
+        decision: Decision = read_document(store, key, Decision)
+    except ObjectMissingError:
+        return None
+    check_about(key, f"operation {decision.operation}", f"operation {operation_id}")
+    return decision
 
 
 def read_renewal(store: ObjectStore, operation_id: str, number: int) -> LeaseRenewal | None:

@@ -39,6 +39,8 @@ THREADS_MAX = 16
 BATCH = 256
 # Longer than a put can take, with a margin for clocks that differ. For unfinished uploads whose key is unknown.
 UNNAMED_SECONDS = 3600.0
+# How long after its lease expired a restore may still be resumed.
+RESUMABLE_SECONDS = 7 * 86400.0
 OPERATIONS, SNAPSHOTS = "operations", "snapshots"
 # Objects that are kept for ever.
 PERMANENT = {
@@ -87,7 +89,8 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
     progress.step("settle earlier operations")
     try:
         for lease in open_leases(store):
-            if not lease.is_running(datetime.now(UTC)):
+            # Until then it can be resumed, and list names it.
+            if not lease.is_running(datetime.now(UTC) - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == CREATE for one in read_open_operations(store)):
             return ""

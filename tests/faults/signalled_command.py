@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cli.commands.create
+import cli.commands.restore
 import cli.main
 import snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
@@ -49,7 +50,8 @@ def main() -> None:
         watching.reached(ABOUT_TO_COMMIT)
 
     snapshots.operations.committing.check_predecessor = check_predecessor
-    cli.commands.create.progress = lambda _context: nullcontext(watching)
+    for command in (cli.commands.create, cli.commands.restore):
+        command.progress = lambda _context: nullcontext(watching)
     sys.argv = ["snapshot", *words]
     cli.main.main()
 

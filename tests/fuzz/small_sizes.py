@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import fleet.nodes.relation_locks
-import restore.rows
+import restore.rows.jobs
 import snapshots.base_copy.copy_plan
 import snapshots.create.make_cut
 import snapshots.fold.changed_keys
@@ -42,7 +42,7 @@ def drain_small(task: DrainTask) -> DrainReport:
 DRIVER_BOUNDS: Bounds = {
     snapshots.base_copy.copy_plan: {"TASK_PAGES": 2, "TASK_TABLES": 2},
     snapshots.fold.changed_keys: {"COUNTED_FROM": 0, "KEYS_BYTES_MAX": 0},
-    restore.rows: {"MIXED_GROUPS_MAX": 0},
+    restore.rows.jobs: {"MIXED_GROUPS_MAX": 0},
     snapshots.create.make_cut: {"drain": drain_small},
 }
 

@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.connections import NodeUnreachableError, connect
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch, watch_nodes
-from restore.databases import drop_loading
+from restore.databases import drop_database
 from restore.ddl.ddl import refresh_views
 from restore.ddl.scripts import ScriptDdl
 from restore.ddl.unprivileged import adapt_ddl
@@ -152,8 +152,8 @@ def test_a_session_lost_in_the_rehearsal_is_an_unreachable_node(target: Target) 
 
 def test_a_database_that_can_not_be_dropped_is_a_refusal(target: Target, admin: str) -> None:
     refused = pytest.raises(TargetUnfitError, match=r"can't be dropped: database .* is being accessed by other users")
-    with psycopg.connect(as_admin(target, admin)), refused:
-        drop_loading([target])
+    with psycopg.connect(as_admin(target, admin)), connect(target.maintenance) as connection, refused:
+        drop_database(target, connection, target.loading)
 
 
 def run_stored(target: Target, watch: Watch) -> None:

@@ -17,10 +17,10 @@ from cli.commands.check import lines_of as check_lines
 from cli.commands.create import lines_of as create_lines
 from cli.commands.restore import lines_of as restore_lines
 from fleet.progress import Silent
-from restore.large_objects import load_large
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
+from restore.rows.large_objects import load_large
 from snapshots.base_copy.large_objects import PART_BYTES
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
@@ -129,13 +129,13 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
 
 def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark may repeat any task, even one that has completed its work."""
-    import restore.large_objects
+    import restore.rows.large_objects
 
-    def load_twice(task: restore.large_objects.LargeLoadTask) -> object:
+    def load_twice(task: restore.rows.large_objects.LargeLoadTask) -> object:
         assert load_large(task).problem is None
         return load_large(task)
 
-    monkeypatch.setattr(restore.large_objects, "load_large", load_twice)
+    monkeypatch.setattr(restore.rows.large_objects, "load_large", load_twice)
     runs.restore(NAME, restore_target(runs.fleet), 0)
     assert len(read_large_objects(restore_target(runs.fleet).nodes[0].dsn)) == COUNT
 

@@ -10,7 +10,7 @@ from fleet.config import Node
 from fleet.nodes.baseline import ICU, NodeIdentity, find_node
 from fleet.nodes.connections import connect, with_database
 from fleet.record import fields_of, from_builtins
-from restore.databases import create_database, drop_loading
+from restore.databases import create_database, drop_database
 from restore.target import TargetUnfitError, target_of
 
 OPERATION = "20260101T000000Z-abcdef0123"
@@ -38,7 +38,7 @@ def test_a_restored_database_has_the_locale_of_its_source(shared_fleet: Embedded
             assert connection.execute(LOCALE, (target.loading,)).fetchone() == expected
         finally:
             connection.execute("DROP DATABASE sorted_source")
-            drop_loading([target])
+            drop_database(target, connection, target.loading)
 
 
 def test_a_target_that_lacks_the_locale_is_refused_by_name(shared_fleet: EmbeddedFleet) -> None:

@@ -19,7 +19,7 @@ from check.verify import CheckRequest, check_snapshots
 from embedded.fleet import EmbeddedFleet
 from fleet.progress import Silent
 from restore.ddl.ddl import SchemaLoadError
-from restore.ledger import LoadError
+from restore.rows.ledger import LoadError
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial

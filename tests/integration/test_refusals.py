@@ -20,8 +20,9 @@ from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from restore.plan import plan_restore
+from restore.preview import preview_restore
 from restore.request import RestoreRequest
-from restore.restore import preview_restore, restore_fleet
+from restore.restore import restore_fleet
 from restore.target import lock_targets
 from snapshots.create.initialise import initialise
 from storage.errors import SnapshotError

@@ -18,7 +18,7 @@ from fleet.progress import Noting
 from fleet.tables.groups import SchemaChangedError
 from fleet.tables.publications import ensure_publications
 from restore.against_ddl import check_against_ddl
-from restore.ledger import LoadError
+from restore.rows.ledger import LoadError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint

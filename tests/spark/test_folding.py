@@ -14,8 +14,8 @@ import snapshots.fold.key_filter
 from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.tables.groups import Group
-from restore.load import load_images
-from restore.load_target import LoadTarget
+from restore.rows.load import load_images
+from restore.rows.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold

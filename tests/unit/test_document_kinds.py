@@ -25,6 +25,7 @@ KEYS = {
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),
     "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
+    "decision": (operation_key("20261120T000000Z-0000000001", "decision"),),
     "key": ("keys/0000000000000001.json",),
     "lease": (operation_key("20261120T000000Z-0000000001", "lease-1"),),
 }

@@ -56,9 +56,16 @@ def test_the_snapshot_of_an_open_operation_with_a_commit_exists() -> None:
     assert found.text.endswith("has no outcome yet: its commit is in the store, so snapshot daily exists")
 
 
-def test_restores_closed_operations_and_those_of_other_snapshots_are_not_named() -> None:
+def test_an_unfinished_restore_is_named_with_what_ends_it() -> None:
     store = memory()
     leave_open(store, "restore")
+    (found,) = read_open_operations(store, "daily")
+    assert found.text.endswith("to end it: snapshot restore daily --resume   or: --abandon")
+    assert found.to_json()["committed"] is None
+
+
+def test_closed_operations_and_those_of_other_snapshots_are_not_named() -> None:
+    store = memory()
     record_outcome(store, leave_open(store), "failed")
     other = leave_open(store, name="weekly")
     assert read_open_operations(store, "daily") == ()

@@ -103,6 +103,7 @@ class Answers:
     """What `list` asks the nodes: nothing."""
 
     not_asked: Mapping[str, str] = {}
+    old = ()
 
 
 class Empty:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
+from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.connections import connect, unreachable_error
 from storage.errors import SnapshotError
 
@@ -48,10 +49,14 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class RetainedAnswers:
-    """The WAL that nodes retain; `not_asked` says, by node, why others gave no answer."""
+    """What nodes retain: WAL, and `old` databases that restores have put aside.
+
+    `not_asked` says, by node, why others gave no answer.
+    """
 
     retained: tuple[Retained, ...]
     not_asked: Mapping[str, str]
+    old: tuple[OldDatabase, ...] = ()
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
         """What the nodes retain for one slot."""
@@ -74,6 +79,7 @@ class RetainedQuery:
     nodes: tuple[Node, ...]
     seconds_max: float = ASKING_SECONDS_MAX
     _retained: dict[str, list[Retained]] = field(default_factory=dict)
+    _old: dict[str, list[OldDatabase]] = field(default_factory=dict)
     _problems: dict[str, str] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
     _deadline: float = 0.0
@@ -89,6 +95,8 @@ class RetainedQuery:
     def _ask(self, node: Node) -> None:
         try:
             with connect(node, connect_timeout=str(int(self.seconds_max) or 1)) as connection:
+                if node.backup_of is None:
+                    self._old[node.id] = read_old(node, connection)
                 self._retained[node.id] = read_retained(node, connection)
         except SnapshotError as error:
             self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
@@ -99,11 +107,12 @@ class RetainedQuery:
         """Wait for the answers until the time limit."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
-        retained, problems = dict(self._retained), dict(self._problems)
+        retained, old, problems = dict(self._retained), dict(self._old), dict(self._problems)
         late = f"no answer within {self.seconds_max:.0f} s"
         return RetainedAnswers(
             tuple(one for node in self.nodes for one in retained.get(node.id, ())),
             {node.id: problems.get(node.id, late) for node in self.nodes if node.id not in retained},
+            tuple(one for node in self.nodes for one in old.get(node.id, ())),
         )
 
 

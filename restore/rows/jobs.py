@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from columns.python_workers import map_batches
 from fleet.progress import Progress
-from restore.load import BaseLoadTask, load_base, load_images
-from restore.load_target import LoadTarget
+from restore.rows.load import BaseLoadTask, load_base, load_images
+from restore.rows.load_target import LoadTarget, LoadTargets
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import Sources, sources_of
@@ -28,26 +28,24 @@ MIXED_GROUPS_MAX = 100
 
 
 def load_rows(
-    session: SparkSession,
-    chain: Chain,
-    targets: Mapping[str, LoadTarget],
-    store: StoreLocation,
-    progress: Progress,
+    session: SparkSession, chain: Chain, targets: LoadTargets, store: StoreLocation, progress: Progress
 ) -> None:
-    """Load the rows of every shard at the cut into its target; raise the first error of a task."""
+    """Load the rows of shards at the cut into their databases; raise the first error of a task."""
     progress.step("fold changes")
-    sources = sources_of(chain, tuple(targets), store.open())
-    numbered = dict(enumerate(targets.values()))
+    sources = sources_of(chain, targets.shards, store.open())
+    databases, parts = targets.databases, targets.parts
+    numbered = {number: databases[shard] for number, shard in enumerate(targets.shards) if shard in databases}
     folded = fold(session, sources, store)
     try:
         raise_first(folded.problems)
         _load_bases(session, _base_tasks(session, sources, folded, numbered, store), progress)
         if folded.images is not None:
             progress.step("load changes")
-            _load_images(session, folded.images, numbered, progress)
+            _load_images(session, folded.images, numbered, parts, progress)
         if folded.long_images is not None:
             progress.step("load long rows")
-            _load_long_images(session, folded.long_images, numbered, long_image_reader(sources, store), progress)
+            reader = long_image_reader(sources, store)
+            _load_long_images(session, folded.long_images, numbered, parts, reader, progress)
     finally:
         folded.release()
 
@@ -63,7 +61,7 @@ def _base_tasks(
     return [
         BaseLoadTask(base, target, changed.get(base.source.number), store)
         for base in sources.bases
-        if (target := targets[base.source.number].select(base.groups)).groups
+        if base.source.number in targets and (target := targets[base.source.number].select(base.groups)).groups
     ]
 
 
@@ -75,7 +73,9 @@ def _load_bases(session: SparkSession, tasks: list[BaseLoadTask], progress: Prog
         broadcast.unpersist()
 
 
-def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadTarget], progress: Progress) -> None:
+def _load_images(
+    session: SparkSession, images: Any, targets: Mapping[int, LoadTarget], parts: int, progress: Progress
+) -> None:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
@@ -83,8 +83,11 @@ def _load_images(session: SparkSession, images: Any, targets: Mapping[int, LoadT
         yield from load_images(batches, targets, f"images-{context.partitionId() if context else 0}")
 
     # A fixed number of partitions: else adaptive execution could give a repeated task other rows.
-    parts = max(session.sparkContext.defaultParallelism, 2)
-    spread = images.select("node", "group", "row", "key").repartition(parts, "node", "group", "key", "row")
+    spread = (
+        images.where(f"node IN ({_numbers(targets)})")
+        .select("node", "group", "row", "key")
+        .repartition(parts, "node", "group", "key", "row")
+    )
     if sum(len(target.groups) for target in targets.values()) > MIXED_GROUPS_MAX:
         spread = spread.sortWithinPartitions("node", "group")
     _run(session, map_batches(spread, load, LOADED_ROWS), progress)
@@ -94,6 +97,7 @@ def _load_long_images(
     session: SparkSession,
     images: Any,
     targets: Mapping[int, LoadTarget],
+    parts: int,
     reader: LongImageReader,
     progress: Progress,
 ) -> None:
@@ -103,7 +107,12 @@ def _load_long_images(
         context = TaskContext.get()
         yield from load_images(reader.read_images(batches), targets, f"long-{context.partitionId() if context else 0}")
 
-    _run(session, map_batches(order_by_place(session, images), load, LOADED_ROWS), progress)
+    chosen = order_by_place(images.where(f"node IN ({_numbers(targets)})"), parts)
+    _run(session, map_batches(chosen, load, LOADED_ROWS), progress)
+
+
+def _numbers(targets: Mapping[int, LoadTarget]) -> str:
+    return ", ".join(map(str, targets))
 
 
 def _run(session: SparkSession, loaded: Any, progress: Progress) -> None:

@@ -14,8 +14,8 @@ from snapshots.ddl.search_path import DEFAULT
 class LoadTarget:
     """A database with its tables, and the groups that are loaded there, by number.
 
-    `ledger` is the table of the load's ledger (restore/ledger.py).
-    `roots` are the partitioned tables through which rows are loaded (restore/partition_roots.py), by group number.
+    `ledger` is the table of the load's ledger (restore/rows/ledger.py).
+    `roots` are the partitioned tables through which rows are loaded (restore/rows/partition_roots.py), by group number.
     `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
     """
 
@@ -28,3 +28,16 @@ class LoadTarget:
     def select(self, numbers: Iterable[int]) -> LoadTarget:
         """The same database with only the groups of these `numbers`."""
         return replace(self, groups={one: self.groups[one] for one in numbers if one in self.groups})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTargets:
+    """The databases to load, by shard; `shards` are all of the restore, also those that are loaded already.
+
+    `parts` is `partitions_of` the session that began the restore. With the same of both, Spark tasks of the same name
+    load the same rows.
+    """
+
+    shards: tuple[str, ...]
+    databases: Mapping[str, LoadTarget]
+    parts: int

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from fleet.tables.groups import qualify
-from restore.load_target import LoadTarget
+from restore.rows.load_target import LoadTarget
 from storage.errors import RefusedError
 
 TOKEN_BYTES = 16

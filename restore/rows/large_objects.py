@@ -17,9 +17,9 @@ from fleet.config import Node
 from fleet.nodes.connections import connect
 from fleet.progress import Progress
 from fleet.tables.large_objects import count_large_objects
-from restore.ledger import LoadError
-from restore.load import LoadReport, load_error
-from restore.load_target import LoadTarget
+from restore.rows.ledger import LoadError
+from restore.rows.load import LoadReport, load_error
+from restore.rows.load_target import LoadTarget
 from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
 from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
@@ -58,14 +58,15 @@ def load_large_objects(
     store: StoreLocation,
     progress: Progress,
 ) -> None:
-    """Load all large objects of a full snapshot into the targets of their shards.
+    """Load the large objects of a full snapshot into the targets of their shards; one without a target is loaded.
 
     Raises the first error of a task, and LoadError if a target has another number of large objects afterwards.
     """
     tasks = [
         LargeLoadTask(objects, target.node, target.ledger, store)
         for objects in group_by_copy_task(list_large_objects(full))
-        for target in [targets[objects[0].node]]
+        for target in [targets.get(objects[0].node)]
+        if target is not None
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
     raise_first([report.problem for report in run_tasks(session, load_large, tasks, progress)])

@@ -24,8 +24,8 @@ from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
 from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, column_list, qualify
-from restore.ledger import LoadError
-from restore.load_target import LoadTarget
+from restore.rows.ledger import LoadError
+from restore.rows.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.changed_keys import Keys

@@ -1,0 +1,41 @@
+"""The crash points of a restore: one right after each effect that is visible from outside the process.
+
+Each is reported to `Progress.reached`. A command that ends between two points leaves at most the effects of the first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RestoreCrashPoint(StrEnum):
+    """What has just been done; the value is the text that `--verbose` prints."""
+
+    LOCKED = "targets locked"
+    INTENT_STORED = "intent stored"
+    ROLES_CREATED = "roles created"
+    CREATED = "created"
+    LOADING = "loading"
+    ROWS_LOADED = "rows loaded"
+    INDEXING = "indexing"
+    FINISHED = "finished"
+    CLOSED = "old databases closed"
+    DECIDED = "publishing decided"
+    RENAMED = "renamed"
+    PUBLISHED = "published"
+    SLOTS_RELEASED = "slots of ended chains dropped"
+    OUTCOME_STORED = "outcome stored"
+    ABANDONED = "abandoned"
+
+
+PER_NODE = frozenset(
+    {
+        RestoreCrashPoint.CREATED,
+        RestoreCrashPoint.LOADING,
+        RestoreCrashPoint.INDEXING,
+        RestoreCrashPoint.FINISHED,
+        RestoreCrashPoint.RENAMED,
+        RestoreCrashPoint.PUBLISHED,
+        RestoreCrashPoint.ABANDONED,
+    }
+)

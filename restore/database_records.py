@@ -1,0 +1,106 @@
+"""The record that a restore keeps on every database it makes: a comment, which a rename takes along.
+
+It says which restore made the database, how far that is, and what another process needs to go on with it. It is right
+even where the store accepts no writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import psycopg
+from msgspec import structs
+from psycopg import sql
+
+from fleet.record import Count, Record, Time, from_json, to_builtins
+
+DATABASES_QUERY = """
+SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
+"""
+
+
+class Phase(StrEnum):
+    """How far a database of a restore is."""
+
+    CREATED = "created"
+    # Its tables and its ledger exist: what the ledger has is loaded.
+    LOADING = "loading"
+    # Its rows are loaded and counted; indexes and the rest of the DDL follow.
+    INDEXING = "indexing"
+    # Nothing is missing but its real name.
+    FINISHED = "finished"
+    # All databases of the restore have their real names.
+    PUBLISHED = "published"
+    # The restore is being undone: nobody may finish it any more.
+    ABANDONED = "abandoned"
+
+
+class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
+    """What a restore records on one of its databases.
+
+    `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
+    changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
+    restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
+    database. `aside`: whether another database was put aside for it.
+    """
+
+    operation: str
+    snapshot: str
+    increment: Count
+    digest: str
+    began_at: Time
+    by: str
+    version: str
+    groups: tuple[str, ...]
+    replace: bool
+    create_roles: bool
+    in_store: bool
+    phase: Phase
+    publishes: bool = False
+    aside: bool = False
+    ledger: str | None = None
+    parts: Count = 0
+    rows: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDatabase:
+    """A database of a server: whether it accepts connections, and its record if a restore made it."""
+
+    name: str
+    is_open: bool
+    record: DatabaseRecord | None
+
+
+def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
+    """The databases of the server, by name."""
+    rows = connection.execute(DATABASES_QUERY).fetchall()
+    return {name: FoundDatabase(name, is_open, parse_record(comment)) for name, is_open, comment in rows}
+
+
+def parse_record(comment: str | None) -> DatabaseRecord | None:
+    """The record in a database's comment; None if it is another comment."""
+    try:
+        record: DatabaseRecord = from_json(comment or "", DatabaseRecord)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return record
+
+
+def write_record(
+    connection: psycopg.Connection[Any], database: str, record: DatabaseRecord, **changes: Any
+) -> DatabaseRecord:
+    """Put the record, with `changes`, on a database; return it as it is now."""
+    changed = structs.replace(record, **changes)
+    text = msgspec.json.encode(to_builtins(changed)).decode()
+    connection.execute(sql.SQL("COMMENT ON DATABASE {} IS {}").format(sql.Identifier(database), sql.Literal(text)))
+    return changed
+
+
+def clear_record(connection: psycopg.Connection[Any], database: str) -> None:
+    """Remove the record from a database."""
+    connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(sql.Identifier(database)))

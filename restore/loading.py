@@ -1,0 +1,170 @@
+"""Load a restore's databases: create them, their tables, the rows, and what follows the rows.
+
+Each step is done where it is not done yet, as the databases' records tell (restore/database_records.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleet.nodes.encodings import raw_text
+from fleet.nodes.sessions import in_parallel
+from restore.against_ddl import check_against_ddl
+from restore.build import count_rows, create_tables, drop_count, find_load_target, finish_database
+from restore.crash_points import RestoreCrashPoint
+from restore.database_records import Phase
+from restore.databases import create_database
+from restore.ddl.ddl import Ddl
+from restore.ddl.unprivileged import AdaptedDdl
+from restore.preview import left_large_objects
+from restore.rehearsal import check_memberships, rehearse
+from restore.report import NodeReport
+from restore.roles import create_roles, name_bytes
+from restore.rows.load_target import LoadTarget, LoadTargets
+from restore.run import RestoreRun
+from restore.target import Target
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.large_objects import count_by_node
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list[str]], spark: SparkSource) -> None:
+    """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
+    plan, progress = run.plan, run.progress
+    progress.step("create databases")
+    run.report.roles_created = make_databases(run, missing, ddl)
+    databases = create_all_tables(run, ddl)
+    began = time.monotonic()
+    if databases:
+        session = spark.session()
+        # A target that falls silent cancels the jobs.
+        with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+            check_large_objects(session, run, ddl)
+            load_databases(session, run, databases)
+        progress.reached(RestoreCrashPoint.ROWS_LOADED)
+    if plan.request.groups:
+        run.report.left_out += left_large_objects(plan.chain)
+    seconds = time.monotonic() - began
+    progress.step("indexes and constraints")
+    finish_databases(run, databases, ddl)
+    for node in run.report.nodes:
+        node.seconds += seconds
+
+
+def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> list[str]:
+    """Create the empty databases and the missing roles; return the roles created here, as `node: role`.
+
+    Raises TargetUnfitError if the role of a target may not restore its DDL: that is tried first.
+    """
+    kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.FINISHED, Phase.PUBLISHED)}
+    targets = [target for target in run.plan.targets if target.shard not in kept]
+
+    def create(target: Target) -> None:
+        run.records.pop(target.shard, None)
+        run.created.add(target.shard)
+        create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.shard])
+        run.enter(target, Phase.CREATED)
+
+    def try_first(target: Target) -> None:
+        adapted = ddl[target.shard]
+        if isinstance(adapted, AdaptedDdl):
+            rehearse(target, adapted.ddl.scripts, run.watch)
+            create(target)
+
+    in_parallel(create, targets)
+    created = [role for target in targets for role in create_roles(target, missing[target.shard])]
+    run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
+    in_parallel(try_first, targets, run.watch.end_all)
+    return created
+
+
+def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, LoadTarget]:
+    """Create the tables of every empty database; return the databases to load, by shard."""
+    chain, groups = run.plan.chain, run.plan.groups
+
+    def create(target: Target) -> LoadTarget:
+        shard = target.shard
+        ledger = run.records[shard].ledger
+        if run.records[shard].phase == Phase.LOADING and ledger:
+            return find_load_target(target.loaded, ddl[shard], groups[shard], ledger)
+        check = partial(check_against_ddl, chain, shard)
+        created = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
+        run.enter(target, Phase.LOADING, ledger=created.ledger)
+        return created
+
+    targets = run.shards_in(Phase.CREATED, Phase.LOADING)
+    shards = [target.shard for target in targets]
+    return dict(zip(shards, in_parallel(create, targets, run.watch.end_all), strict=True))
+
+
+def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
+    """Load the rows and, unless the restore is partial, the large objects."""
+    # Imported once the checks have passed: a refusal must not wait for Arrow.
+    from restore.rows.jobs import load_rows
+    from restore.rows.large_objects import load_large_objects
+    from snapshots.fold.long_images import partitions_of
+
+    plan, targets = run.plan, run.shards_in(Phase.LOADING)
+    parts = max(run.records[target.shard].parts for target in targets) or partitions_of(session)
+    for target in targets:
+        if run.records[target.shard].parts != parts:
+            run.enter(target, Phase.LOADING, parts=parts)
+    loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts)
+    load_rows(session, plan.chain, loads, plan.store, run.progress)
+    if count_by_node(plan.chain.full) and not plan.request.groups:
+        load_large_objects(session, plan.chain.full, databases, plan.store, run.progress)
+
+
+def check_large_objects(
+    session: SparkSession,
+    run: RestoreRun,
+    ddl: Mapping[str, Ddl],
+) -> None:
+    """Raise TargetUnfitError if a role may not act as an owner or grantor of large objects that are to be restored.
+
+    The stored objects name them, so these are read for it, in Spark tasks. A superuser needs no check.
+    """
+    plan = run.plan
+    shards = count_by_node(plan.chain.full).keys() & {one for one in ddl if isinstance(ddl[one], AdaptedDdl)}
+    if plan.request.groups or not shards:
+        return
+    from restore.rows.large_objects import find_actors
+
+    actors = find_actors(session, plan.chain.full, shards, plan.store, run.progress)
+    for target in plan.targets:
+        connection, found = run.connections[target.shard], actors.get(target.shard, {})
+        names = name_bytes(connection, found, plan.chain.baseline[target.shard].encoding)
+        check_memberships(target, connection, dict(zip(map(raw_text, names), found.values(), strict=True)))
+
+
+def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl]) -> None:
+    """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
+
+    Notes each materialized view that could not be populated, with the reason.
+    """
+    chain, watch = run.plan.chain, run.watch
+
+    def finish(target: Target) -> list[str]:
+        database, shard = databases[target.shard], target.shard
+        began = time.monotonic()
+        rows = count_rows(database, watch)
+        run.enter(target, Phase.INDEXING, rows=rows)
+        drop_count(database)
+        problems = finish_database(database, ddl[shard], chain.sequences(shard), watch)
+        run.enter(target, Phase.FINISHED)
+        seconds[shard] = time.monotonic() - began
+        return problems
+
+    seconds: dict[str, float] = {}
+    targets = [target for target in run.plan.targets if target.shard in databases]
+    for problem in [one for found in in_parallel(finish, targets, watch.end_all) for one in found]:
+        run.progress.note(problem)
+    run.report.nodes = [
+        NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))
+        for one in run.plan.targets
+    ]

@@ -1,0 +1,167 @@
+"""Give restored databases their real names, or the databases that they replaced theirs back.
+
+First old databases accept no connections and lose their sessions, on all nodes. What refuses that is found while
+nothing is decided. Then one transaction on each node renames both databases: users meet the old one, none that they can
+enter, or the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from msgspec import structs
+from psycopg import sql
+
+from fleet.nodes.sessions import in_parallel
+from restore.database_records import DatabaseRecord, FoundDatabase, list_databases, write_record
+from restore.databases import refusing
+from restore.target import SESSIONS, Target, TargetUnfitError
+
+Connections = Mapping[str, psycopg.Connection[Any]]
+# A session that began before connections were refused may end late.
+ATTEMPTS = 3
+END_MILLISECONDS_MAX = 5000
+PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
+
+
+class RestoredMissingError(TargetUnfitError):
+    """A database of a restore that is to be finished is gone."""
+
+
+def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
+    """Whether the database with the target's real name is the one that the restore made."""
+    return is_of(found.get(target.database), operation)
+
+
+def is_of(database: FoundDatabase | None, operation: str) -> bool:
+    """Whether the restore made the database."""
+    record: DatabaseRecord | None = database.record if database else None
+    return record is not None and record.operation == operation
+
+
+def close_databases(targets: Iterable[Target], connections: Connections, operation: str) -> None:
+    """Let nobody into the databases to be renamed, on any node, and end the sessions in them.
+
+    If a node refuses, all are opened again, and TargetUnfitError is raised.
+    """
+    targets = list(targets)
+
+    def close(target: Target) -> None:
+        connection = connections[target.shard]
+        found = list_databases(connection)
+        if is_restored(found, target, operation):
+            return
+        if target.database in found:
+            with refusing(target.node, f"database {target.database} can't be put aside"):
+                (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
+                if prepared:
+                    raise _prepared_error(target, prepared)
+                _close(connection, target.database)
+        with refusing(target.node, f"database {target.loading} can't be renamed"):
+            _close(connection, target.loading)
+
+    try:
+        in_parallel(close, targets)
+    except BaseException:
+        open_databases(targets, connections)
+        raise
+
+
+def open_databases(targets: Iterable[Target], connections: Connections) -> None:
+    """Let everybody into the databases with the targets' real names, where a node answers."""
+    for target in targets:
+        with suppress(psycopg.Error):
+            _set_open(connections[target.shard], target.database, is_open=True)
+
+
+def publish_database(target: Target, connection: psycopg.Connection[Any], record: DatabaseRecord) -> bool:
+    """Give the restored database its real name, in one transaction; return whether another one was put aside.
+
+    Does nothing if that is done. Raises RestoredMissingError, TargetUnfitError, NodeUnreachableError.
+    """
+    found = list_databases(connection)
+    if is_restored(found, target, record.operation):
+        return target.aside in found
+    if target.loading not in found:
+        raise RestoredMissingError(
+            f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
+            hint="somebody dropped or renamed it; undo the restore with --abandon",
+            details={"node": target.node.id, "database": target.loading},
+        )
+    is_replacing = target.database in found
+    steps = [(target.database, target.aside)] if is_replacing else []
+    marked = structs.replace(record, aside=is_replacing)
+    _rename(target, connection, [*steps, (target.loading, target.database)], marked)
+    return is_replacing
+
+
+def put_back(target: Target, connection: psycopg.Connection[Any], operation: str) -> None:
+    """Undo `publish_database`: give the database that was put aside its name back, and let everybody in.
+
+    Does nothing if that is done. Raises TargetUnfitError, NodeUnreachableError.
+    """
+    found = list_databases(connection)
+    steps: list[tuple[str, str]] = []
+    if is_restored(found, target, operation):
+        steps.append((target.database, target.loading))
+    if target.aside in found and (steps or target.database not in found):
+        steps.append((target.aside, target.database))
+    if steps:
+        _rename(target, connection, steps)
+    elif target.database in found and not found[target.database].is_open:
+        with refusing(target.node, f"database {target.database} can't be opened"):
+            _set_open(connection, target.database, is_open=True)
+
+
+def _rename(
+    target: Target,
+    connection: psycopg.Connection[Any],
+    steps: list[tuple[str, str]],
+    record: DatabaseRecord | None = None,
+) -> None:
+    """Rename the databases in one transaction, and open them in it; sessions in them are ended.
+
+    `record` is put on the last one.
+    """
+    what = " and ".join(f"database {old} can't be renamed to {new}" for old, new in steps)
+    with refusing(target.node, what):
+        for attempt in range(ATTEMPTS):
+            for old, _ in steps:
+                _close(connection, old)
+            try:
+                with connection.transaction():
+                    for old, new in steps:
+                        connection.execute(
+                            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(old), sql.Identifier(new))
+                        )
+                    for _, new in steps:
+                        _set_open(connection, new, is_open=True)
+                    if record is not None:
+                        write_record(connection, steps[-1][1], record)
+            except psycopg.errors.ObjectInUse:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+
+def _close(connection: psycopg.Connection[Any], database: str) -> None:
+    _set_open(connection, database, is_open=False)
+    connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
+
+
+def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bool) -> None:
+    statement = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
+    connection.execute(statement.format(sql.Identifier(database), sql.SQL(str(is_open).lower())))
+
+
+def _prepared_error(target: Target, prepared: int) -> TargetUnfitError:
+    return TargetUnfitError(
+        f"node {target.node.id}: database {target.database} can't be put aside: it has {prepared} prepared"
+        " transactions",
+        hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
+        details={"node": target.node.id, "database": target.database},
+    )

@@ -1,0 +1,157 @@
+"""A restore as one process runs it: the sessions that hold the targets' locks, and the databases' records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+
+from fleet.config import Fleet
+from fleet.label import own_label
+from fleet.nodes.connections import NodeUnreachableError, connect, refuses_database
+from fleet.nodes.lock import lock_key, take_lock
+from fleet.nodes.watch import Watch, watch_nodes
+from fleet.progress import Progress
+from restore.crash_points import RestoreCrashPoint
+from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, write_record
+from restore.plan import RestorePlan
+from restore.publishing import is_restored
+from restore.report import RestoreReport
+from restore.target import Target, lock_target, lock_targets
+from storage.errors import SnapshotError
+
+
+@dataclass(slots=True)
+class RestoreRun:
+    """A restore in the process that runs it. `connections` and `records` are by shard.
+
+    A database has a record from its creation on; `created` are the shards whose databases this process creates.
+    `folder` is private, for the DDL.
+    """
+
+    plan: RestorePlan
+    connections: Mapping[str, psycopg.Connection[Any]]
+    watch: Watch
+    progress: Progress
+    folder: Path
+    report: RestoreReport
+    records: dict[str, DatabaseRecord] = field(default_factory=dict)
+    created: set[str] = field(default_factory=set)
+    in_store: bool = False
+    version: str = field(default_factory=lambda: version("cutline"))
+
+    @property
+    def operation(self) -> str:
+        """The operation's id."""
+        return self.plan.intent.operation
+
+    def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
+        """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""
+        before = self.records.get(target.shard)
+        connection, name = self.connections[target.shard], database or target.loading
+        after = write_record(connection, name, before or self._first_record(), phase=phase, **changes)
+        self.records[target.shard] = after
+        if before is None or before.phase != phase:
+            self.progress.reached(RestoreCrashPoint(phase.value), node=target.node.id)
+
+    def is_renamed(self, target: Target) -> bool:
+        """Whether the restored database has its real name."""
+        return is_restored(list_databases(self.connections[target.shard]), target, self.operation)
+
+    def shards_in(self, *phases: Phase) -> list[Target]:
+        """The targets whose databases are in one of the phases."""
+        return [one for one in self.plan.targets if (found := self.records.get(one.shard)) and found.phase in phases]
+
+    def _first_record(self) -> DatabaseRecord:
+        plan = self.plan
+        return DatabaseRecord(
+            operation=self.operation,
+            snapshot=plan.request.name,
+            increment=plan.chain.last.increment,
+            digest=plan.chain.last.digest,
+            began_at=plan.intent.began_at,
+            by=own_label("restore", plan.request.name),
+            version=self.version,
+            groups=plan.request.groups,
+            replace=plan.request.replace,
+            create_roles=plan.request.create_roles,
+            in_store=self.in_store,
+            phase=Phase.CREATED,
+        )
+
+
+@contextmanager
+def running(
+    plan: RestorePlan, progress: Progress, locked: Mapping[str, psycopg.Connection[Any]] | None = None
+) -> Iterator[RestoreRun]:
+    """Lock the targets and the fleet that they are of, and watch their nodes, while the block restores.
+
+    `locked` are the sessions that hold the targets' locks already. Raises what lock_targets and lock_target_fleet
+    raise.
+    """
+    progress.step("check targets")
+    with ExitStack() as stack:
+        watch = stack.enter_context(watch_nodes(target.maintenance for target in plan.targets))
+        connections = locked or stack.enter_context(lock_targets(plan.targets))
+        stack.enter_context(lock_target_fleet(plan.target_fleet, plan.targets, connections))
+        folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
+        progress.reached(RestoreCrashPoint.LOCKED)
+        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report())
+
+
+@contextmanager
+def lock_target_fleet(
+    fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> Iterator[None]:
+    """Hold the lock of the fleet that is restored into, in those of its databases that exist.
+
+    So no other operation changes it meanwhile. A lock ends when its database gets another name: its sessions end then.
+    Raises FleetBusyError naming the holder, NodeUnreachableError.
+    """
+    with ExitStack() as stack:
+        for target in sorted(targets, key=lambda one: one.node.id):
+            found: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
+            # Nobody can enter a closed one.
+            if found is None or not found.is_open:
+                continue
+            try:
+                connection = connect(target.node)
+            except NodeUnreachableError as error:
+                if refuses_database(target.node, error.__cause__):
+                    # Who may not enter it may not put it aside, either: the checks that follow say what is lacking.
+                    continue
+                raise
+            else:
+                stack.callback(_close, connection)
+                take_lock(target.node, connection, lock_key(fleet.name), own_label("restore", target.database))
+        yield
+
+
+def _close(connection: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.Error):
+        connection.close()
+
+
+def hold_locks(run: RestoreRun, targets: Iterable[Target], stack: ExitStack) -> dict[str, psycopg.Connection[Any]]:
+    """The sessions that hold the locks of `targets`, by shard; a lost one is opened again if the lock is free.
+
+    A target is left out if its node does not answer, or if another process has its lock: that one goes on with it.
+    `stack` closes what is opened here.
+    """
+    held: dict[str, psycopg.Connection[Any]] = {}
+    for target in targets:
+        connection = run.connections[target.shard]
+        with suppress(SnapshotError, psycopg.Error):
+            try:
+                connection.execute("SELECT")
+            except psycopg.OperationalError:
+                connection = stack.enter_context(connect(target.maintenance))
+                lock_target(target, connection)
+            held[target.shard] = connection
+    return held

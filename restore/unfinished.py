@@ -1,0 +1,108 @@
+"""Restores that ended unfinished, as the databases on the targets show them: find them, name them, undo them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from fleet.nodes.beside import LOADING, is_beside
+from restore.database_records import DatabaseRecord, Phase, list_databases
+from restore.target import Target, suffix_of
+from snapshots.records.operation_records import DONE, read_outcome
+from storage.errors import RefusedError
+from storage.store import ObjectStore
+
+
+class UnfinishedRestoreError(RefusedError):
+    """An earlier restore of the same databases ended unfinished, and this command does not go on with it."""
+
+
+@dataclass(slots=True)
+class UnfinishedRestore:
+    """A restore whose process is gone.
+
+    `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
+    whose process was gone before it had a record has none.
+    """
+
+    suffix: str
+    databases: dict[str, str] = field(default_factory=dict)
+    records: dict[str, DatabaseRecord] = field(default_factory=dict)
+
+    @property
+    def record(self) -> DatabaseRecord | None:
+        """The record of any of its databases; None if none has one."""
+        return next(iter(self.records.values()), None)
+
+    def is_over(self, store: ObjectStore) -> bool:
+        """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
+        if not self.records or any(one.phase != Phase.PUBLISHED or not one.in_store for one in self.records.values()):
+            return False
+        outcome = read_outcome(store, next(iter(self.records.values())).operation)
+        return outcome is not None and outcome.state == DONE
+
+    @property
+    def is_published(self) -> bool:
+        """Whether all of its databases have their real names, so that it can't be undone."""
+        return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a command has begun to undo it."""
+        return any(one.phase == Phase.ABANDONED for one in self.records.values())
+
+    def label(self) -> str:
+        """The restore, for a message."""
+        one = self.record
+        if one is None:
+            return f"a restore (…{self.suffix})"
+        return (
+            f"restore {one.operation} of {one.snapshot} at increment {one.increment}, begun {one.began_at} ({one.by})"
+        )
+
+
+def find_unfinished(
+    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> list[UnfinishedRestore]:
+    """The unfinished restores of the targets' databases, oldest first. The caller holds their locks."""
+    restores: dict[str, UnfinishedRestore] = {}
+    for target in targets:
+        for name, database in list_databases(connections[target.shard]).items():
+            record = database.record
+            if name == target.database and record is not None:
+                suffix = suffix_of(record.operation)
+            elif is_beside(name, target.database, LOADING):
+                suffix = name.rsplit("_", 1)[-1]
+            else:
+                continue
+            found = restores.setdefault(suffix, UnfinishedRestore(suffix))
+            # The real name, if it has that, is that of a later step.
+            if name == target.database or target.shard not in found.databases:
+                found.databases[target.shard] = name
+                if record is not None and suffix_of(record.operation) == suffix:
+                    found.records[target.shard] = record
+    unfinished = [one for one in restores.values() if not one.is_over(store)]
+    return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
+
+
+def check_no_unfinished(
+    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> None:
+    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished."""
+    targets = list(targets)
+    nodes = {target.shard: target.node.id for target in targets}
+    for found in find_unfinished(store, targets, connections):
+        where = ", ".join(f"{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
+        snapshot = found.record.snapshot if found.record else "NAME"
+        command = f"snapshot restore {snapshot}"
+        ends = [] if found.is_published else [f"to undo it: {command} --abandon"]
+        if found.record is not None and not found.is_abandoned:
+            ends.insert(0, f"to go on with it: {command} --resume")
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished: it left {where}",
+            hint=[*ends, "with the same --to FILE, if it had one"],
+            details={"operation": found.record.operation if found.record else None, "databases": found.databases},
+        )

@@ -1,0 +1,28 @@
+"""The place that the tests of this folder share; each test makes and drops its target's databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from embedded.fleet import start_fleet, stop_fleet
+from tests.commands.snapshot_runs import dropping_slots
+from tests.integration.restoring.target_place import SHARDS, Place, make_place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="package")
+def place(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Place]:
+    """Servers of their own: other tests' databases would be in the way."""
+    folder = tmp_path_factory.mktemp("restoring")
+    servers = start_fleet(folder / "fleet", shards=SHARDS, backups=0, settings={"fsync": "off"})
+    try:
+        place = make_place(servers, folder, spark)
+        with dropping_slots(place.fleet):
+            yield place
+    finally:
+        stop_fleet(folder / "fleet", delete=True)

@@ -1,0 +1,304 @@
+"""What ends a restore unfinished or undoes it, who waits for whom, and what the next command makes of what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psycopg
+import pytest
+
+import restore.loading
+import snapshots.operations.leases
+from cli.commands.restore import Confirmation, NotConfirmedError
+from fleet.nodes.beside import read_old
+from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.nodes.lock import FleetBusyError, lock_fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Silent
+from restore.abandoning import OldDatabaseMissingError, abandon_restore, discard_old
+from restore.crash_points import RestoreCrashPoint
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
+from restore.target import TargetUnfitError
+from restore.unfinished import UnfinishedRestoreError
+from snapshots.create.full import create_full
+from snapshots.create.request import CreateRequest
+from storage.errors import SnapshotError
+from storage.store import StoreUnreachableError
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready
+from tests.commands.watching import Reached, Watching
+from tests.integration.refusing import execute
+from tests.integration.restoring.target_place import (
+    DATABASE,
+    KILL_SECONDS_MAX,
+    NAME,
+    ROOT,
+    SHARDS,
+    Place,
+    assert_old,
+    assert_restored,
+    await_sessions_over,
+    old_databases,
+    open_restores,
+    plain_restore,
+)
+from tests.run.soak import draw
+
+REQUEST = RestoreRequest(NAME, replace=True)
+
+
+def restore_left(place: Place, point: RestoreCrashPoint, count: int = 1) -> NodeUnreachableError:
+    """Restore until a node goes away at the point; return the error."""
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(point), count):
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    with pytest.raises(NodeUnreachableError) as raised:
+        restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Watching(then))
+    return raised.value
+
+
+def resume(place: Place) -> None:
+    resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+
+
+def test_a_restore_that_loses_a_node_is_kept_and_says_how_to_go_on(place: Place) -> None:
+    with old_databases(place):
+        error = restore_left(place, RestoreCrashPoint.LOADING, 2)
+        assert "snapshot restore daily --resume" in error.hint
+        assert place.states() == ["old"] * SHARDS
+        code, listed = run_here(place.fleet, "list")
+        (one,) = listed["open_operations"]
+        assert (code, one["kind"], one["operation"]) == (0, "restore", error.details["unfinished"])
+        found = plain_restore(place)
+        assert found
+        assert error.details["unfinished"] in found.message
+        resume(place)
+        assert_restored(place)
+
+
+@pytest.mark.parametrize("changed", ["parts", "version"])
+def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_none(
+    place: Place, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another number of partitions, tasks of the same names would load other rows."""
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.ROWS_LOADED)
+        if changed == "parts":
+            monkeypatch.setattr("snapshots.fold.long_images.partitions_of", lambda _session: 7)
+        else:
+            monkeypatch.setattr("restore.run.version", lambda _package: "another")
+        resume(place)
+        assert_restored(place)
+
+
+def test_rows_that_are_loaded_are_not_loaded_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
+        monkeypatch.setattr(restore.loading, "load_databases", lambda *_: pytest.fail("rows were loaded"))
+        resume(place)
+        assert_restored(place)
+
+
+def test_a_restore_without_a_record_in_the_store_is_ended_by_what_the_targets_have(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that accepts no writes refuses the intent."""
+
+    def refuse(*_: object) -> None:
+        raise StoreUnreachableError(url="s3://x", reason="403 AccessDenied")
+
+    monkeypatch.setattr(snapshots.operations.leases, "begin", refuse)
+    for point in draw([RestoreCrashPoint.ROWS_LOADED, RestoreCrashPoint.DECIDED, RestoreCrashPoint.RENAMED]):
+        with old_databases(place):
+            restore_left(place, point)
+            assert open_restores(place) == []
+            assert plain_restore(place)
+            resume(place)
+            assert_restored(place)
+        with old_databases(place):
+            restore_left(place, point)
+            abandon_restore(place.fleet, place.target, NAME, Silent())
+            assert_old(place)
+
+
+def test_what_can_not_be_put_aside_is_refused_before_anything_is_decided(place: Place) -> None:
+    with old_databases(place):
+        prepared = place.target.primaries[-1]
+        execute(prepared.dsn, "BEGIN; INSERT INTO old VALUES (2); PREPARE TRANSACTION 'mine'")
+        try:
+            with pytest.raises(TargetUnfitError, match="prepared transactions"):
+                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+            assert_old(place)
+        finally:
+            execute(prepared.dsn, "ROLLBACK PREPARED 'mine'")
+
+
+def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        gone = place.target.primaries[1]
+        with psycopg.connect(with_database(gone, "postgres").dsn, autocommit=True) as connection:
+            (old,) = read_old(gone, connection)
+            connection.execute(f'DROP DATABASE "{old.database}"'.encode())
+        with pytest.raises(OldDatabaseMissingError, match=old.database):
+            abandon_restore(place.fleet, place.target, NAME, Silent())
+        assert place.states() == ["new"] * SHARDS
+        resume(place)
+        assert_restored(place)
+
+
+def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> None:
+    """Its sessions end while it is suspended: so another process may take its locks."""
+    words = ["restore", NAME, "--to", str(place.target.path), "--replace"]
+    point = str(RestoreCrashPoint.CLOSED)
+    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP", point, "1", "--"]
+    with old_databases(place), subprocess.Popen(
+        [*program, "--fleet", str(place.fleet.path), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, cwd=ROOT,
+    ) as process:  # fmt: skip
+        try:
+            os.waitpid(process.pid, os.WUNTRACED)
+            with pytest.raises(FleetBusyError, match="restore shop"):
+                abandon_restore(place.fleet, place.target, NAME, Silent())
+            query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ^@ 'cutline'"
+            for node in place.target.primaries:
+                execute(with_database(node, "postgres").dsn, query)
+            abandon_restore(place.fleet, place.target, NAME, Silent())
+            assert place.states() == ["old"] * SHARDS
+            process.send_signal(signal.SIGCONT)
+            _, said = process.communicate(timeout=KILL_SECONDS_MAX)
+        finally:
+            process.kill()
+        assert process.returncode not in (0, 70), said
+        assert_old(place)
+
+
+def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
+    """A restore that is undone while it closes the databases publishes none."""
+    from snapshots.operations.restore_decisions import ABANDON, decide_restore
+
+    plan = plan_restore(place.fleet, place.target, REQUEST)
+
+    def then(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.CLOSED):
+            assert decide_restore(place.fleet.store.open(), plan.intent, ABANDON) == ABANDON
+
+    with old_databases(place):
+        with pytest.raises(RestoreAbandonedError) as raised:
+            restore_fleet(plan, Ready(place.spark), Watching(then))
+        assert raised.value.exit_code == 7
+        assert place.states() == ["old"] * SHARDS
+        abandon_restore(place.fleet, place.target, NAME, Silent())
+        assert_old(place)
+
+
+def test_a_restore_and_a_create_of_one_fleet_exclude_each_other(place: Place) -> None:
+    own = place.target
+    with old_databases(place):
+        with (
+            open_sessions(own, own.primaries) as sessions,
+            lock_fleet(sessions, own.name, "cutline create daily ops@db7:4711"),
+            pytest.raises(FleetBusyError, match="create daily by ops@db7"),
+        ):
+            restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Silent())
+        refused: list[SnapshotError] = []
+
+        def then(reached: Reached) -> None:
+            if reached.point == str(RestoreCrashPoint.LOCKED):
+                with open_sessions(own, own.primaries) as sessions, pytest.raises(FleetBusyError) as raised:
+                    lock_fleet(sessions, own.name).__enter__()
+                refused.append(raised.value)
+
+        restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Watching(then))
+        assert [one.details["command"] for one in refused] == ["restore"]
+        assert_restored(place)
+
+
+def test_what_a_restore_ends_is_named_and_confirmed_on_a_terminal(place: Place) -> None:
+    """The source is the target: its chain ends."""
+    plan = plan_restore(place.fleet, place.fleet, REQUEST)
+    with pytest.raises(NotConfirmedError) as raised:
+        restore_fleet(plan, Ready(place.spark), Silent(), Confirmation(is_given=False).replacing)
+    assert raised.value.exit_code == 3
+    assert "chain daily ends" in raised.value.message
+    assert "s1: database bank is put aside as bank_before_" in raised.value.message
+    assert [node.dsn for node in place.fleet.primaries if read_old_names(node.dsn)] == []
+
+
+def read_old_names(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'bank_'").fetchall()
+    return [name for (name,) in found]
+
+
+def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place: Place) -> None:
+    with old_databases(place):
+        restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        names = {name for name in place.databases() if name != DATABASE}
+        assert len(names) == 1
+        listed = run_here(place.target, "list")[1]
+        assert [(one["node"], one["database"]) for one in listed["put_aside"]] == [
+            (node.id, *names) for node in place.target.primaries
+        ]
+        assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
+        with pytest.raises(NotConfirmedError):
+            discard_old(place.fleet, place.target, Confirmation(is_given=False).dropping, Silent())
+        dropped = discard_old(place.fleet, place.target, Confirmation(is_given=True).dropping, Silent())
+        assert len(dropped) == SHARDS
+        assert place.databases() == {DATABASE}
+        assert place.states() == ["new"] * SHARDS
+
+
+def test_there_is_nothing_to_end(place: Place) -> None:
+    with old_databases(place):
+        for command in (lambda: resume(place), lambda: abandon_restore(place.fleet, place.target, NAME, Silent())):
+            with pytest.raises(UnfinishedRestoreError, match="no restore"):
+                command()
+        assert_old(place)
+
+
+def test_another_snapshots_restore_is_named(place: Place) -> None:
+    create_full(place.fleet, CreateRequest("other"), Ready(place.spark), Silent())
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
+            resume_restore(place.fleet, place.target, "other", Ready(place.spark), Silent())
+        with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
+            abandon_restore(place.fleet, place.target, "other", Silent())
+        abandon_restore(place.fleet, place.target, NAME, Silent())
+        assert_old(place)
+
+
+def test_the_command_ends_a_restore_in_both_ways(place: Place) -> None:
+    to = ("--to", str(place.target.path))
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--replace")
+        assert (code, document["error"]) == (3, "unfinished-restore")
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--abandon")
+        assert (code, len(document["operations"]), len(document["dropped"])) == (0, 1, SHARDS)
+        assert_old(place)
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume")[0] == 3
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--abandon")[0] == 2
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--replace")[0] == 2
+
+
+def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED)
+        for node in place.target.primaries:
+            with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
+                connection.execute(f"ALTER DATABASE {DATABASE} WITH ALLOW_CONNECTIONS false")
+        code, document = run_here(place.target, "create", "new")
+        assert code in (3, 6)
+        assert "--resume" in document["hint"]
+        await_sessions_over(place)
+        abandon_restore(place.fleet, place.target, NAME, Silent())
+        assert_old(place)

@@ -64,8 +64,11 @@ def restore_left(place: Place, point: RestoreCrashPoint, count: int = 1) -> Node
     return raised.value
 
 
-def resume(place: Place) -> None:
-    resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+def resume(place: Place) -> list[str]:
+    """Resume the restore; return the points that it reached."""
+    watching = Watching()
+    resume_restore(place.fleet, place.target, NAME, Ready(place.spark), watching)
+    return [one.point for one in watching.reached_points]
 
 
 def test_a_restore_that_loses_a_node_is_kept_and_says_how_to_go_on(place: Place) -> None:
@@ -94,7 +97,9 @@ def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_no
             monkeypatch.setattr("snapshots.fold.long_images.partitions_of", lambda _session: 7)
         else:
             monkeypatch.setattr("restore.run.version", lambda _package: "another")
-        resume(place)
+        made_again = resume(place).count(str(RestoreCrashPoint.CREATED))
+        # Once as a mark that they are to be made, and once when they are.
+        assert made_again == (0 if changed == "parts" else 2 * SHARDS)
         assert_restored(place)
 
 
@@ -254,6 +259,26 @@ def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place:
         assert len(dropped) == SHARDS
         assert place.databases() == {DATABASE}
         assert place.states() == ["new"] * SHARDS
+
+
+def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
+    """When one of the restored databases is dropped, the restore can't be finished any more."""
+
+    def then(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.ABANDONED):
+            raise NodeUnreachableError("node s2: it is gone")
+
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED)
+        with pytest.raises(NodeUnreachableError):
+            abandon_restore(place.fleet, place.target, NAME, Watching(then))
+        found = plain_restore(place)
+        assert found
+        assert "--resume" not in found.hint
+        with pytest.raises(UnfinishedRestoreError, match="is being undone"):
+            resume(place)
+        abandon_restore(place.fleet, place.target, NAME, Silent())
+        assert_old(place)
 
 
 def test_there_is_nothing_to_end(place: Place) -> None:

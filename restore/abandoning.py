@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,16 @@ from restore.databases import drop_database
 from restore.plan import provisional_targets
 from restore.publishing import is_restored, put_back
 from restore.run import lock_target_fleet
-from restore.target import Target, lock_targets, place_of, target_of
-from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, check_no_unfinished, find_unfinished
-from snapshots.operations.operation import is_open, read_open_intents, record_outcome
+from restore.target import Target, lock_targets
+from restore.unfinished import (
+    UnfinishedRestore,
+    UnfinishedRestoreError,
+    check_names_all,
+    check_no_unfinished,
+    find_unfinished,
+    settle_recorded,
+)
+from snapshots.operations.operation import is_open, record_outcome
 from snapshots.operations.restore_decisions import ABANDON, decide_restore
 from snapshots.records.operation_records import read_intent
 from storage.errors import RefusedError
@@ -36,45 +43,69 @@ class OldDatabaseMissingError(RefusedError):
 
 @dataclass(slots=True)
 class AbandonReport:
-    """What was undone: operations, databases that were dropped and that were put back, as `node: name`."""
+    """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
+
+    `done`: operations that had ended well, and of which nobody had recorded it.
+    """
 
     operations: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
 
 
-def abandon_restore(source: Fleet, target: Fleet, name: str, progress: Progress) -> AbandonReport:
+def abandon_restore(
+    source: Fleet, target: Fleet, name: str, confirm: Callable[[list[str]], None], progress: Progress
+) -> AbandonReport:
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
-    Raises UnfinishedRestoreError if there is none, or if one is of another snapshot than `name`; and
-    OldDatabaseMissingError if a database can't be put back, before anything is changed.
+    `confirm` is given the databases that users may have entered and that are dropped, a line each, before anything is
+    changed; it may raise. Raises UnfinishedRestoreError if there is none, or if one is of another snapshot than `name`
+    or can't be undone any more; and OldDatabaseMissingError if a database can't be put back.
     """
     progress.step("find unfinished restores")
     targets, store, report = provisional_targets(target), source.store.open(), AbandonReport()
     with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections):
         found = find_unfinished(store, targets, connections)
+        own = {
+            one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
+        }
         for one in found:
-            if one.is_published:
-                raise UnfinishedRestoreError(
-                    f"{one.label()} has published all databases, and can't be undone",
-                    hint=f"to end it: snapshot restore {name} --resume",
-                )
-            if one.record is not None and one.record.snapshot != name:
-                raise UnfinishedRestoreError(
-                    f"{one.label()} is not of snapshot {name}",
-                    hint=f"run: snapshot restore {one.record.snapshot} --abandon",
-                )
+            _check_undoable(one, name)
+            check_names_all(one, targets)
+            _check_old_are_there(one, own[one.suffix], connections)
+        confirm([line for one in found for line in _find_entered(one, own[one.suffix])])
         progress.step("undo")
         # The newest first: it may have replaced what an older one published.
         for one in reversed(found):
-            own = [_named(place, one.suffix) for place in targets if place.shard in one.databases]
-            _abandon(store, one, own, connections, progress, report)
-        report.operations += _end_recorded(
-            store, name, frozenset(place_of(one, connections[one.shard]) for one in targets)
-        )
-    if not report.operations:
+            _abandon(store, one, own[one.suffix], connections, progress, report)
+        report.done, made_nothing = settle_recorded(store, targets, connections)
+        report.operations += made_nothing
+    if not report.operations and not report.done:
         raise UnfinishedRestoreError("no restore into these databases is unfinished", hint="run: snapshot list")
     return report
+
+
+def _check_undoable(found: UnfinishedRestore, name: str) -> None:
+    if found.record is not None and found.record.snapshot != name:
+        raise UnfinishedRestoreError(
+            f"{found.label()} is not of snapshot {name}",
+            hint=f"run: snapshot restore {found.record.snapshot} --abandon",
+        )
+    if found.is_published:
+        raise UnfinishedRestoreError(
+            f"{found.label()} has published all databases, and can't be undone",
+            hint=f"to end it: snapshot restore {name} --resume",
+        )
+
+
+def _find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
+    """The restored databases that have their real names already, a line each."""
+    return [
+        f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
+        for one in targets
+        if found.databases[one.shard] == one.database
+    ]
 
 
 def _abandon(
@@ -86,12 +117,11 @@ def _abandon(
     report: AbandonReport,
 ) -> None:
     operation = found.record.operation if found.record else ""
-    _check_old_are_there(found, targets, connections)
     intent = None
     if found.record is not None and found.record.in_store:
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
-            # A process that was only suspended ends by this.
+            # A process that was only suspended ends by this, unless it has decided to publish: then that is undone.
             decide_restore(store, intent, ABANDON)
 
     def mark(target: Target) -> None:
@@ -118,11 +148,6 @@ def _abandon(
     report.operations.append(operation or f"…{found.suffix}")
 
 
-def _named(target: Target, suffix: str) -> Target:
-    """The target with the names that the operation with this suffix gives."""
-    return target_of(target.shard, target.node, target.backups, suffix)
-
-
 def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connections: Connections) -> None:
     for target in targets:
         databases, record = list_databases(connections[target.shard]), found.records.get(target.shard)
@@ -137,22 +162,8 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
             )
 
 
-def _end_recorded(store: ObjectStore, name: str, places: frozenset[str]) -> list[str]:
-    """Record that restores have failed of which the store knows and the targets have nothing; return their ids.
-
-    The caller holds the locks of the databases at `places`, so none of them is running.
-    """
-    ended: list[str] = []
-    for intent in read_open_intents(store, skips_unreadable=True):
-        targets = intent.targets if isinstance(intent.targets, tuple) else ()
-        if intent.kind == "restore" and intent.snapshot == name and targets and places.issuperset(targets):
-            record_outcome(store, intent, "failed", "abandoned")
-            ended.append(intent.operation)
-    return ended
-
-
 def discard_old(
-    source: Fleet, target: Fleet, confirm: Callable[[list[OldDatabase]], None], progress: Progress
+    source: Fleet, target: Fleet, name: str, confirm: Callable[[list[OldDatabase]], None], progress: Progress
 ) -> list[OldDatabase]:
     """Drop the databases that restores have put aside on the target's primaries; return them.
 
@@ -161,7 +172,7 @@ def discard_old(
     progress.step("find databases put aside")
     targets = provisional_targets(target)
     with lock_targets(targets) as connections:
-        check_no_unfinished(source.store.open(), targets, connections)
+        check_no_unfinished(source.store.open(), name, targets, connections)
         found = {one: read_old(one.node, connections[one.shard]) for one in targets}
         confirm([old for databases in found.values() for old in databases])
         progress.step("drop databases")

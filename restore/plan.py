@@ -13,14 +13,15 @@ from restore.database_records import DatabaseRecord
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
-from restore.unfinished import UnfinishedRestoreError
+from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
-from snapshots.records.commits import chain_at, increment_label, read_chain
+from snapshots.records.commits import SnapshotMissingError, chain_at, increment_label, read_chain
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
+from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import UsageError
 from storage.location import StoreLocation
 
@@ -72,7 +73,14 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         replace=record.replace,
         create_roles=record.create_roles,
     )
-    plan = plan_restore(source, target, request, record)
+    try:
+        plan = plan_restore(source, target, request, record)
+    except (SnapshotDeletedError, SnapshotMissingError) as error:
+        raise UnfinishedRestoreError(
+            f"operation {record.operation} can't go on: {error.message}",
+            hint=[f"to undo it: snapshot restore {record.snapshot} --abandon", SAME_TARGET],
+            details={"operation": record.operation},
+        ) from error
     if plan.chain.last.digest != record.digest:
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"

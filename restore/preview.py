@@ -51,7 +51,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     """
     progress.step("check targets")
     with lock_targets(plan.targets) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
-        check_no_unfinished(plan.store.open(), plan.targets, connections)
+        check_no_unfinished(plan.store.open(), plan.request.name, plan.targets, connections)
         missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, connections)
         ddl, left_out = read_all_ddl(plan.store.open(), plan, plan.targets, connections, Path(folder))
         if plan.request.groups:

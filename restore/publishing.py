@@ -88,7 +88,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     if target.loading not in found:
         raise RestoredMissingError(
             f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
-            hint="somebody dropped or renamed it; undo the restore with --abandon",
+            hint=f"somebody dropped or renamed it; to undo the restore: snapshot restore {record.snapshot} --abandon",
             details={"node": target.node.id, "database": target.loading},
         )
     is_replacing = target.database in found

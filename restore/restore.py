@@ -7,9 +7,11 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
+import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
@@ -23,16 +25,28 @@ from restore.loading import load_all
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import check_targets, find_replaced, read_all_ddl
 from restore.publishing import close_databases, open_databases, publish_database
-from restore.report import RestoreReport
-from restore.run import RestoreRun, hold_locks, running
+from restore.report import NodeReport, RestoreReport
+from restore.run import RestoreRun, running
 from restore.target import Target, lock_targets, naming_lost_nodes, place_of
-from restore.unfinished import UnfinishedRestore, UnfinishedRestoreError, check_no_unfinished, find_unfinished
+from restore.unfinished import (
+    SAME_TARGET,
+    UnfinishedRestore,
+    UnfinishedRestoreError,
+    check_names_all,
+    check_no_unfinished,
+    find_unfinished,
+    settle_recorded,
+)
 from snapshots.operations.leases import HeldLease, hold_lease
+from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.operation_records import DONE, read_intent
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
+from storage.store import ObjectMissingError, ObjectStore
 
 Confirm = Callable[[list[str]], None]
+Connections = Mapping[str, psycopg.Connection[Any]]
 
 
 class RestoreAbandonedError(BusyError):
@@ -48,14 +62,16 @@ def restore_fleet(
     """
     began = time.monotonic()
     with running(plan, progress) as run:
-        check_no_unfinished(plan.store.open(), plan.targets, run.connections)
+        store = plan.store.open()
+        check_no_unfinished(store, plan.request.name, plan.targets, run.connections)
+        settle_recorded(store, plan.targets, run.connections)
         missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, run.connections)
         replaced = find_replaced(plan, run.connections)
         if confirm:
             confirm(replaced)
         for line in replaced:
             progress.note(line)
-        _clear_records(run)
+        _clear_records(plan.targets, run.connections)
         _restore(run, missing, spark, is_resumed=False)
     run.report.seconds = time.monotonic() - began
     return run.report
@@ -71,8 +87,11 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
     store = source.store.open()
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
-        found = _find_resumable(name, find_unfinished(store, provisional, locked))
-        plan = plan_resumed(source, target, next(iter(found.records.values())))
+        found = _find_resumable(store, name, provisional, locked)
+        check_names_all(found, provisional)
+        if found.is_published:
+            return _end_published(store, found, provisional, locked)
+        plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True
         for one in run.shards_in(Phase.LOADING):
@@ -86,9 +105,31 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
     return run.report
 
 
-def _find_resumable(name: str, unfinished: list[UnfinishedRestore]) -> UnfinishedRestore:
+def _end_published(
+    store: ObjectStore, found: UnfinishedRestore, provisional: Iterable[Target], connections: Connections
+) -> RestoreReport:
+    """End a restore of which nothing is missing but its outcome. The snapshot may be gone by now."""
+    record = found.last_record
+    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
+    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
+    report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
+    _end(targets, connections, report)
+    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
+    if record.in_store:
+        with suppress(ObjectMissingError):
+            record_outcome(store, read_intent(store, record.operation), DONE)
+    _clear_records(targets, connections)
+    report.rows = sum(node.rows for node in nodes)
+    return report
+
+
+def _find_resumable(
+    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections
+) -> UnfinishedRestore:
     """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed."""
+    unfinished = find_unfinished(store, targets, connections)
     if not unfinished:
+        settle_recorded(store, targets, connections)
         raise UnfinishedRestoreError(
             "no restore into these databases is unfinished", hint="run the restore without --resume"
         )
@@ -112,33 +153,42 @@ def _find_resumable(name: str, unfinished: list[UnfinishedRestore]) -> Unfinishe
 def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSource, *, is_resumed: bool) -> None:
     """Load what is not loaded, and publish it all."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
+    # Where the decision is does not change.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     places = tuple(place_of(target, run.connections[target.shard]) for target in plan.targets)
     intent = structs.replace(plan.intent, targets=places)
     with hold_lease(store, intent, run.progress, is_resumed=is_resumed) if in_store else _no_lease() as lease:
-        run.in_store = lease.is_stored
+        run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
             _load(run, missing, spark)
             run.progress.step("swap databases")
+            run.is_closing = True
             close_databases(plan.targets, run.connections, run.operation)
             run.progress.reached(RestoreCrashPoint.CLOSED)
-        lease.stays_open = True
-        _decide(run)
-        report.aside = _publish(run)
+            # From here on another process may publish what this one has loaded.
+            run.is_deciding = lease.stays_open = True
+            _decide(run)
+            run.progress.reached(RestoreCrashPoint.DECIDED)
+            report.aside = _publish(run)
         report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
-        report.slots_dropped, report.slots_left = release_slots(plan.targets, run.connections)
+        _end(run.plan.targets, run.connections, report)
         run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
-    _clear_records(run)
+    _clear_records(plan.targets, run.connections)
     report.rows = sum(node.rows for node in report.nodes)
 
 
-def _clear_records(run: RestoreRun) -> None:
+def _end(targets: Iterable[Target], connections: Connections, report: RestoreReport) -> None:
+    """Do what follows when all databases have their real names."""
+    report.slots_dropped, report.slots_left = release_slots(targets, connections)
+
+
+def _clear_records(targets: Iterable[Target], connections: Connections) -> None:
     """Remove the records of restores that have ended from the databases with the targets' real names."""
-    for target in run.plan.targets:
-        connection = run.connections[target.shard]
+    for target in targets:
+        connection = connections[target.shard]
         found = list_databases(connection).get(target.database)
         if found is not None and found.record is not None:
             clear_record(connection, target.database)
@@ -164,15 +214,20 @@ def _no_lease() -> Iterator[HeldLease]:
 def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[None]:
     """After an error in the block drop what was loaded, unless the restore can be resumed: the error's hint says how.
 
-    It can if a node or the store went away, and if it is resumed already.
+    It can if a node or the store went away, if it is resumed already, and from the decision on. Databases that were
+    closed are opened in any case.
     """
     try:
         with naming_lost_nodes(run.plan.targets, run.connections):
             yield
     except BaseException as error:
-        keeps = is_resumed or isinstance(error, UnreachableError | IndeterminateError)
-        if run.records and keeps:
-            lease.stays_open = True
+        # Until it is known that nothing is left: this, too, may be interrupted.
+        lease.stays_open = True
+        if run.is_closing:
+            open_databases(run.plan.targets, run.connections)
+        if run.is_deciding or (
+            run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError))
+        ):
             _add_hint(run, error)
         else:
             lease.stays_open = not _drop_all(run)
@@ -182,51 +237,41 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
 def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
     command = f"snapshot restore {run.plan.request.name}"
-    text = f"to go on where it ended: {command} --resume; to undo it: {command} --abandon (with the same --to)"
+    lines = [f"to go on with it: {command} --resume", f"to undo it: {command} --abandon", SAME_TARGET]
     if isinstance(error, SnapshotError):
-        error.hint = "\n".join(filter(None, [error.hint, text]))
+        error.hint = "\n".join(filter(None, [error.hint, *lines]))
         error.details["unfinished"] = run.operation
     else:
-        run.progress.note(f"the restore ended unfinished; {text}")
+        run.progress.note("; ".join(["the restore ended unfinished", *lines]))
 
 
 def _drop_all(run: RestoreRun) -> bool:
-    """Drop the databases that this process has created; return whether none is left."""
-    targets = [target for target in run.plan.targets if target.shard in run.created]
-    with ExitStack() as stack:
-        held = hold_locks(run, targets, stack)
+    """Drop the databases that this process has created; return whether none is left.
 
-        def drop(target: Target) -> None:
-            drop_database(target, held[target.shard], target.loading)
+    Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
+    """
 
-        with suppress(SnapshotError):
-            in_parallel(drop, [target for target in targets if target.shard in held])
-            return len(held) == len(targets)
-    return False
+    def drop(target: Target) -> None:
+        drop_database(target, run.connections[target.shard], target.loading)
+
+    try:
+        in_parallel(drop, [target for target in run.plan.targets if target.shard in run.created])
+    except (SnapshotError, psycopg.Error):
+        return False
+    return True
 
 
 def _decide(run: RestoreRun) -> None:
     """Decide to publish: once, in the store, or on the first target where the store accepts no writes."""
-    plan = run.plan
-    try:
-        if run.in_store:
-            decision = decide_restore(plan.store.open(), plan.intent, PUBLISH)
-        else:
-            decision = PUBLISH
-            first = plan.targets[0]
-            if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):
-                run.enter(first, Phase.FINISHED, publishes=True)
-        if decision != PUBLISH:
-            raise RestoreAbandonedError(
-                f"restore {run.operation} is being undone by another command",
-                hint=f"run: snapshot restore {plan.request.name} --abandon",
-                details={"operation": run.operation},
-            )
-    except BaseException as error:
-        open_databases(plan.targets, run.connections)
-        _add_hint(run, error)
-        raise
-    run.progress.reached(RestoreCrashPoint.DECIDED)
+    plan, first = run.plan, run.plan.targets[0]
+    if not run.in_store:
+        if first not in run.shards_in(Phase.PUBLISHED) and not run.is_renamed(first):
+            run.enter(first, Phase.FINISHED, publishes=True)
+    elif decide_restore(plan.store.open(), plan.intent, PUBLISH) != PUBLISH:
+        raise RestoreAbandonedError(
+            f"restore {run.operation} is being undone by another command",
+            details={"operation": run.operation},
+        )
 
 
 def _publish(run: RestoreRun) -> list[str]:
@@ -243,12 +288,8 @@ def _publish(run: RestoreRun) -> list[str]:
         run.progress.reached(RestoreCrashPoint.RENAMED, node=target.node.id)
         return f"{target.node.id}: {target.aside}" if is_replacing else None
 
-    try:
-        with naming_lost_nodes(run.plan.targets, run.connections):
-            aside = in_parallel(publish, run.plan.targets)
-            for target in run.plan.targets:
-                run.enter(target, Phase.PUBLISHED, database=target.database)
-    except BaseException as error:
-        _add_hint(run, error)
-        raise
+    aside = in_parallel(publish, run.plan.targets)
+    # Only when all are renamed: nobody undoes what is published.
+    for target in run.plan.targets:
+        run.enter(target, Phase.PUBLISHED, database=target.database)
     return [one for one in aside if one]

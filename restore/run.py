@@ -23,8 +23,7 @@ from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_
 from restore.plan import RestorePlan
 from restore.publishing import is_restored
 from restore.report import RestoreReport
-from restore.target import Target, lock_target, lock_targets
-from storage.errors import SnapshotError
+from restore.target import Target, lock_targets
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `folder` is private, for the DDL.
+    `folder` is private, for the DDL. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -44,6 +43,8 @@ class RestoreRun:
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     in_store: bool = False
+    is_closing: bool = False
+    is_deciding: bool = False
     version: str = field(default_factory=lambda: version("cutline"))
 
     @property
@@ -83,6 +84,7 @@ class RestoreRun:
             create_roles=plan.request.create_roles,
             in_store=self.in_store,
             phase=Phase.CREATED,
+            shards=tuple(target.shard for target in plan.targets),
         )
 
 
@@ -136,22 +138,3 @@ def lock_target_fleet(
 def _close(connection: psycopg.Connection[Any]) -> None:
     with suppress(psycopg.Error):
         connection.close()
-
-
-def hold_locks(run: RestoreRun, targets: Iterable[Target], stack: ExitStack) -> dict[str, psycopg.Connection[Any]]:
-    """The sessions that hold the locks of `targets`, by shard; a lost one is opened again if the lock is free.
-
-    A target is left out if its node does not answer, or if another process has its lock: that one goes on with it.
-    `stack` closes what is opened here.
-    """
-    held: dict[str, psycopg.Connection[Any]] = {}
-    for target in targets:
-        connection = run.connections[target.shard]
-        with suppress(SnapshotError, psycopg.Error):
-            try:
-                connection.execute("SELECT")
-            except psycopg.OperationalError:
-                connection = stack.enter_context(connect(target.maintenance))
-                lock_target(target, connection)
-            held[target.shard] = connection
-    return held

@@ -77,6 +77,10 @@ class Target:
     aside: str
     backups: tuple[Node, ...] = ()
 
+    def named(self, suffix: str) -> Target:
+        """The target with the names that the operation with this suffix gives."""
+        return target_of(self.shard, self.node, self.backups, suffix)
+
     @property
     def maintenance(self) -> Node:
         """The maintenance database of the same server: others are created and renamed from there."""

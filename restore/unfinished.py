@@ -10,10 +10,15 @@ import psycopg
 
 from fleet.nodes.beside import LOADING, is_beside
 from restore.database_records import DatabaseRecord, Phase, list_databases
-from restore.target import Target, suffix_of
-from snapshots.records.operation_records import DONE, read_outcome
-from storage.errors import RefusedError
+from restore.target import Target, place_of, suffix_of
+from snapshots.operations.open_operations import RESTORE
+from snapshots.operations.operation import read_open_intents, record_outcome
+from snapshots.operations.restore_decisions import PUBLISH
+from snapshots.records.operation_records import DONE, FAILED, read_decision, read_outcome
+from storage.errors import RefusedError, UsageError
 from storage.store import ObjectStore
+
+SAME_TARGET = "with the same --to FILE, if it had one"
 
 
 class UnfinishedRestoreError(RefusedError):
@@ -36,6 +41,11 @@ class UnfinishedRestore:
     def record(self) -> DatabaseRecord | None:
         """The record of any of its databases; None if none has one."""
         return next(iter(self.records.values()), None)
+
+    @property
+    def last_record(self) -> DatabaseRecord:
+        """The record of the database that is furthest; raise StopIteration if none has one."""
+        return next(iter(sorted(self.records.values(), key=lambda one: [*Phase].index(one.phase), reverse=True)))
 
     def is_over(self, store: ObjectStore) -> bool:
         """Whether nothing is left to do but to remove the records: it has ended well, as its outcome says."""
@@ -88,21 +98,55 @@ def find_unfinished(
     return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
 
 
-def check_no_unfinished(
+def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
+    """Raise UsageError unless `targets` are all that the restore has: it ends as a whole."""
+    lacking = sorted({shard for one in found.records.values() for shard in one.shards} - {one.shard for one in targets})
+    if lacking:
+        raise UsageError(
+            f"{found.label()} has shards that are not named here: {', '.join(lacking)}",
+            hint="give the --to FILE that the restore had",
+        )
+
+
+def settle_recorded(
     store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+) -> tuple[list[str], list[str]]:
+    """Record the outcome of restores of which the store knows, and the targets have nothing unfinished.
+
+    The caller holds the targets' locks, so their processes are gone. Returns the ids of those that are done, and of
+    those that made nothing.
+    """
+    places = frozenset(place_of(target, connections[target.shard]) for target in targets)
+    done: list[str] = []
+    failed: list[str] = []
+    for intent in read_open_intents(store, skips_unreadable=True):
+        made = intent.targets if isinstance(intent.targets, tuple) else ()
+        if intent.kind != RESTORE or not made or not places.issuperset(made):
+            continue
+        decision = read_decision(store, intent.operation)
+        is_done = decision is not None and decision.decision == PUBLISH
+        record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
+        (done if is_done else failed).append(intent.operation)
+    return done, failed
+
+
+def check_no_unfinished(
+    store: ObjectStore, name: str, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> None:
-    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished."""
+    """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished.
+
+    `name` is the snapshot that is to be restored.
+    """
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections):
         where = ", ".join(f"{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
-        snapshot = found.record.snapshot if found.record else "NAME"
-        command = f"snapshot restore {snapshot}"
+        command = f"snapshot restore {found.record.snapshot if found.record else name}"
         ends = [] if found.is_published else [f"to undo it: {command} --abandon"]
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
         raise UnfinishedRestoreError(
             f"{found.label()} ended unfinished: it left {where}",
-            hint=[*ends, "with the same --to FILE, if it had one"],
+            hint=[*ends, SAME_TARGET],
             details={"operation": found.record.operation if found.record else None, "databases": found.databases},
         )

@@ -90,6 +90,10 @@ class Confirmation:
         """Raise NotConfirmedError if there is something that the restore ends."""
         self._ask(lines, "--replace")
 
+    def abandoning(self, lines: list[str]) -> None:
+        """Raise NotConfirmedError if a database is dropped that users may have entered."""
+        self._ask(lines, "--abandon")
+
     def dropping(self, old: list[OldDatabase]) -> None:
         """Raise NotConfirmedError if there is a database to drop."""
         self._ask([_old_text(one) for one in old], "--discard-old")
@@ -128,13 +132,14 @@ def end_restore(
         return
     with progress(context) as shown:
         if how == "--abandon":
-            report = abandon_restore(source, target, name, shown)
+            report = abandon_restore(source, target, name, confirm.abandoning, shown)
             document = {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}
             lines = [f"restore {one} is undone" for one in report.operations]
+            lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
             lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
             lines += [f"dropped on {one}" for one in sorted(report.dropped)]
         else:
-            old = discard_old_databases(source, target, confirm.dropping, shown)
+            old = discard_old_databases(source, target, name, confirm.dropping, shown)
             document = {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}
             lines = [f"dropped: {_old_text(one)}" for one in old]
             lines = lines or ["no database was put aside"]

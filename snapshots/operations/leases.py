@@ -180,15 +180,15 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
 
 
 def check_not_in_use(store: ObjectStore, snapshot: str) -> None:
-    """Raise SnapshotInUseError if a restore reads the snapshot; record restores with expired leases as failed.
+    """Raise SnapshotInUseError if a restore reads the snapshot.
 
-    A lease can't be overridden: it ends with its restore, and expires within minutes if that died.
+    A lease can't be overridden: it ends with its restore, and expires within minutes if that died. The restore then
+    stays open: its databases are still there, to be undone.
     """
     now = datetime.now(UTC)
     for lease in open_leases(store, snapshot):
         if lease.is_running(now):
             raise in_use_error(lease)
-        record_outcome(store, lease.operation, "failed", "its lease expired")
 
 
 def in_use_error(lease: Lease) -> SnapshotInUseError:

@@ -1,7 +1,7 @@
 """Decide what becomes of a restore's databases: one conditional put, before the first of them gets its real name.
 
-A restore that was suspended, and the command that ends it in its place, may both put a decision. Exactly one is stored,
-and both follow it.
+A restore that was suspended, and the command that ends it in its place, may both put a decision. Exactly one is stored.
+A restore publishes only if that is the decision; one that is undone after it gets its old databases back.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ TOGETHER = "tests/integration"
 LONG = (
     "tests/integration/exact",
     "tests/simulation/test_repository.py",
+    "tests/integration/restoring",
     "tests/integration/test_fault_walk.py",
     "tests/integration/test_storage_s3_faults.py",
     "tests/integration/test_storage_versions.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 from fleet.config import Retention
 from fleet.nodes.lock import FleetBusyError
@@ -16,7 +17,7 @@ from snapshots.records.commits import read_chain
 from snapshots.records.lost_chains import LostChain, mark_lost
 from snapshots.removal.deletion import RemovalRun, delete_locked
 from snapshots.removal.deletion_plan import is_finished
-from snapshots.removal.gc import find_garbage, remove_garbage
+from snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
 from snapshots.removal.pruning import prune_locked
 from storage.errors import RefusedError, UnreachableError
 from storage.store import StoreUnreachableError
@@ -39,7 +40,7 @@ def _settle(process: Process) -> None:
     store = process.store
     try:
         for lease in open_leases(store):
-            if not lease.is_running(process.world.clock()):
+            if not lease.is_running(process.world.clock() - timedelta(seconds=RESUMABLE_SECONDS)):
                 record_outcome(store, lease.operation, "failed", "its lease expired")
         if not any(one.operation is None or one.operation.kind == "create" for one in read_open_operations(store)):
             return

@@ -100,7 +100,7 @@ def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, cou
         else:
             assert found.exit_code == 3
         if ends == "--abandon" and (found is None or "--abandon" in found.hint):
-            abandon(place)
+            abandon_all(place)
             if found is not None or set(states) == {"old"}:
                 assert_old(place)
         elif found is not None:
@@ -110,13 +110,13 @@ def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, cou
         else:
             with pytest.raises(UnfinishedRestoreError):
                 resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
-            abandon(place)
+            abandon_all(place)
         assert open_restores(place) == []
 
 
-def abandon(place: Place) -> None:
+def abandon_all(place: Place) -> None:
     """Undo what is unfinished, on the targets or in the store alone."""
     if open_restores(place):
-        assert abandon_restore(place.fleet, place.target, NAME, Silent()).operations
+        assert abandon_restore(place.fleet, place.target, NAME, print, Silent()).operations
     with pytest.raises(UnfinishedRestoreError):
-        abandon_restore(place.fleet, place.target, NAME, Silent())
+        abandon_restore(place.fleet, place.target, NAME, print, Silent())

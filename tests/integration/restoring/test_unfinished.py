@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -18,7 +20,7 @@ from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
-from restore.abandoning import OldDatabaseMissingError, abandon_restore, discard_old
+from restore.abandoning import AbandonReport, OldDatabaseMissingError, abandon_restore, discard_old
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
@@ -52,7 +54,9 @@ from tests.run.soak import draw
 REQUEST = RestoreRequest(NAME, replace=True)
 
 
-def restore_left(place: Place, point: RestoreCrashPoint, count: int = 1) -> NodeUnreachableError:
+def restore_left(
+    place: Place, point: RestoreCrashPoint, count: int = 1, request: RestoreRequest = REQUEST
+) -> NodeUnreachableError:
     """Restore until a node goes away at the point; return the error."""
 
     def then(reached: Reached) -> None:
@@ -60,7 +64,7 @@ def restore_left(place: Place, point: RestoreCrashPoint, count: int = 1) -> Node
             raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
 
     with pytest.raises(NodeUnreachableError) as raised:
-        restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Watching(then))
+        restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), Watching(then))
     return raised.value
 
 
@@ -69,6 +73,10 @@ def resume(place: Place) -> list[str]:
     watching = Watching()
     resume_restore(place.fleet, place.target, NAME, Ready(place.spark), watching)
     return [one.point for one in watching.reached_points]
+
+
+def abandon(place: Place) -> AbandonReport:
+    return abandon_restore(place.fleet, place.target, NAME, print, Silent())
 
 
 def test_a_restore_that_loses_a_node_is_kept_and_says_how_to_go_on(place: Place) -> None:
@@ -81,12 +89,12 @@ def test_a_restore_that_loses_a_node_is_kept_and_says_how_to_go_on(place: Place)
         assert (code, one["kind"], one["operation"]) == (0, "restore", error.details["unfinished"])
         found = plain_restore(place)
         assert found
-        assert error.details["unfinished"] in found.message
+        assert str(error.details["unfinished"]) in found.message
         resume(place)
         assert_restored(place)
 
 
-@pytest.mark.parametrize("changed", ["parts", "version"])
+@pytest.mark.parametrize("changed", draw(["parts", "version"]))
 def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_none(
     place: Place, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +137,7 @@ def test_a_restore_without_a_record_in_the_store_is_ended_by_what_the_targets_ha
             assert_restored(place)
         with old_databases(place):
             restore_left(place, point)
-            abandon_restore(place.fleet, place.target, NAME, Silent())
+            abandon(place)
             assert_old(place)
 
 
@@ -153,7 +161,7 @@ def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place
             (old,) = read_old(gone, connection)
             connection.execute(f'DROP DATABASE "{old.database}"'.encode())
         with pytest.raises(OldDatabaseMissingError, match=old.database):
-            abandon_restore(place.fleet, place.target, NAME, Silent())
+            abandon(place)
         assert place.states() == ["new"] * SHARDS
         resume(place)
         assert_restored(place)
@@ -171,11 +179,11 @@ def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> No
         try:
             os.waitpid(process.pid, os.WUNTRACED)
             with pytest.raises(FleetBusyError, match="restore shop"):
-                abandon_restore(place.fleet, place.target, NAME, Silent())
+                abandon(place)
             query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ^@ 'cutline'"
             for node in place.target.primaries:
                 execute(with_database(node, "postgres").dsn, query)
-            abandon_restore(place.fleet, place.target, NAME, Silent())
+            abandon(place)
             assert place.states() == ["old"] * SHARDS
             process.send_signal(signal.SIGCONT)
             _, said = process.communicate(timeout=KILL_SECONDS_MAX)
@@ -200,7 +208,7 @@ def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
             restore_fleet(plan, Ready(place.spark), Watching(then))
         assert raised.value.exit_code == 7
         assert place.states() == ["old"] * SHARDS
-        abandon_restore(place.fleet, place.target, NAME, Silent())
+        abandon(place)
         assert_old(place)
 
 
@@ -254,11 +262,97 @@ def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place:
         ]
         assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
         with pytest.raises(NotConfirmedError):
-            discard_old(place.fleet, place.target, Confirmation(is_given=False).dropping, Silent())
-        dropped = discard_old(place.fleet, place.target, Confirmation(is_given=True).dropping, Silent())
+            discard_old(place.fleet, place.target, NAME, Confirmation(is_given=False).dropping, Silent())
+        dropped = discard_old(place.fleet, place.target, NAME, Confirmation(is_given=True).dropping, Silent())
         assert len(dropped) == SHARDS
         assert place.databases() == {DATABASE}
         assert place.states() == ["new"] * SHARDS
+
+
+@pytest.mark.parametrize("point", [RestoreCrashPoint.CLOSED, RestoreCrashPoint.DECIDED])
+def test_an_interrupt_leaves_no_database_closed(place: Place, point: RestoreCrashPoint) -> None:
+    def then(reached: Reached) -> None:
+        if reached.point == str(point):
+            raise KeyboardInterrupt
+
+    watching = Watching(then)
+    with old_databases(place):
+        with pytest.raises(KeyboardInterrupt):
+            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)
+        assert place.states() == ["old"] * SHARDS
+        if point == RestoreCrashPoint.CLOSED:
+            assert_old(place)
+        else:
+            assert any("snapshot restore daily --resume" in note for note in watching.notes)
+            resume(place)
+            assert_restored(place)
+
+
+@pytest.mark.parametrize("end", draw(["--resume", "--abandon"]))
+def test_a_restore_ends_as_a_whole(place: Place, tmp_path: Path, end: str) -> None:
+    some = tmp_path / "some.toml"
+    before, _, _ = place.target.path.read_text().rpartition("[[node]]")
+    some.write_text(before)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        code, document = run_here(place.fleet, "restore", NAME, "--to", str(some), end)
+        assert (code, "s3" in document["message"]) == (2, True)
+        assert place.states() == ["new"] * SHARDS
+        abandon(place)
+        assert_old(place)
+
+
+def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_full(place.fleet, CreateRequest("brief"), Ready(place.spark), Silent())
+    brief = replace(REQUEST, name="brief")
+    monkeypatch.setattr(snapshots.operations.leases.Lease, "is_running", lambda *_: False)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.LOADING, SHARDS, brief)
+        assert run_here(place.fleet, "delete", "brief", "--force")[0] == 0
+        assert len(open_restores(place)) == 1
+        with pytest.raises(UnfinishedRestoreError, match=r"is deleted|was deleted") as raised:
+            resume_restore(place.fleet, place.target, "brief", Ready(place.spark), Silent())
+        assert "snapshot restore brief --abandon" in raised.value.hint
+        abandon_restore(place.fleet, place.target, "brief", print, Silent())
+        assert_old(place)
+    create_full(place.fleet, CreateRequest("brief2"), Ready(place.spark), Silent())
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
+        assert run_here(place.fleet, "delete", "brief2", "--force")[0] == 0
+        with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
+            abandon_restore(place.fleet, place.target, "brief2", print, Silent())
+        report = resume_restore(place.fleet, place.target, "brief2", Ready(place.spark), Silent())
+        assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
+        assert place.comments() == []
+        assert open_restores(place) == []
+
+
+def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise StoreUnreachableError(url="s3://x", reason="503")
+
+    with old_databases(place):
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshots.operations.leases, "record_outcome", lose)
+            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        (operation,) = open_restores(place)
+        assert (abandon(place).done, place.states()) == ([operation], ["new"] * SHARDS)
+        assert_restored(place)
+
+
+def test_what_users_may_have_entered_is_dropped_only_if_it_is_confirmed(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        confirm = Confirmation(is_given=False).abandoning
+        with pytest.raises(NotConfirmedError, match="s1: database shop, which the restore has published, is dropped"):
+            abandon_restore(place.fleet, place.target, NAME, confirm, Silent())
+        assert place.states() == ["new"] * SHARDS
+        abandon(place)
+        assert_old(place)
 
 
 def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
@@ -271,19 +365,19 @@ def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.RENAMED)
         with pytest.raises(NodeUnreachableError):
-            abandon_restore(place.fleet, place.target, NAME, Watching(then))
+            abandon_restore(place.fleet, place.target, NAME, print, Watching(then))
         found = plain_restore(place)
         assert found
         assert "--resume" not in found.hint
         with pytest.raises(UnfinishedRestoreError, match="is being undone"):
             resume(place)
-        abandon_restore(place.fleet, place.target, NAME, Silent())
+        abandon(place)
         assert_old(place)
 
 
 def test_there_is_nothing_to_end(place: Place) -> None:
     with old_databases(place):
-        for command in (lambda: resume(place), lambda: abandon_restore(place.fleet, place.target, NAME, Silent())):
+        for command in (lambda: resume(place), lambda: abandon(place)):
             with pytest.raises(UnfinishedRestoreError, match="no restore"):
                 command()
         assert_old(place)
@@ -296,8 +390,8 @@ def test_another_snapshots_restore_is_named(place: Place) -> None:
         with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
             resume_restore(place.fleet, place.target, "other", Ready(place.spark), Silent())
         with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
-            abandon_restore(place.fleet, place.target, "other", Silent())
-        abandon_restore(place.fleet, place.target, NAME, Silent())
+            abandon_restore(place.fleet, place.target, "other", print, Silent())
+        abandon(place)
         assert_old(place)
 
 
@@ -325,5 +419,5 @@ def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place
         assert code in (3, 6)
         assert "--resume" in document["hint"]
         await_sessions_over(place)
-        abandon_restore(place.fleet, place.target, NAME, Silent())
+        abandon(place)
         assert_old(place)

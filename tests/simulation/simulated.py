@@ -59,7 +59,7 @@ _REAL_UNSEAL, _REAL_PARSE, _REAL_CHECK = documents.unseal, documents.parse_docum
 
 
 @contextmanager
-def without_renewals(*_lease: object, is_held: bool) -> Iterator[None]:
+def without_renewals(*_lease: object) -> Iterator[None]:
     """Renew no lease: a thread would do it, and a simulated restore takes no time in which a lease could expire."""
     yield
 

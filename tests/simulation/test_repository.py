@@ -22,7 +22,7 @@ from tests.simulation.repository_walk import (
 )
 from tests.simulation.runs import HISTORIES_PER_TASK, PromiseBrokenError, check_not_vacuous, run_on_all_cores
 
-HISTORIES = 5_000
+HISTORIES = 3_000
 # Per thousand histories; with fewer the simulation would prove nothing. At most a third of the usual counts.
 LEAST_PER_THOUSAND = {
     "snapshots and increments committed": 2000,

@@ -96,7 +96,7 @@ def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, cou
         if found is None:
             # Nothing was made yet, or nothing is left to do.
             assert set(states) in ({"old"}, {"new"})
-            assert place.comments() == []
+            assert set(states) == {"new"} or place.comments() == []
         else:
             assert found.exit_code == 3
         if ends == "--abandon" and (found is None or "--abandon" in found.hint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH
 from snapshots.records.operation_records import DONE, FAILED, read_decision, read_outcome
-from storage.errors import RefusedError, UsageError
+from storage.errors import IndeterminateError, RefusedError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
 SAME_TARGET = "with the same --to FILE, if it had one"
@@ -125,8 +126,10 @@ def settle_recorded(
             continue
         decision = read_decision(store, intent.operation)
         is_done = decision is not None and decision.decision == PUBLISH
-        record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
-        (done if is_done else failed).append(intent.operation)
+        # A store that accepts no writes keeps it open.
+        with suppress(UnreachableError, IndeterminateError):
+            record_outcome(store, intent, DONE if is_done else FAILED, "found so on its targets")
+            (done if is_done else failed).append(intent.operation)
     return done, failed
 
 

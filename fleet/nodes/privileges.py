@@ -32,7 +32,8 @@ SELECT rolname, rolsuper, rolreplication, rolbypassrls, rolinherit, rolcreaterol
 FUNCTIONS = (
     "pg_advisory_unlock", "pg_backend_pid", "pg_control_checkpoint", "pg_control_recovery", "pg_control_system",
     "pg_current_snapshot", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn",
-    "pg_current_xact_id", "pg_drop_replication_slot", "pg_encoding_to_char", "pg_get_userbyid", "pg_has_role",
+    "pg_current_xact_id", "pg_database_size", "pg_drop_replication_slot", "pg_encoding_to_char", "pg_get_userbyid",
+    "pg_has_role",
     "pg_is_in_recovery", "pg_last_wal_replay_lsn", "pg_logical_emit_message", "pg_logical_slot_peek_binary_changes",
     "pg_partition_root", "pg_postmaster_start_time", "pg_relation_filenode", "pg_relation_size",
     "pg_replication_slot_advance", "pg_sequence_last_value", "pg_snapshot_xmax", "pg_stat_get_db_stat_reset_time",

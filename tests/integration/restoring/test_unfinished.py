@@ -340,6 +340,10 @@ def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
             patch.setattr(snapshots.operations.leases, "record_outcome", lose)
             restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
         (operation,) = open_restores(place)
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.unfinished.record_outcome", lose)
+            # A store that accepts no writes keeps nobody from restoring.
+            assert plain_restore(place) is None
         assert (abandon(place).done, place.states()) == ([operation], ["new"] * SHARDS)
         assert_restored(place)
 

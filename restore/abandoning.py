@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-
-import psycopg
 
 from fleet.config import Fleet
 from fleet.nodes.beside import OldDatabase, read_old
@@ -19,7 +16,7 @@ from restore.databases import drop_database
 from restore.plan import provisional_targets
 from restore.publishing import is_restored, put_back
 from restore.run import lock_target_fleet
-from restore.target import Target, lock_targets
+from restore.target import Connections, Target, lock_targets
 from restore.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
@@ -33,8 +30,6 @@ from snapshots.operations.restore_decisions import ABANDON, decide_restore
 from snapshots.records.operation_records import read_intent
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
-
-Connections = Mapping[str, psycopg.Connection[Any]]
 
 
 class OldDatabaseMissingError(RefusedError):

@@ -18,7 +18,8 @@ from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
-from snapshots.records.commits import SnapshotMissingError, chain_at, increment_label, read_chain
+from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
+from snapshots.records.cut_times import chain_at
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError

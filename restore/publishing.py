@@ -18,9 +18,8 @@ from psycopg import sql
 from fleet.nodes.sessions import in_parallel
 from restore.database_records import DatabaseRecord, FoundDatabase, list_databases, write_record
 from restore.databases import refusing
-from restore.target import SESSIONS, Target, TargetUnfitError
+from restore.target import SESSIONS, Connections, Target, TargetUnfitError
 
-Connections = Mapping[str, psycopg.Connection[Any]]
 # A session that began before connections were refused may end late.
 ATTEMPTS = 3
 END_MILLISECONDS_MAX = 5000
@@ -33,13 +32,8 @@ class RestoredMissingError(TargetUnfitError):
 
 def is_restored(found: Mapping[str, FoundDatabase], target: Target, operation: str) -> bool:
     """Whether the database with the target's real name is the one that the restore made."""
-    return is_of(found.get(target.database), operation)
-
-
-def is_of(database: FoundDatabase | None, operation: str) -> bool:
-    """Whether the restore made the database."""
-    record: DatabaseRecord | None = database.record if database else None
-    return record is not None and record.operation == operation
+    database = found.get(target.database)
+    return database is not None and database.record is not None and database.record.operation == operation
 
 
 def close_databases(targets: Iterable[Target], connections: Connections, operation: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import psycopg
 from msgspec import structs
@@ -27,7 +26,7 @@ from restore.preview import check_targets, find_replaced, read_all_ddl
 from restore.publishing import close_databases, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
 from restore.run import RestoreRun, running
-from restore.target import Target, lock_targets, naming_lost_nodes, place_of
+from restore.target import Connections, Target, lock_targets, naming_lost_nodes, place_of
 from restore.unfinished import (
     SAME_TARGET,
     UnfinishedRestore,
@@ -46,7 +45,6 @@ from storage.errors import BusyError, IndeterminateError, SnapshotError, Unreach
 from storage.store import ObjectMissingError, ObjectStore
 
 Confirm = Callable[[list[str]], None]
-Connections = Mapping[str, psycopg.Connection[Any]]
 
 
 class RestoreAbandonedError(BusyError):

@@ -29,6 +29,8 @@ from storage.errors import RefusedError, UsageError
 
 NAMED_MAX = 5
 LOCK_NAME = "restore"
+# The sessions in the maintenance databases that hold the targets' locks, by shard.
+Connections = Mapping[str, psycopg.Connection[Any]]
 
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
 FACTS_QUERY = """

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import TypeVar
 
 from fleet.lsn import Lsn
@@ -28,13 +27,6 @@ from snapshots.records.commit import (
 from wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
-
-
-def cut_time(commit: Commit) -> datetime:
-    """When the commit's cut was made; of an early commit, which does not say it, when it was put, which is later."""
-    if isinstance(commit.cut.made_at, str):
-        return datetime.fromisoformat(commit.cut.made_at)
-    return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from msgspec import structs
 
 from fleet.hints import NEW_CHAIN
-from snapshots.records.chain import Chain, cut_time
+from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit, FullSnapshot, Increment, Void
 from snapshots.records.commit_rules import check_commit, check_fits
 from snapshots.records.documents import ManifestError, check_about, checking, parse_document, read_body, unseal
@@ -239,18 +238,6 @@ def read_chain(store: ObjectStore, name: str, increment: int | None = None) -> C
         hint=f"its newest increment is {last}" if last else "it has no increments; 0 is the full snapshot",
         details={"snapshot": name, "increment": increment},
     )
-
-
-def chain_at(chain: Chain, moment: datetime) -> Chain:
-    """The chain up to the newest cut that was made not after `moment`; raise SnapshotMissingError if there is none."""
-    numbers = [commit.increment for commit in chain.commits if cut_time(commit) <= moment]
-    if not numbers:
-        raise SnapshotMissingError(
-            f"snapshot {chain.name} has no cut that was made by {moment.isoformat()}",
-            hint=f"its first one was made at {cut_time(chain.full).isoformat()}",
-            details={"snapshot": chain.name},
-        )
-    return replace(chain, increments=chain.increments[: numbers[-1]])
 
 
 def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:

@@ -10,7 +10,8 @@ from msgspec import UNSET, structs
 from cli.output.arguments import parse_moment
 from fleet.record import Time
 from snapshots.records.chain import Chain
-from snapshots.records.commits import SnapshotMissingError, chain_at
+from snapshots.records.commits import SnapshotMissingError
+from snapshots.records.cut_times import chain_at
 from storage.errors import UsageError
 from tests.unit.made_commits import full_commit, increment_commit
 

@@ -1,0 +1,29 @@
+"""When cuts were made, and the newest one that was made not after a moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from snapshots.records.chain import Chain
+from snapshots.records.commit import Commit
+from snapshots.records.commits import SnapshotMissingError
+
+
+def cut_time(commit: Commit) -> datetime:
+    """When the commit's cut was made; of an early commit, which does not say it, when it was put, which is later."""
+    if isinstance(commit.cut.made_at, str):
+        return datetime.fromisoformat(commit.cut.made_at)
+    return datetime.fromisoformat(commit.created_at) + timedelta(seconds=commit.seconds)
+
+
+def chain_at(chain: Chain, moment: datetime) -> Chain:
+    """The chain up to the newest cut that was made not after `moment`; raise SnapshotMissingError if there is none."""
+    numbers = [commit.increment for commit in chain.commits if cut_time(commit) <= moment]
+    if not numbers:
+        raise SnapshotMissingError(
+            f"snapshot {chain.name} has no cut that was made by {moment.isoformat()}",
+            hint=f"its first one was made at {cut_time(chain.full).isoformat()}",
+            details={"snapshot": chain.name},
+        )
+    return replace(chain, increments=chain.increments[: numbers[-1]])

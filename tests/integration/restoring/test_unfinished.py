@@ -29,6 +29,7 @@ from restore.target import TargetUnfitError
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
+from snapshots.records.operation_records import read_decision
 from storage.errors import SnapshotError
 from storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
@@ -191,6 +192,11 @@ def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> No
             process.kill()
         assert process.returncode not in (0, 70), said
         assert_old(place)
+        store = place.fleet.store.open()
+        last = sorted(one for one in store.list("operations/") if one.endswith("/decision.json"))[-1]
+        decision = read_decision(store, last.split("/")[1])
+        assert decision
+        assert decision.decision == "abandon"
 
 
 def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
@@ -377,6 +383,15 @@ def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
             resume(place)
         abandon(place)
         assert_old(place)
+
+
+def test_a_restore_that_ended_well_is_in_nobodys_way_before_its_records_are_removed(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.OUTCOME_STORED)
+        assert len(place.comments()) == SHARDS
+        assert plain_restore(place) is None
+        with pytest.raises(UnfinishedRestoreError, match="no restore"):
+            resume(place)
 
 
 def test_there_is_nothing_to_end(place: Place) -> None:

@@ -18,10 +18,10 @@ from fleet.tables.groups import Group
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
 from restore.ddl.scripts import ScriptDdl
-from restore.rows.ledger import check_counts, create_ledger, drop_ledger
+from restore.rows.ledger import check_counts, create_ledger, has_ledger
 from restore.rows.load_target import LoadTarget
 from restore.rows.partition_roots import find_roots
-from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, find_ddl_objects, read_ddl
+from snapshots.ddl.dump import find_ddl_objects, read_ddl
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
 from snapshots.records.commit import DDL_ARCHIVE, Sequence
@@ -47,7 +47,7 @@ def create_tables(
 
     Raises what `check` raises, which is given a session in the database and the groups (restore/against_ddl.py).
     """
-    ddl.run(database, PRE_DATA, watch)
+    ddl.run_before_rows(database, watch)
     with connect(database) as connection:
         chosen = {group.number: group for group in groups}
         check(connection, chosen.values())
@@ -71,21 +71,18 @@ def count_rows(target: LoadTarget, watch: Watch) -> int:
         return check_counts(connection, target)
 
 
-def drop_count(target: LoadTarget) -> None:
-    """Drop the ledger: nothing is loaded any more."""
-    with connect(target.node) as connection:
-        drop_ledger(connection, target.ledger)
-
-
 def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], watch: Watch) -> list[str]:
     """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
-    Returns one line for each materialized view that could not be populated, with the reason.
+    What an earlier process has done is left out; dropping the ledger ends it. Returns one line for each materialized
+    view that could not be populated, with the reason.
     """
-    # Before the grants: an owner may have revoked privileges on a sequence from itself.
     with connect(target.node) as connection:
+        if not has_ledger(connection, target.ledger):
+            return []
+        # Before the grants: an owner may have revoked privileges on a sequence from itself.
         set_sequences(connection, sequences)
-    ddl.run(target.node, POST_DATA, watch)
+    ddl.run_after_rows(target.node, target.ledger, watch)
     problems = refresh_views(target.node, ddl.views, target.search_path, watch)
-    ddl.run(target.node, EVENT_TRIGGERS, watch)
+    ddl.run_last(target.node, target.ledger, watch)
     return problems

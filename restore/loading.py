@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
-from restore.build import count_rows, create_tables, drop_count, find_load_target, finish_database
+from restore.build import count_rows, create_tables, find_load_target, finish_database
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase
 from restore.databases import create_database
@@ -40,7 +40,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     run.report.roles_created = make_databases(run, missing, ddl)
     databases = create_all_tables(run, ddl)
     began = time.monotonic()
-    if databases:
+    if run.shards_in(Phase.LOADING):
         session = spark.session()
         # A target that falls silent cancels the jobs.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs):
@@ -61,7 +61,7 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
 
     Raises TargetUnfitError if the role of a target may not restore its DDL: that is tried first.
     """
-    kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.FINISHED, Phase.PUBLISHED)}
+    kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
 
     def create(target: Target) -> None:
@@ -84,20 +84,20 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
 
 
 def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, LoadTarget]:
-    """Create the tables of every empty database; return the databases to load, by shard."""
+    """Create the tables of every empty database; return the databases to load or to finish, by shard."""
     chain, groups = run.plan.chain, run.plan.groups
 
     def create(target: Target) -> LoadTarget:
         shard = target.shard
         ledger = run.records[shard].ledger
-        if run.records[shard].phase == Phase.LOADING and ledger:
+        if run.records[shard].phase != Phase.CREATED and ledger:
             return find_load_target(target.loaded, ddl[shard], groups[shard], ledger)
         check = partial(check_against_ddl, chain, shard)
         created = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
         run.enter(target, Phase.LOADING, ledger=created.ledger)
         return created
 
-    targets = run.shards_in(Phase.CREATED, Phase.LOADING)
+    targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
     shards = [target.shard for target in targets]
     return dict(zip(shards, in_parallel(create, targets, run.watch.end_all), strict=True))
 
@@ -114,6 +114,7 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
     for target in targets:
         if run.records[target.shard].parts != parts:
             run.enter(target, Phase.LOADING, parts=parts)
+    databases = {target.shard: databases[target.shard] for target in targets}
     loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts)
     load_rows(session, plan.chain, loads, plan.store, run.progress)
     if count_by_node(plan.chain.full) and not plan.request.groups:
@@ -152,9 +153,8 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
     def finish(target: Target) -> list[str]:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
-        rows = count_rows(database, watch)
-        run.enter(target, Phase.INDEXING, rows=rows)
-        drop_count(database)
+        if run.records[shard].phase == Phase.LOADING:
+            run.enter(target, Phase.INDEXING, rows=count_rows(database, watch))
         problems = finish_database(database, ddl[shard], chain.sequences(shard), watch)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began

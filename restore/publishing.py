@@ -110,6 +110,11 @@ def put_back(target: Target, connection: psycopg.Connection[Any], operation: str
             _set_open(connection, target.database, is_open=True)
 
 
+def end_sessions(connection: psycopg.Connection[Any], database: str) -> None:
+    """End all sessions in a database that our role may end, and wait for them, each for a bounded time."""
+    connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
+
+
 def _rename(
     target: Target,
     connection: psycopg.Connection[Any],
@@ -144,7 +149,7 @@ def _rename(
 
 def _close(connection: psycopg.Connection[Any], database: str) -> None:
     _set_open(connection, database, is_open=False)
-    connection.execute(f"SELECT pg_terminate_backend(a.pid, {END_MILLISECONDS_MAX}) {SESSIONS}", (database,))
+    end_sessions(connection, database)
 
 
 def _set_open(connection: psycopg.Connection[Any], database: str, *, is_open: bool) -> None:

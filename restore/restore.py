@@ -23,7 +23,7 @@ from restore.ddl.ddl import Ddl
 from restore.loading import load_all
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import check_targets, find_replaced, read_all_ddl
-from restore.publishing import close_databases, open_databases, publish_database
+from restore.publishing import close_databases, end_sessions, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
 from restore.run import RestoreRun, running
 from restore.target import Connections, Target, lock_targets, naming_lost_nodes, place_of
@@ -92,11 +92,14 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True
-        for one in run.shards_in(Phase.LOADING):
+        for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             if run.records[one.shard].version != run.version:
-                # Its tasks may not be ours.
+                # Its tasks and the marks of its DDL may not be ours.
                 run.enter(one, Phase.CREATED)
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
+        for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
+            # A statement of a killed process goes on until the server has a row to send.
+            end_sessions(run.connections[one.shard], one.loading)
         missing = check_targets(chosen, plan.chain, plan.groups, plan.request, run.connections)
         _restore(run, missing, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
@@ -199,7 +202,8 @@ def _load(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSource)
     ddl: dict[str, Ddl] = {}
     if chosen:
         ddl, run.report.left_out = read_all_ddl(plan.store.open(), plan, chosen, run.connections, run.folder)
-        spark.begin()
+        if len(run.shards_in(Phase.INDEXING)) < len(chosen):
+            spark.begin()
     load_all(run, ddl, missing, spark)
 
 

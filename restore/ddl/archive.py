@@ -6,36 +6,33 @@ Which entries are run is decided by their types and dependencies; no statement's
 from __future__ import annotations
 
 import re
-import secrets
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
 from fleet.config import Node
-from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable
-from fleet.nodes.encodings import raw_text
+from fleet.nodes.connections import connect, raising_unreachable
+from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.watch import Watch
-from fleet.programs.clients import ClientPrograms, restoring_programs
-from fleet.programs.wheel import ProgramFailedError, run_group, run_tool
+from fleet.programs.clients import restoring_programs
 from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import refused_error, show_name
-from restore.ddl.scripts import run_script
+from restore.ddl.ddl import show_name
+from restore.ddl.marks import BuiltObject, drop_statement, mark, name_marks, read_existing, read_marks
+from restore.ddl.pg_restore import OBJECTS_AT_ONCE, ArchivePart, Manner, run_part, write_script
 from restore.ddl.side_by_side import find_side_by_side
 from snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
     FOREIGN_KEY,
     ArchiveEntry,
+    NewEntry,
     read_contents,
+    rewrite,
     statements_of_entry,
     with_dependents,
 )
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SEARCH_PATH
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
-from storage.errors import SnapshotError
 
 VIEW_ROWS, EVENT_TRIGGER = "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
 PRIVILEGES, SYSTEM_SCHEMAS = "ACL", ("pg_catalog", "information_schema")
@@ -44,14 +41,8 @@ REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
-# How many entries one pg_restore runs side by side, and how many objects it creates in one transaction otherwise: each
-# holds a lock until the commit.
-JOBS, OBJECTS_AT_ONCE = 4, 200
-BUILD_OPTIONS = "-c maintenance_work_mem=128MB -c synchronous_commit=off"
-# What pg_restore says of an error.
-REFUSED, NOT_EXECUTED, COMMAND, CUT_OFF = "pg_restore: error: ", "could not execute query: ", "Command was: ", "..."
-# libpq's own words about a lost session.
-LOST = ("server closed the connection unexpectedly", "connection to server ", "no connection to the server")
+# The kind of entries that a restore adds, for its ledger.
+MARK = "CUTLINE MARK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,81 +82,59 @@ class ArchiveDdl:
         names = [f"privileges of {show_name(entry.name)}" for entry in grants]
         return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
-    def run(self, node: Node, section: str, watch: Watch) -> None:
-        """Run a section's entries by pg_restore, or what it writes of them if it can't connect as the session does."""
-        if not self._of(section):
-            return
-        with raising_unreachable(node), connect(node) as connection:
-            building = replace(node, dsn=_with_options(node.dsn, connection.info.server_version))
-            programs, access = restoring_programs(building, connection, self.writer)
-            if access is not None:
-                command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, "--exit-on-error"]
-                for part, options in self._parts(section, programs):
-                    words = [*command, "--no-password", *options, *self._which(section, part)]
-                    ended = run_group(words, access.environment, watch.on_silence)
-                    if ended.returncode:
-                        # A session that was lost with pg_restore's raises here.
-                        connection.execute("SELECT")
-                        raise self._failure(node, section, ended, part)
-                return
-        run_script(node, section, self._write_script(section, programs), watch)
+    def run_before_rows(self, node: Node, watch: Watch) -> None:
+        """Run what precedes the rows."""
+        run_part(ArchivePart(self.path, PRE_DATA, self._of(PRE_DATA)), self.writer, node, watch)
+
+    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Run what follows the rows: side by side what does not exist yet, then what the ledger has no marks of.
+
+        Each entry that is run side by side is one statement.
+        """
+        entries = self._of(POST_DATA)
+        rest = [entry for entry in entries if entry.number not in self.side_by_side]
+        chunks = [rest[start : start + OBJECTS_AT_ONCE] for start in range(0, len(rest), OBJECTS_AT_ONCE)]
+        body = self.path.read_bytes()
+        texts = ("".join(statements_of_entry(body, entry) for entry in chunk) for chunk in chunks)
+        names = name_marks(POST_DATA, map(raw_bytes, texts))
+        with raising_unreachable(node), connect(node, client_encoding=RAW) as connection:
+            done = read_marks(connection, ledger, POST_DATA, names)
+            existing = read_existing(connection)
+        tables = {entry.number: entry for entry in self.entries if entry.kind == "TABLE"}
+        due = [one for one in entries if one.number in self.side_by_side and _find_object(one, tables) not in existing]
+        run_part(ArchivePart(self.path, POST_DATA, due, Manner.SIDE_BY_SIDE), self.writer, node, watch)
+        path, marks = self._with_first(body, POST_DATA, [NewEntry(MARK, name, mark(ledger, name)) for name in names])
+        for name, marking, chunk in zip(names, marks, chunks, strict=True):
+            if name not in done:
+                part = ArchivePart(path, POST_DATA, [marking, *chunk], Manner.ONE_TRANSACTION)
+                run_part(part, self.writer, node, watch)
+
+    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Drop the ledger and create event triggers, in one transaction."""
+        drop = NewEntry(MARK, EVENT_TRIGGERS, drop_statement(ledger))
+        path, first = self._with_first(self.path.read_bytes(), EVENT_TRIGGERS, [drop])
+        entries = [*first, *self._of(EVENT_TRIGGERS)]
+        run_part(ArchivePart(path, EVENT_TRIGGERS, entries, Manner.ONE_TRANSACTION), self.writer, node, watch)
+
+    def _with_first(self, body: bytes, section: str, first: list[NewEntry]) -> tuple[Path, tuple[ArchiveEntry, ...]]:
+        """Write the archive with new entries before all others; return its file and these."""
+        path = self.path.with_name(f"{self.path.name}-{section}-marked")
+        marked = rewrite(body, read_contents(body), {}, first)
+        path.write_bytes(marked)
+        return path, read_contents(marked).entries[: len(first)]
 
     def write_scripts(self, node: Node) -> dict[str, str]:
         """The statements of all sections as scripts (raw text), as pg_restore writes them, by section."""
         with raising_unreachable(node), connect(node) as connection:
             programs, _ = restoring_programs(node, connection, self.writer)
-        scripts = {section: self._write_script(section, programs) for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS)}
+        scripts = {
+            section: write_script(ArchivePart(self.path, section, self._of(section)), programs)
+            for section in (PRE_DATA, POST_DATA, EVENT_TRIGGERS)
+        }
         return scripts | {REFRESH: "".join(f"REFRESH MATERIALIZED VIEW {view};\n" for view in self.views)}
-
-    def _parts(self, section: str, programs: ClientPrograms) -> Iterator[tuple[list[ArchiveEntry], list[str]]]:
-        """Yield the entries of one pg_restore after the other, with its options."""
-        for is_first, options in (
-            (True, [f"--jobs={JOBS}"]),
-            (False, [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []),
-        ):
-            if part := [
-                entry
-                for entry in self._of(section)
-                if (section == POST_DATA and entry.number in self.side_by_side) == is_first
-            ]:
-                yield part, options
 
     def _of(self, section: str) -> list[ArchiveEntry]:
         return [entry for entry in self.entries if _section_of(entry) == section]
-
-    def _which(self, section: str, entries: Iterable[ArchiveEntry]) -> list[str]:
-        """The words that make pg_restore take these entries of the archive: a file lists them."""
-        listed = self.path.with_name(f"{self.path.name}-{section}")
-        listed.write_text("".join(f"{entry.number};\n" for entry in entries))
-        return [f"--use-list={listed}", str(self.path)]
-
-    def _failure(
-        self, node: Node, section: str, ended: subprocess.CompletedProcess[str], part: Iterable[ArchiveEntry]
-    ) -> SnapshotError:
-        """The error for a pg_restore that did not end well."""
-        said = ended.stderr.partition(REFUSED)[2].partition(f"\n{REFUSED}")[0]
-        message, _, statement = said.partition(COMMAND)
-        if ended.returncode < 0 or not message or any(text in message for text in LOST):
-            return ProgramFailedError(
-                f"node {node.id}: pg_restore did not end the {section} DDL: {' '.join(message.split()) or 'no output'}",
-                hint="check that the server runs and that the machine has free memory, then repeat the command",
-                details={"node": node.id, "section": section},
-            )
-        named, statement = _find_refused(self.path.read_bytes(), part, statement.strip())
-        return refused_error(node, section, message.removeprefix(NOT_EXECUTED), statement, named)
-
-    def _write_script(self, section: str, programs: ClientPrograms) -> str:
-        """The script that pg_restore writes for a section, as raw text, without the lines of psql's restrict mode."""
-        if not (chosen := self._of(section)):
-            return ""
-        guard, script = secrets.token_hex(16), self.path.with_name(f"{self.path.name}-{section}.sql")
-        run_tool(
-            "pg_restore", f"--file={script}", *self._which(section, chosen),
-            # Older ones write no lines for psql's restrict mode.
-            *([f"--restrict-key={guard}"] if programs.has("--restrict-key") else []), folder=programs.folder,
-        )  # fmt: skip
-        lines = raw_text(script.read_bytes()).split("\n")
-        return "\n".join(line for line in lines if line not in (f"\\restrict {guard}", f"\\unrestrict {guard}"))
 
 
 def read_archive(body: bytes, path: Path) -> ArchiveDdl:
@@ -204,27 +173,17 @@ def _qualify(entry: ArchiveEntry) -> str:
     return f"{quote_identifier(entry.schema)}.{quote_identifier(entry.name)}"
 
 
-def _name_key(key: ArchiveEntry, entries: dict[int, ArchiveEntry]) -> str:
-    """A foreign key's name and table: an entry's name is both, and it depends on the table."""
-    tables = (entries[number] for number in key.dependencies if number in entries)
-    for table in tables:
-        if table.schema == key.schema and table.kind == "TABLE" and key.name.startswith(f"{table.name} "):
-            return f"{quote_identifier(key.name.removeprefix(f'{table.name} '))} of {_qualify(table)}"
-    return f"{quote_identifier(key.schema)}.{key.name}"
+def _name_key(key: ArchiveEntry, entries: Mapping[int, ArchiveEntry]) -> str:
+    """A foreign key's name and table."""
+    _, table, name = _find_object(key, {number: one for number, one in entries.items() if one.kind == "TABLE"})
+    if not table:
+        return f"{quote_identifier(key.schema)}.{key.name}"
+    return f"{quote_identifier(name)} of {quote_identifier(key.schema)}.{quote_identifier(table)}"
 
 
-def _with_options(dsn: str, version: int) -> str:
-    options = [conninfo_to_dict(dsn).get("options") or "", BUILD_OPTIONS]
-    # pg_restore sets it from 17 on.
-    options += ["-c transaction_timeout=0"] if version >= TRANSACTION_TIMEOUT_VERSION else []
-    return make_conninfo(dsn, options=" ".join(map(str, options)).strip())
-
-
-def _find_refused(body: bytes, entries: Iterable[ArchiveEntry], begin: str) -> tuple[str, str]:
-    """The object and the whole text of the statement of which pg_restore shows the beginning."""
-    shown = begin.removesuffix(CUT_OFF)
-    for entry in entries if shown else ():
-        statements = show_name(statements_of_entry(body, entry)).strip()
-        if statements.startswith(shown):
-            return show_name(f"{entry.kind} {f'{entry.schema}.' if entry.schema else ''}{entry.name}"), statements
-    return "", begin
+def _find_object(entry: ArchiveEntry, tables: Mapping[int, ArchiveEntry]) -> BuiltObject:
+    """What the entry creates. A constraint's entry is named by its table and itself, and depends on the table."""
+    for table in (tables[number] for number in entry.dependencies if number in tables):
+        if table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} "):
+            return BuiltObject(entry.schema, table.name, entry.name.removeprefix(f"{table.name} "))
+    return BuiltObject(entry.schema, "", entry.name)

@@ -43,11 +43,17 @@ class Ddl(Protocol):
     def views(self) -> Sequence[str]:
         """The materialized views that were populated, in the order of their dependencies."""
 
-    def run(self, node: Node, section: str, watch: Watch) -> None:
-        """Run a section's statements, but no refresh; end if `watch` finds a node silent or the command is interrupted.
+    def run_before_rows(self, node: Node, watch: Watch) -> None:
+        """Run what precedes the rows; end if `watch` finds a node silent or the command is interrupted.
 
-        Raises SchemaLoadError with the server's message and the statement, NodeUnreachableError.
+        This and the next two raise SchemaLoadError with the server's message and the statement, NodeUnreachableError.
         """
+
+    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Run what follows the rows, but event triggers and no refresh; what an earlier process has run is left out."""
+
+    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Drop the ledger and create event triggers, in one transaction: they would act on dropping it."""
 
 
 class StoredDdl(Ddl, Protocol):

@@ -7,7 +7,8 @@ among whole statements.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raisin
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.watch import Watch
 from restore.ddl.ddl import ending, refused_error, show_name
-from restore.ddl.statements import batches, statements_of
-from snapshots.ddl.dump import POST_DATA, PRE_DATA, REFRESH
+from restore.ddl.marks import drop_statement, mark, name_marks, read_marks
+from restore.ddl.statements import batches, settings_of, statements_of
+from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH
 from snapshots.ddl.search_path import read_stored_path
 
 # Whole statements, as the scanner of restore/ddl/statements.py finds them. pg_dump quotes every identifier, and writes
@@ -67,29 +69,60 @@ class ScriptDdl:
         """The scripts, by section."""
         return dict(self.scripts)
 
-    def run(self, node: Node, section: str, watch: Watch) -> None:
-        """Run a section's script."""
-        run_script(node, section, self.scripts[section], watch)
+    def run_before_rows(self, node: Node, watch: Watch) -> None:
+        """Run the script of what precedes the rows."""
+        run_script(node, PRE_DATA, self.scripts[PRE_DATA], watch)
+
+    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Run the batches of what follows the rows that the ledger has no mark of."""
+        run_script(node, POST_DATA, self.scripts[POST_DATA], watch, ledger)
+
+    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Drop the ledger and create event triggers, in one transaction."""
+        run_whole(node, EVENT_TRIGGERS, drop_statement(ledger) + self.scripts[EVENT_TRIGGERS], watch)
 
 
-def run_script(node: Node, section: str, script: str, watch: Watch) -> None:
+def run_script(node: Node, section: str, script: str, watch: Watch, ledger: str | None = None) -> None:
     """Run one section's SQL (raw text), one batch of statements per transaction.
 
-    Raises SchemaLoadError with the server's message and the statement, NodeUnreachableError.
+    Batches are marked in the `ledger`, and run only if it has no mark of them. Raises SchemaLoadError with the server's
+    message and the statement, NodeUnreachableError.
     """
     if not script:
         return
+    with _session(node, watch) as connection:
+        texts = list(batches(for_version(script, connection.info.server_version)))
+        names = name_marks(section, map(raw_bytes, texts))
+        done = read_marks(connection, ledger, section, names) if ledger else set()
+        for name, text in zip(names, texts, strict=True):
+            if name in done:
+                _execute(node, connection, section, settings_of(text))
+            else:
+                _execute(node, connection, section, f"{text}\n{mark(ledger, name)}" if ledger else text)
+
+
+def run_whole(node: Node, section: str, script: str, watch: Watch) -> None:
+    """Run SQL (raw text) in one transaction; raise as run_script does."""
+    with _session(node, watch) as connection:
+        _execute(node, connection, section, for_version(script, connection.info.server_version))
+
+
+@contextmanager
+def _session(node: Node, watch: Watch) -> Iterator[psycopg.Connection[Any]]:
     # The server converts a whole message before it runs the SET client_encoding in it: so the session is raw already.
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
         for name, value in BUILD_SETTINGS.items():
             connection.execute(f"SET {name} = '{value}'")
-        for statements in batches(for_version(script, connection.info.server_version)):
-            result = connection.pgconn.exec_(raw_bytes(statements))
-            if result.error_message:
-                message = result.error_message.decode(errors="replace")
-                if connection.broken:
-                    raise unreachable_error(node, psycopg.OperationalError(message))
-                raise refused_error(node, section, message, show_name(_find_refused(connection, statements)))
+        yield connection
+
+
+def _execute(node: Node, connection: psycopg.Connection[Any], section: str, statements: str) -> None:
+    result = connection.pgconn.exec_(raw_bytes(statements))
+    if result.error_message:
+        message = result.error_message.decode(errors="replace")
+        if connection.broken:
+            raise unreachable_error(node, psycopg.OperationalError(message))
+        raise refused_error(node, section, message, show_name(_find_refused(connection, statements)))
 
 
 def for_version(script: str, version: int) -> str:

@@ -29,7 +29,9 @@ COMMENT_MARK = re.compile(r"/\*|\*/")
 ROUTINE = re.compile(r"\s*create\s+(?:or\s+replace\s+)?(?:function|procedure)\b", re.IGNORECASE)
 # One of the settings at the beginning of a script: a backslash within quotes is an escape.
 BACKSLASHES = "SET standard_conforming_strings = off;"
-SETTING = re.compile(r"SET |SELECT pg_catalog\.set_config\(")
+SETTING = re.compile(r"SET |RESET |SELECT pg_catalog\.set_config\(")
+# Between these the session is another role.
+OTHER_ROLE, OWN_ROLE = ("SET ROLE ", "SET SESSION AUTHORIZATION "), ("RESET ROLE;", "RESET SESSION AUTHORIZATION;")
 # The comments that pg_dump writes before a statement.
 COMMENT_LINES = re.compile(r"\A(?:\s*--[^\n]*\n)*")
 STATEMENTS_MAX, TEXT_MAX = 200, 1 << 20
@@ -43,15 +45,26 @@ class Statement(NamedTuple):
 
 
 def batches(script: str) -> Iterator[str]:
-    """Yield the script in batches of whole statements, at most STATEMENTS_MAX and about TEXT_MAX characters each."""
-    begin, count = 0, 0
-    for end in statement_ends(script):
-        count += 1
-        if count == STATEMENTS_MAX or end - begin > TEXT_MAX:
-            yield script[begin:end]
-            begin, count = end, 0
-    if script[begin:].strip():
-        yield script[begin:]
+    """Yield the script in batches of whole statements, about STATEMENTS_MAX and TEXT_MAX characters each at most.
+
+    Each ends as the role that the session began as.
+    """
+    pieces: list[str] = []
+    size, is_other = 0, False
+    for one in statements_of(script):
+        pieces.append(one.text)
+        size += len(one.text)
+        is_other = one.bare.startswith(OTHER_ROLE) or (is_other and not one.bare.startswith(OWN_ROLE))
+        if not is_other and (len(pieces) >= STATEMENTS_MAX or size > TEXT_MAX):
+            yield "".join(pieces)
+            pieces, size = [], 0
+    if (rest := "".join(pieces)).strip():
+        yield rest
+
+
+def settings_of(script: str) -> str:
+    """The statements that set something for the session."""
+    return "".join(one.text for one in statements_of(script) if SETTING.match(one.bare))
 
 
 def statements_of(script: str) -> Iterator[Statement]:

@@ -52,9 +52,17 @@ class AdaptedDdl:
         """The materialized views that were populated, in the order of their dependencies."""
         return self.ddl.views
 
-    def run(self, node: Node, section: str, watch: Watch) -> None:
-        """Run a section's script."""
-        self.ddl.run(node, section, watch)
+    def run_before_rows(self, node: Node, watch: Watch) -> None:
+        """Run the script of what precedes the rows."""
+        self.ddl.run_before_rows(node, watch)
+
+    def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Run the batches of what follows the rows that an earlier process has not run."""
+        self.ddl.run_after_rows(node, ledger, watch)
+
+    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
+        """Drop the ledger and create event triggers."""
+        self.ddl.run_last(node, ledger, watch)
 
 
 @dataclass(slots=True)

@@ -34,9 +34,10 @@ def create_ledger(connection: psycopg.Connection[Any]) -> str:
     return f"{schema}.ledger"
 
 
-def drop_ledger(connection: psycopg.Connection[Any], ledger: str) -> None:
-    """Drop the ledger and its schema."""
-    connection.execute(f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE")
+def has_ledger(connection: psycopg.Connection[Any], ledger: str) -> bool:
+    """Whether the database has this ledger: dropping it is the last step (restore/ddl/ddl.py)."""
+    row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (ledger,)).fetchone()
+    return row == (True,)
 
 
 def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int:

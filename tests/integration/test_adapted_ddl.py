@@ -23,6 +23,7 @@ from restore.ddl.ddl import refresh_views
 from restore.ddl.scripts import ScriptDdl
 from restore.ddl.unprivileged import adapt_ddl
 from restore.rehearsal import check_memberships, read_our_name, rehearse
+from restore.rows.ledger import create_ledger
 from restore.target import Target, TargetUnfitError, target_of
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH
 from tests.integration.refusing import execute
@@ -62,6 +63,11 @@ def scripts(pre_data: str = "", post_data: str = "", refresh: str = "") -> dict[
     return {PRE_DATA: pre_data, POST_DATA: post_data, REFRESH: refresh, EVENT_TRIGGERS: ""}
 
 
+def make_ledger(target: Target) -> str:
+    with psycopg.connect(target.loaded.dsn) as connection:
+        return create_ledger(connection)
+
+
 def ask(dsn: str, query: str, *values: str) -> object:
     with psycopg.connect(dsn) as connection:
         (answer,) = connection.execute(query.encode(), values).fetchone() or (None,)
@@ -86,8 +92,8 @@ def test_the_role_that_restores_keeps_what_it_has_as_an_owner(target: Target, ad
         read_our_name(target),
     )
     with watch_nodes([target.maintenance]) as watch:
-        for section in (PRE_DATA, POST_DATA):
-            ddl.run(target.loaded, section, watch)
+        ddl.run_before_rows(target.loaded, watch)
+        ddl.run_after_rows(target.loaded, make_ledger(target), watch)
     for role, expected in ((RESTORER, True), (OTHER, False)):
         assert ask(database, "SELECT has_database_privilege(%s, current_database(), 'CREATE')", role) is expected
         assert ask(database, "SELECT has_schema_privilege(%s, 'made', 'CREATE')", role) is expected
@@ -104,7 +110,7 @@ def test_an_owners_name_is_no_statement_even_if_a_script_makes_backslashes_escap
             script = f"SET standard_conforming_strings = {setting};\nSET escape_string_warning = off;\n{publication}"
             ddl = adapt_ddl(scripts(post_data=script), None, read_our_name(target))
             with watch_nodes([target.maintenance]) as watch:
-                ddl.run(target.loaded, POST_DATA, watch)
+                ddl.run_after_rows(target.loaded, make_ledger(target), watch)
             asked = "SELECT pg_get_userbyid(pubowner) FROM pg_publication WHERE pubname = 'theirs'"
             assert ask(as_admin(target, admin), asked) == owner
             execute(as_admin(target, admin), "DROP PUBLICATION theirs")
@@ -157,7 +163,7 @@ def test_a_database_that_can_not_be_dropped_is_a_refusal(target: Target, admin: 
 
 
 def run_stored(target: Target, watch: Watch) -> None:
-    ScriptDdl(scripts(post_data=SLEEP)).run(target.loaded, POST_DATA, watch)
+    ScriptDdl(scripts(post_data=SLEEP)).run_after_rows(target.loaded, make_ledger(target), watch)
 
 
 def run_rehearsal(target: Target, watch: Watch) -> None:

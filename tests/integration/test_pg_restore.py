@@ -18,8 +18,9 @@ from fleet.nodes.connections import with_database
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import watch_nodes
 from restore.ddl.archive import ArchiveDdl, read_archive
+from restore.rows.ledger import create_ledger
 from snapshots.ddl.archive import AFTER_ROWS
-from snapshots.ddl.dump import POST_DATA, PRE_DATA, dump_archive
+from snapshots.ddl.dump import dump_archive
 from tests.integration.refusing import execute
 
 DATABASE = "archived"
@@ -49,6 +50,11 @@ def dump(node: Node, path: Path) -> ArchiveDdl:
         return read_archive(dump_archive(node, None, watch), path)
 
 
+def make_ledger(node: Node) -> str:
+    with psycopg.connect(node.dsn) as connection:
+        return create_ledger(connection)
+
+
 def building(node: Node) -> int:
     with psycopg.connect(with_database(node, "postgres").dsn) as connection:
         (count,) = connection.execute(BUILDING).fetchone() or (0,)
@@ -67,8 +73,9 @@ def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, t
     execute(node.dsn, *(f"CREATE INDEX i{number} ON t (public.slow(n))" for number in range(3)))
     ddl, again = dump(node, tmp_path / "archive"), with_database(node, f"{DATABASE}_again")
     with watch_nodes([again]) as watch:
-        ddl.run(again, PRE_DATA, watch)
+        ddl.run_before_rows(again, watch)
         execute(again.dsn, "INSERT INTO t VALUES (1)")
+        ledger = make_ledger(again)
 
         def interrupt() -> None:
             await_building(node, 3)
@@ -78,7 +85,7 @@ def test_indexes_are_built_side_by_side_and_an_interrupt_ends_them(node: Node, t
         thread.start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            in_parallel(lambda one: ddl.run(one, POST_DATA, watch), [again], watch.end_all)
+            in_parallel(lambda one: ddl.run_after_rows(one, ledger, watch), [again], watch.end_all)
         thread.join()
     assert time.monotonic() - began < WAIT_SECONDS_MAX
     # The server notices that its clients are gone.
@@ -121,10 +128,12 @@ def test_what_locks_more_than_its_table_at_once_is_not_run_beside_anything(node:
     }  # fmt: skip
     again = with_database(node, f"{DATABASE}_again")
     with watch_nodes([again]) as watch:
-        ddl.run(again, PRE_DATA, watch)
+        ddl.run_before_rows(again, watch)
         rows = "FROM generate_series(1, 20000) AS id"
         execute(again.dsn, f"INSERT INTO place SELECT id {rows}", f"INSERT INTO visit SELECT id, id {rows}")
-        ddl.run(again, POST_DATA, watch)
+        ledger = make_ledger(again)
+        ddl.run_after_rows(again, ledger, watch)
+        ddl.run_last(again, ledger, watch)
     assert index_flags(again) == index_flags(node)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restore.ddl.statements import STATEMENTS_MAX, TEXT_MAX, batches, statement_ends, statements_of
+from restore.ddl.statements import STATEMENTS_MAX, TEXT_MAX, batches, settings_of, statement_ends, statements_of
 
 # Statements as pg_dump writes them, with semicolons that do not end them.
 WHOLE = [
@@ -57,6 +57,19 @@ def test_batches_are_the_whole_script_in_bounded_pieces() -> None:
     long = f"COMMENT ON TABLE t IS '{'x' * TEXT_MAX}';"
     assert list(batches(long + long)) == [long, long]
     assert list(batches("\n")) == []
+
+
+def test_no_batch_ends_as_another_role() -> None:
+    grants = "".join(f"\nGRANT SELECT ON t{number} TO a;" for number in range(STATEMENTS_MAX))
+    for what in ("ROLE", "SESSION AUTHORIZATION"):
+        as_other = f"SELECT 1;\nSET {what} a;\n{grants}\nRESET {what};"
+        assert list(batches(f"{as_other}{grants}")) == [as_other, grants]
+
+
+def test_settings_are_what_a_session_keeps() -> None:
+    kept = "SET row_security = off;\nSELECT pg_catalog.set_config('search_path', '', false);\nSET ROLE a;\nRESET ROLE;"
+    others = "\nSELECT 1;\nCREATE FUNCTION f() RETURNS text SET work_mem = 1 LANGUAGE sql AS $$\nSET a = b;\n$$;"
+    assert settings_of(kept + others) == kept
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from embedded.fleet import EmbeddedFleet
-from fleet.config import Fleet, load_fleet
+from fleet.config import Fleet, Node, load_fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
@@ -74,12 +74,12 @@ class Place:
 
     def databases(self) -> set[str]:
         """The databases of all servers that a restore has made or put aside."""
-        found: set[str] = set()
-        for node in self.target.primaries:
-            with psycopg.connect(with_database(node, "postgres").dsn) as connection:
-                query = "SELECT datname FROM pg_database WHERE datname LIKE 'shop%'"
-                found |= {name for (name,) in connection.execute(query)}
-        return found
+        return {name for node in self.target.primaries for name in self.databases_of(node)}
+
+    def databases_of(self, node: Node) -> list[str]:
+        with psycopg.connect(with_database(node, "postgres").dsn) as connection:
+            found = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'shop%'").fetchall()
+        return [name for (name,) in found]
 
     def comments(self) -> list[str]:
         query = "SELECT description FROM pg_shdescription WHERE classoid = 'pg_database'::regclass"

@@ -42,6 +42,7 @@ from tests.integration.restoring.target_place import (
     NAME,
     ROOT,
     SHARDS,
+    NoSession,
     Place,
     assert_old,
     assert_restored,
@@ -112,11 +113,30 @@ def test_another_machine_goes_on_with_the_same_tasks_and_another_version_with_no
         assert_restored(place)
 
 
-def test_rows_that_are_loaded_are_not_loaded_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("point", draw([RestoreCrashPoint.INDEXING, RestoreCrashPoint.FINISHED]))
+def test_rows_that_are_loaded_are_neither_loaded_nor_counted_again(
+    place: Place, point: RestoreCrashPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with old_databases(place):
-        restore_left(place, RestoreCrashPoint.FINISHED, SHARDS)
-        monkeypatch.setattr(restore.loading, "load_databases", lambda *_: pytest.fail("rows were loaded"))
-        resume(place)
+        restore_left(place, point, SHARDS)
+        monkeypatch.setattr(restore.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
+        watching = Watching()
+        # There is no Spark for it.
+        resume_restore(place.fleet, place.target, NAME, NoSession(), watching)
+        assert str(RestoreCrashPoint.CREATED) not in [one.point for one in watching.reached_points]
+        assert_restored(place)
+
+
+def test_an_index_that_a_killed_restore_is_building_is_built_once(place: Place) -> None:
+    """Its statement would go on at the server, and the same one of the next process would fail."""
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.INDEXING, SHARDS)
+        first = place.target.primaries[0]
+        (loading,) = [name for name in place.databases_of(first) if "_restoring_" in name]
+        building = psycopg.connect(with_database(first, loading).dsn)
+        building.execute("CREATE INDEX item_n_idx ON item (n)")
+        resume_restore(place.fleet, place.target, NAME, NoSession(), Silent())
+        building.close()
         assert_restored(place)
 
 

@@ -1,0 +1,71 @@
+"""What an earlier process of the same restore has run of a database's DDL.
+
+Each batch of statements enters its mark in the database's ledger in its own transaction. Indexes, keys and foreign keys
+that sessions create side by side need none: each is one statement, so it is done if it exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import psycopg
+
+from fleet.nodes.encodings import raw_text
+from restore.ddl.ddl import SchemaLoadError
+
+DIGEST_SHOWN = 16
+# The names are ASCII: a session in any encoding reads them.
+MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
+# Schema, table and name: an archive names an index without its table.
+EXISTING_QUERY = """
+SELECT namesend(n.nspname), ''::bytea, namesend(c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('i', 'I')
+UNION ALL
+SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
+  FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+"""
+
+
+class BuiltObject(NamedTuple):
+    """An index or a constraint, as raw text; `table` is "" for an index."""
+
+    schema: str
+    table: str
+    name: str
+
+
+def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
+    """The name of each batch's mark: its number, and a digest of what is run."""
+    return [
+        f"{section} {number} {hashlib.sha256(batch).hexdigest()[:DIGEST_SHOWN]}" for number, batch in enumerate(batches)
+    ]
+
+
+def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, names: Iterable[str]) -> set[str]:
+    """The marks of a section in the ledger; raise SchemaLoadError if one is not among `names`."""
+    query = MARKS_QUERY.format(ledger=ledger, section=section)
+    found = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
+    if not found <= set(names):
+        raise SchemaLoadError(
+            f"the {section} DDL was begun by other programs, which divide it in another way",
+            hint="go on where the restore began, or undo it",
+        )
+    return found
+
+
+def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
+    """The indexes and constraints of the database."""
+    found = connection.execute(EXISTING_QUERY).fetchall()
+    return {BuiltObject(*(raw_text(bytes(one)) for one in row)) for row in found}
+
+
+def mark(ledger: str, name: str) -> str:
+    """The statement that enters a mark."""
+    return f"INSERT INTO {ledger} VALUES ('{name}', 0, 0);"
+
+
+def drop_statement(ledger: str) -> str:
+    """The statement that drops the ledger and its schema."""
+    return f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE;"

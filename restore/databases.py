@@ -20,7 +20,9 @@ from fleet.nodes.privileges import quote
 from fleet.nodes.server_messages import shorten_message
 from restore.report import OwnerChange
 from restore.target import Target, TargetUnfitError
+from snapshots.operations.slot_guard import mark_ended
 from storage.errors import SnapshotError
+from storage.store import ObjectStore
 
 # A database or template in use, or a privilege that is lacking.
 REFUSALS = (psycopg.errors.ObjectInUse, psycopg.errors.InsufficientPrivilege)
@@ -119,13 +121,21 @@ def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
     return [name for (name,) in connection.execute(SLOTS_QUERY, row)] if row else []
 
 
-def release_slots(
-    targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+def end_chains(
+    store: ObjectStore | None,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    operation: str,
 ) -> tuple[list[str], list[str]]:
-    """Drop Cutline's slots in databases that were put aside: their chains have ended, and the slots would retain WAL.
+    """End the chains of databases that a restore has put aside: drop Cutline's slots there, which would retain WAL.
 
-    Returns the slots that were dropped and those that could not be, each as `node: slot`.
+    Before that the chains are marked in the store, unless that is None because it accepts no writes. Returns the slots
+    that were dropped and those that could not be, each as `node: slot`.
     """
+    targets = list(targets)
+    if store is not None:
+        slots = {slot: one.node.id for one in targets for slot in find_slots(connections[one.shard], one.aside)}
+        mark_ended(store, slots, operation)
     dropped: list[str] = []
     left: list[str] = []
     for target in targets:

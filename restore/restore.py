@@ -18,7 +18,7 @@ from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
-from restore.databases import drop_database, find_owner_changes, release_slots
+from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.ddl.ddl import Ddl
 from restore.loading import load_all
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
@@ -114,7 +114,8 @@ def _end_published(
     targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
     report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
-    _end(targets, connections, report)
+    ending = store if record.in_store else None
+    report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
     if record.in_store:
         with suppress(ObjectMissingError):
@@ -173,17 +174,13 @@ def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSour
             run.progress.reached(RestoreCrashPoint.DECIDED)
             report.aside = _publish(run)
         report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
-        _end(run.plan.targets, run.connections, report)
+        ending = store if run.in_store else None
+        report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
         run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_records(plan.targets, run.connections)
     report.rows = sum(node.rows for node in report.nodes)
-
-
-def _end(targets: Iterable[Target], connections: Connections, report: RestoreReport) -> None:
-    """Do what follows when all databases have their real names."""
-    report.slots_dropped, report.slots_left = release_slots(targets, connections)
 
 
 def _clear_records(targets: Iterable[Target], connections: Connections) -> None:

@@ -8,6 +8,7 @@ without a record of the reason.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fleet.nodes.sessions import Sessions
@@ -129,6 +130,16 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     return kept
 
 
+def mark_ended(store: ObjectStore, slots: Mapping[str, str], restore: str) -> None:
+    """Mark the chains lost that go on in these `slots`, each with its node: the operation `restore` ends them."""
+    owners = read_slot_owners(store) if slots else None
+    for slot, node in slots.items():
+        owner = owners.owner_of(slot) if owners else None
+        if owner is not None and not owner.increment and has_committed(store, owner):
+            last = _last_number(store, owner.snapshot)
+            mark_lost(store, LostChain(owner.snapshot, owner.id, last, node, 0, 0, current_time(), restore))
+
+
 def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) -> bool:
     """Whether the chain is marked as lost; a mark that can't be read is noted, and not believed."""
     try:
@@ -140,12 +151,16 @@ def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) 
 
 def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
     """The mark that the chain is lost."""
-    try:
-        last = max(increment_numbers(store, snapshot), default=0)
-    except ManifestError:
-        last = max(listed_numbers(store, snapshot), default=0)
-    worst = kept.worst
+    worst, last = kept.worst, _last_number(store, snapshot)
     return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
+
+
+def _last_number(store: ObjectStore, snapshot: str) -> int:
+    """The number of the snapshot's last increment."""
+    try:
+        return max(increment_numbers(store, snapshot), default=0)
+    except ManifestError:
+        return max(listed_numbers(store, snapshot), default=0)
 
 
 def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:

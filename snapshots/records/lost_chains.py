@@ -21,11 +21,14 @@ from storage.storing import create_or_find
 
 
 class ChainLostError(RefusedError):
-    """The chain was given up because a node retained more WAL for it than its limit."""
+    """The chain has ended: a node retained more WAL for it than its limit, or a restore put a database aside."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
-    """The mark of a lost chain: why, and since when, no increment can follow."""
+    """The mark of a lost chain: why, and since when, no increment can follow.
+
+    `restore` is the operation that put the chain's database on `node` aside; else the node retained too much WAL.
+    """
 
     snapshot: str
     chain: str
@@ -34,11 +37,16 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     retained_bytes: Count
     limit_bytes: Count
     at: Time
+    restore: str = ""
 
     @property
     def text(self) -> str:
         """After which restore point the chain can't be continued, and why, in the words of `list` and all messages."""
         after = f"increment {self.after_increment}" if self.after_increment else "the full snapshot"
+        if self.restore:
+            return (
+                f"can't be continued after {after}: restore {self.restore} put its database on node {self.node} aside"
+            )
         kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
         return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
 

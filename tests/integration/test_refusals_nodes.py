@@ -23,7 +23,9 @@ from embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_s
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.programs.wheel import Programs, run_as, server_programs
+from snapshots.listing.listing import list_store
 from snapshots.records.commit import Commit
+from snapshots.records.lost_chains import ChainLostError
 from storage.errors import SnapshotError
 from storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
@@ -195,9 +197,11 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
         with psycopg.connect(node.dsn) as connection:
             query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
             assert connection.execute(query).fetchall() == []
-    assert_refused(
-        runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* or a restore replaced it"
-    )
+    aside = f"restore {report.operation} put its database on node s1 aside"
+    with pytest.raises(ChainLostError, match=f"can't be continued after increment 1: {aside}"):
+        runs.increment(chain.snapshot)
+    (entry,) = [one for one in list_store(runs.fleet).entries if one.name == chain.snapshot]
+    assert (entry.state, entry.remark.partition(": ")[2]) == ("lost", aside)
     begin_chain(runs)
 
 

@@ -22,13 +22,15 @@ def memory() -> InMemoryStore:
 def test_a_mark_says_after_which_increment_and_why() -> None:
     assert LOST.text == "can't be continued after increment 3: node s1 kept 17.0 GiB of WAL (limit 16.0 GiB)"
     assert replace(LOST, after_increment=0).text.startswith("can't be continued after the full snapshot: ")
+    ended = replace(LOST, restore="op-9")
+    assert ended.text == "can't be continued after increment 3: restore op-9 put its database on node s1 aside"
     error = chain_lost_error(LOST)
     assert (error.exit_code, error.slug) == (3, "chain-lost")
     assert "snapshot daily can't be continued after increment 3" in error.message
     assert LOST.at in error.message
     assert error.details == {
         "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
-        "limit_bytes": 16 << 30, "at": LOST.at,
+        "limit_bytes": 16 << 30, "at": LOST.at, "restore": "",
     }  # fmt: skip
 
 

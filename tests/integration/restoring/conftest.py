@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from embedded.fleet import start_fleet, stop_fleet
-from tests.commands.snapshot_runs import dropping_slots
+from tests.commands.snapshot_runs import configure_fleet, dropping_slots
 from tests.integration.restoring.target_place import SHARDS, Place, make_place
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
     folder = tmp_path_factory.mktemp("restoring")
     servers = start_fleet(folder / "fleet", shards=SHARDS, backups=0, settings={"fsync": "off"})
     try:
-        place = make_place(servers, folder, spark)
+        fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store")
+        place = make_place(servers, fleet, spark)
         with dropping_slots(place.fleet):
             yield place
     finally:

@@ -24,7 +24,7 @@ from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.operations.operation import read_open_intents
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.refusing import execute
 
 if TYPE_CHECKING:
@@ -107,9 +107,8 @@ def state_of(dsn: str) -> str:
     return "old" if row[0] else "new"
 
 
-def make_place(servers: EmbeddedFleet, folder: Path, spark: SparkSession) -> Place:
+def make_place(servers: EmbeddedFleet, fleet: Fleet, spark: SparkSession) -> Place:
     """Take a full snapshot and an increment; the target is another database of the same servers."""
-    fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store")
     runs = Runs(fleet, Ready(spark))
     for dsn in servers.dsns():
         execute(dsn, TABLES)
@@ -118,7 +117,7 @@ def make_place(servers: EmbeddedFleet, folder: Path, spark: SparkSession) -> Pla
     for dsn in servers.dsns():
         execute(dsn, CHANGES)
     runs.increment(NAME)
-    path = folder / "target.toml"
+    path = fleet.path.with_name("target.toml")
     path.write_text(fleet.path.read_text().replace("/bank", f"/{DATABASE}"))
     return Place(servers, fleet, load_fleet(path), spark, [sorted_copies(node.dsn) for node in fleet.primaries])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.config import Node
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group
@@ -48,7 +48,7 @@ def create_tables(
     Raises what `check` raises, which is given a session in the database and the groups (restore/against_ddl.py).
     """
     ddl.run_before_rows(database, watch)
-    with connect(database) as connection:
+    with raising_unreachable(database), connect(database) as connection:
         chosen = {group.number: group for group in groups}
         check(connection, chosen.values())
         roots = find_roots(connection, chosen.values())
@@ -58,7 +58,7 @@ def create_tables(
 
 def find_load_target(database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str) -> LoadTarget:
     """The database whose tables and ledger an earlier process created."""
-    with connect(database) as connection:
+    with raising_unreachable(database), connect(database) as connection:
         chosen = {group.number: group for group in groups}
         return LoadTarget(
             database, chosen, ledger, find_roots(connection, chosen.values()), search_path_of(ddl.search_path)
@@ -67,7 +67,7 @@ def find_load_target(database: Node, ddl: Ddl, groups: Iterable[Group], ledger: 
 
 def count_rows(target: LoadTarget, watch: Watch) -> int:
     """Compare the row counts with the ledger, and return the number of rows; raise LoadError."""
-    with connect(target.node) as connection, ending(watch, connection):
+    with raising_unreachable(target.node), connect(target.node) as connection, ending(watch, connection):
         return check_counts(connection, target)
 
 
@@ -77,7 +77,7 @@ def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence],
     What an earlier process has done is left out; dropping the ledger ends it. Returns one line for each materialized
     view that could not be populated, with the reason.
     """
-    with connect(target.node) as connection:
+    with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
             return []
         # Before the grants: an owner may have revoked privileges on a sequence from itself.

@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
 
 def read_our_name(target: Target) -> str:
     """The name of the role that restores, as raw text."""
-    with connect(target.maintenance, client_encoding=RAW) as connection:
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as connection:
         (name,) = connection.execute(OURS_QUERY).fetchone() or (b"",)
     return raw_text(bytes(name))
 
@@ -63,7 +63,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
     statements that grant membership of them.
     """
     ours = read_role(target.node, connection)
-    with connect(target.maintenance, client_encoding=RAW) as raw:
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         query = MEMBERS_QUERY.format(set=SET_QUERY if ours.version >= INHERIT_OPTION_VERSION else "true")
         known = {bytes(name): facts for name, *facts in raw.execute(query.encode())}
     problems, superusers = list[str](), list[str]()

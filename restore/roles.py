@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fleet.nodes.connections import connect
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import RAW
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
@@ -34,7 +34,7 @@ def missing_roles(
     `may_create` says whether the user allows it. `encoding` is that of the restored database.
     """
     roles = list(roles)
-    with connect(target.maintenance, client_encoding=RAW) as raw:
+    with raising_unreachable(target.node), connect(target.maintenance, client_encoding=RAW) as raw:
         known = {bytes(name) for (name,) in raw.execute(KNOWN_QUERY)}
     names = name_bytes(connection, roles, encoding)
     missing = [role for role, name in zip(roles, names, strict=True) if name not in known]
@@ -76,7 +76,7 @@ def create_roles(target: Target, roles: Iterable[str]) -> list[str]:
     roles = list(roles)
     if not roles:
         return []
-    with connect(target.loaded) as connection:
+    with raising_unreachable(target.node), connect(target.loaded) as connection:
         return _create_missing(target, connection, roles)
 
 
@@ -90,6 +90,8 @@ def _create_missing(target: Target, connection: psycopg.Connection[Any], roles: 
         except psycopg.errors.DuplicateObject:
             # The target of another shard is on the same server.
             continue
+        except psycopg.OperationalError:
+            raise
         except psycopg.Error as error:
             raise TargetUnfitError(
                 f"node {target.node.id}: role {role} can't be created: {shorten_message(error)}",

@@ -5,7 +5,23 @@ The rich bars, the JSON lines and the tests each implement `Progress`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far the current step is, on one node, or on all together if `node` is "".
+
+    `total` is None if it is not known. `seconds_left` is for the whole operation; None: it is not known.
+    """
+
+    done: int
+    total: int | None = None
+    unit: str = ""
+    node: str = ""
+    operation: str = ""
+    seconds_left: float | None = None
 
 
 class Progress(Protocol):
@@ -16,6 +32,9 @@ class Progress(Protocol):
 
     def advance(self, done: int) -> None:
         """Add `done` units to the current step."""
+
+    def tell(self, reading: Reading) -> None:
+        """Report how far the current step is, in other units than those of `advance`."""
 
     def note(self, text: str) -> None:
         """Report one line that matters to the operator (a retry, a wait and its cause)."""
@@ -31,6 +50,9 @@ class Silent:
         """Ignore it."""
 
     def advance(self, done: int) -> None:
+        """Ignore it."""
+
+    def tell(self, reading: Reading) -> None:
         """Ignore it."""
 
     def note(self, text: str) -> None:
@@ -54,6 +76,10 @@ class Noting:
     def advance(self, done: int) -> None:
         """Pass it on."""
         self._target.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Pass it on."""
+        self._target.tell(reading)
 
     def note(self, text: str) -> None:
         """Keep it and pass it on."""

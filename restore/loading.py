@@ -19,6 +19,7 @@ from restore.database_records import Phase
 from restore.databases import create_database
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
+from restore.estimates.model import RestoreStep
 from restore.preview import left_large_objects
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -41,6 +42,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     databases = create_all_tables(run, ddl)
     began = time.monotonic()
     if run.shards_in(Phase.LOADING):
+        progress.step("start Spark")
         session = spark.session()
         # A target that falls silent cancels the jobs.
         with run.watch.on_silence(session.sparkContext.cancelAllJobs):
@@ -53,6 +55,8 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     progress.step("indexes and constraints")
     finish_databases(run, databases, ddl)
     for node in run.report.nodes:
+        if run.pace:
+            run.pace.end_node(node.node, node.rows, {RestoreStep.INDEXES: node.seconds})
         node.seconds += seconds
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,46 +18,120 @@ from restore.database_records import list_databases
 from restore.databases import find_slots
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
+from restore.estimates.model import Estimate, estimate_restore
+from restore.estimates.newest import read_newest_figures
+from restore.estimates.volumes import ShardVolume, measure_volume, newest_facts
+from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
+from restore.obstacles.obstacles import Obstacles
+from restore.obstacles.server import check_extensions, check_locales, check_tablespaces
+from restore.obstacles.stored_objects import check_stored_objects
 from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
 from restore.unfinished import check_no_unfinished
+from snapshots.ddl.archive import ArchiveEntry
+from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
-from storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePreview:
     """What a restore would do: the roles that each shard's target lacks, and what it would leave out and replace.
 
-    `untried` are the nodes where our role is not a superuser: only the restore itself tries the DDL there, and compares
-    the owners of large objects.
+    `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where our role is
+    not a superuser: only the restore itself tries the DDL there, and compares the owners of large objects. `warnings`
+    may be meant.
     """
 
     roles_missing: Mapping[str, list[str]]
+    ddl: Mapping[str, Ddl]
     left_out: list[str]
     untried: list[str]
-    replaces: list[str]
+    warnings: list[str]
+    servers: Mapping[str, str]
+    volumes: Mapping[str, ShardVolume]
+    disks: list[DiskSpace]
+    estimate: Estimate
+    replaces: list[str] = field(default_factory=list)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     """Make every check of a restore that changes nothing.
 
-    Raises what check_targets and lock_targets raise.
+    Raises what check_restore and lock_targets raise.
     """
     progress.step("check targets")
-    with lock_targets(plan.targets) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
-        check_no_unfinished(plan.store.open(), plan.request.name, plan.targets, connections)
-        missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, connections)
-        ddl, left_out = read_all_ddl(plan.store.open(), plan, plan.targets, connections, Path(folder))
+    obstacles = Obstacles()
+    with lock_targets(plan.targets, obstacles) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+        reached = [target for target in plan.targets if target.shard in connections]
+        check_no_unfinished(plan.store.open(), plan.request.name, reached, connections)
+        preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
         if plan.request.groups:
-            left_out += left_large_objects(plan.chain)
-        untried = [target.node.id for target in plan.targets if isinstance(ddl[target.shard], AdaptedDdl)]
-        return RestorePreview(missing, left_out, untried, find_replaced(plan, connections))
+            preview.left_out.extend(left_large_objects(plan.chain))
+        return replace(preview, replaces=find_replaced(plan, connections))
+
+
+def check_restore(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    folder: Path,
+    obstacles: Obstacles,
+) -> RestorePreview:
+    """Check that the store has what is restored and every target can take it; change nothing.
+
+    `connections` are by shard; of a target without one, `obstacles` has the reason. Raises all obstacles as one error
+    (Obstacles.raise_found), also those found before.
+    """
+    store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
+    wrong = check_stored_objects(store, plan.chain, plan.groups, obstacles)
+    missing = check_targets(targets, plan.chain, plan.groups, plan.request, connections, obstacles)
+    readable = [one for one in targets if wrong.isdisjoint(o.key for o in find_ddl_objects(plan.chain, one.shard))]
+    checked = read_all_ddl(plan, readable, connections, folder, obstacles)
+    volumes = {
+        one.shard: measure_volume(plan.chain, one.shard, plan.groups[one.shard], checked.entries[one.shard])
+        for one in readable
+    }
+    disks = check_space(
+        (
+            DatabaseSpace(one.node, connections[one.shard], volumes[one.shard].size_bytes, volumes[one.shard].is_rough)
+            for one in readable
+        ),
+        obstacles,
+    )
+    obstacles.raise_found()
+    untried = [target.node.id for target in targets if isinstance(checked.ddl[target.shard], AdaptedDdl)]
+    servers = {one.shard: _server_of(connections[one.shard]) for one in targets}
+    basis, figures = read_newest_figures(store) or ("", None)
+    return RestorePreview(
+        roles_missing=missing,
+        ddl=checked.ddl,
+        left_out=checked.left_out,
+        untried=untried,
+        warnings=obstacles.warnings,
+        servers=servers,
+        volumes=volumes,
+        disks=disks,
+        estimate=estimate_restore(volumes.values(), figures, basis),
+    )
+
+
+def _server_of(connection: psycopg.Connection[Any]) -> str:
+    """The server that was reached, as host (or folder of the socket) and port."""
+    return f"{connection.info.host}:{connection.info.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDdl:
+    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it."""
+
+    ddl: dict[str, Ddl] = field(default_factory=dict)
+    entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
 
 def check_targets(
@@ -66,58 +140,65 @@ def check_targets(
     groups: Mapping[str, Iterable[Group]],
     request: RestoreRequest,
     connections: Mapping[str, psycopg.Connection[Any]],
+    obstacles: Obstacles,
 ) -> dict[str, list[str]]:
-    """Raise unless every target can take its shard; return the roles that it lacks, by shard.
+    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard.
 
-    `groups` and `connections` are by shard. Raises TargetUnfitError, TargetExistsError.
+    `groups` and `connections` are by shard.
     """
     places: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     for target in targets:
-        shard, connection = target.shard, connections[target.shard]
+        node, shard, connection = target.node, target.shard, connections[target.shard]
         source = chain.baseline[shard]
-        place = check_target(target, connection, source, replace=request.replace)
-        check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(shard)))
-        roles = chain.roles(shard)
-        missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
+        place = check_target(target, connection, source, obstacles, replace=request.replace)
+        check_locales(node, connection, source, newest_facts(chain, shard), obstacles)
+        with obstacles.collecting(node.id):
+            check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(shard)))
+        with obstacles.collecting(node.id):
+            roles = chain.roles(shard)
+            missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
         if place in places:
-            raise TargetUnfitError(
-                f"nodes {places[place]} and {target.node.id} are the same database of one server",
+            error = TargetUnfitError(
+                f"nodes {places[place]} and {node.id} are the same database of one server",
                 hint="give every shard of the target a database of its own",
             )
-        places[place] = target.node.id
+            obstacles.add(error, node.id)
+        places[place] = node.id
     return missing
 
 
 def read_all_ddl(
-    store: ObjectStore,
     plan: RestorePlan,
     targets: Iterable[Target],
     connections: Mapping[str, psycopg.Connection[Any]],
     folder: Path,
-) -> tuple[dict[str, Ddl], list[str]]:
-    """Read the DDL of the targets' shards, as the role of its target can run it; return what is left out for that, too.
+    obstacles: Obstacles,
+) -> CheckedDdl:
+    """Read the DDL of the targets' shards, as the role of its target can run it.
 
-    Raises TargetUnfitError if a role may not act as an owner that the DDL names.
+    Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
     """
-    found: dict[str, Ddl] = {}
-    left_out: list[str] = []
+    checked = CheckedDdl()
     for number, target in enumerate(targets):
         shard, connection = target.shard, connections[target.shard]
-        ddl = read_shard_ddl(store, plan.chain, shard, folder / f"archive-{number}")
+        ddl = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
         if plan.request.groups:
             ddl, dependents = ddl.without_dependents()
-            left_out += [f"{name} on {shard}" for name in dependents]
-        found[shard] = ddl
+            checked.left_out.extend(f"{name} on {shard}" for name in dependents)
+        check_extensions(target.node, connection, ddl.entries, newest_facts(plan.chain, shard), obstacles)
+        check_tablespaces(target.maintenance, ddl.entries, obstacles)
+        checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
         if not read_role(target.node, connection).is_super:
             ddl, grants = ddl.without_system_grants()
-            left_out += [f"{name} on {shard}: a superuser grants them" for name in grants]
+            checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
             scripts = ddl.write_scripts(target.maintenance)
             ours = adapt_ddl(scripts, ddl.search_path, read_our_name(target))
-            check_memberships(target, connection, ours.roles)
-            left_out += [f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted]
-            found[shard] = ours
-    return found, left_out
+            with obstacles.collecting(target.node.id):
+                check_memberships(target, connection, ours.roles)
+            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
+            checked.ddl[shard] = ours
+    return checked
 
 
 def left_large_objects(chain: Chain) -> list[str]:

@@ -7,7 +7,7 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
@@ -19,10 +19,10 @@ from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
 from restore.databases import drop_database, end_chains, find_owner_changes
-from restore.ddl.ddl import Ddl
+from restore.estimates.pace import RestorePace
 from restore.loading import load_all
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
-from restore.preview import check_targets, find_replaced, read_all_ddl
+from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
 from restore.run import RestoreRun, running
@@ -52,25 +52,34 @@ class RestoreAbandonedError(BusyError):
 
 
 def restore_fleet(
-    plan: RestorePlan, spark: SparkSource, progress: Progress, confirm: Confirm | None = None
+    plan: RestorePlan,
+    spark: SparkSource,
+    progress: Progress,
+    confirm: Confirm | None = None,
+    announce: Callable[[RestorePreview], None] | None = None,
 ) -> RestoreReport:
     """Restore all shards in parallel; no database has its real name before all are loaded and checked.
 
-    `confirm` is given what `--replace` will end, a line each, before anything is changed; it may raise.
+    When every check has passed and before anything is changed, `announce` is given what will be done, and `confirm`
+    what `--replace` will end, a line each; it may raise.
     """
     began = time.monotonic()
     with running(plan, progress) as run:
         store = plan.store.open()
-        check_no_unfinished(store, plan.request.name, plan.targets, run.connections)
+        reached = [target for target in plan.targets if target.shard in run.connections]
+        check_no_unfinished(store, plan.request.name, reached, run.connections)
+        preview = check_restore(plan, plan.targets, run.connections, run.folder, run.obstacles)
         settle_recorded(store, plan.targets, run.connections)
-        missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, run.connections)
         replaced = find_replaced(plan, run.connections)
+        if announce:
+            announce(preview)
         if confirm:
             confirm(replaced)
-        for line in replaced:
+        for line in (*preview.warnings, *replaced):
             progress.note(line)
         _clear_records(plan.targets, run.connections)
-        _restore(run, missing, spark, is_resumed=False)
+        run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
+        _restore(run, preview, spark, is_resumed=False)
     run.report.seconds = time.monotonic() - began
     return run.report
 
@@ -100,8 +109,8 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             # A statement of a killed process goes on until the server has a row to send.
             end_sessions(run.connections[one.shard], one.loading)
-        missing = check_targets(chosen, plan.chain, plan.groups, plan.request, run.connections)
-        _restore(run, missing, spark, is_resumed=True)
+        preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles)
+        _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
 
@@ -152,7 +161,7 @@ def _find_resumable(
     return found
 
 
-def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSource, *, is_resumed: bool) -> None:
+def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
     """Load what is not loaded, and publish it all."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
     # Where the decision is does not change.
@@ -163,7 +172,10 @@ def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSour
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
-            _load(run, missing, spark)
+            run.report.left_out = preview.left_out
+            if len(run.shards_in(Phase.INDEXING)) < len(preview.ddl):
+                spark.begin()
+            load_all(run, preview.ddl, preview.roles_missing, spark)
             run.progress.step("swap databases")
             run.is_closing = True
             close_databases(plan.targets, run.connections, run.operation)
@@ -178,6 +190,8 @@ def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSour
         report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
         run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
+        if run.pace:
+            lease.figures = run.pace.figures(report.bytes)
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_records(plan.targets, run.connections)
     report.rows = sum(node.rows for node in report.nodes)
@@ -190,18 +204,6 @@ def _clear_records(targets: Iterable[Target], connections: Connections) -> None:
         found = list_databases(connection).get(target.database)
         if found is not None and found.record is not None:
             clear_record(connection, target.database)
-
-
-def _load(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSource) -> None:
-    plan = run.plan
-    finished = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
-    chosen = [target for target in plan.targets if target not in finished]
-    ddl: dict[str, Ddl] = {}
-    if chosen:
-        ddl, run.report.left_out = read_all_ddl(plan.store.open(), plan, chosen, run.connections, run.folder)
-        if len(run.shards_in(Phase.INDEXING)) < len(chosen):
-            spark.begin()
-    load_all(run, ddl, missing, spark)
 
 
 @contextmanager

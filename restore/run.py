@@ -20,6 +20,8 @@ from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, write_record
+from restore.estimates.pace import RestorePace
+from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.publishing import is_restored
 from restore.report import RestoreReport
@@ -31,7 +33,9 @@ class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `folder` is private, for the DDL. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
+    `obstacles` has the nodes that can't be reached: they have no connection. `folder` is private, for the DDL.
+    `pace` measures a restore that loads everything itself. `is_closing`: databases may be closed; `is_deciding`: the
+    decision may be stored.
     """
 
     plan: RestorePlan
@@ -40,8 +44,10 @@ class RestoreRun:
     progress: Progress
     folder: Path
     report: RestoreReport
+    obstacles: Obstacles = field(default_factory=Obstacles)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
+    pace: RestorePace | None = None
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False
@@ -100,11 +106,13 @@ def running(
     progress.step("check targets")
     with ExitStack() as stack:
         watch = stack.enter_context(watch_nodes(target.maintenance for target in plan.targets))
-        connections = locked or stack.enter_context(lock_targets(plan.targets))
-        stack.enter_context(lock_target_fleet(plan.target_fleet, plan.targets, connections))
+        obstacles = Obstacles()
+        connections = locked or stack.enter_context(lock_targets(plan.targets, obstacles))
+        reached = [target for target in plan.targets if target.shard in connections]
+        stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
-        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report())
+        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles)
 
 
 @contextmanager

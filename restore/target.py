@@ -23,8 +23,10 @@ from fleet.nodes.connections import (
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.problems import GRANT, comment, raising_unfit
+from fleet.nodes.sessions import in_parallel
 from fleet.tables.groups import Group
 from fleet.tables.table_state import TableState
+from restore.obstacles.obstacles import Obstacles
 from storage.errors import RefusedError, UsageError
 
 NAMED_MAX = 5
@@ -112,22 +114,41 @@ def suffix_of(operation: str) -> str:
 
 
 @contextmanager
-def lock_targets(targets: Iterable[Target]) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+def lock_targets(
+    targets: Iterable[Target], obstacles: Obstacles | None = None
+) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Yield sessions in the maintenance databases, by shard, that lock out other restores of the same databases.
 
-    Raises FleetBusyError naming the holder of a lock, and TargetUnfitError if our role lacks a privilege in the block.
-    Raises NodeUnreachableError naming the node if one of the sessions is lost.
+    Raises NodeUnreachableError naming all nodes that can't be reached; with `obstacles` these are added there instead,
+    and the block has the sessions of the others. Raises FleetBusyError naming the holder of a lock, and
+    TargetUnfitError if our role lacks a privilege in the block. Raises NodeUnreachableError naming the node if one of
+    the sessions is lost.
     """
-    targets = list(targets)
+    targets = sorted(targets, key=lambda one: one.node.id)
+    unreachable = Obstacles() if obstacles is None else obstacles
     with ExitStack() as stack:
         stack.enter_context(raising_unfit(TargetUnfitError, hint=f"restore as a superuser, or {GRANT}"))
         connections: dict[str, psycopg.Connection[Any]] = {}
-        for target in sorted(targets, key=lambda one: one.node.id):
-            connection = stack.enter_context(connect(target.maintenance))
-            lock_target(target, connection)
-            connections[target.shard] = connection
-        with naming_lost_nodes(targets, connections):
+
+        def open_session(target: Target) -> None:
+            with unreachable.collecting(target.node.id):
+                connections[target.shard] = connect(target.maintenance)
+
+        stack.callback(close_all, connections)
+        in_parallel(open_session, targets)
+        if obstacles is None:
+            unreachable.raise_found()
+        reached = [target for target in targets if target.shard in connections]
+        for target in reached:
+            lock_target(target, connections[target.shard])
+        with naming_lost_nodes(reached, connections):
             yield connections
+
+
+def close_all(connections: Connections) -> None:
+    """Close the sessions."""
+    for connection in connections.values():
+        connection.close()
 
 
 @contextmanager
@@ -153,34 +174,33 @@ def check_target(
     target: Target,
     connection: psycopg.Connection[Any],
     source: NodeIdentity,
+    obstacles: Obstacles,
     *,
     replace: bool,
 ) -> str:
-    """Raise TargetUnfitError or TargetExistsError; return what identifies the database among all servers."""
+    """Add what keeps the target from taking the database; return what identifies it among all servers."""
     row = connection.execute(FACTS_QUERY).fetchone()
     recovering, version, may_create, system = row or (True, 0, False, "")
     node = target.node.id
     if recovering:
-        raise TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
+        error = TargetUnfitError(f"node {node} is a standby", hint="name its primary in the target's fleet.toml")
+        obstacles.add(error, node)
     if version // 10000 < source.server_version // 10000:
-        raise TargetUnfitError(
-            f"node {node}: PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}",
-            hint="restore to servers of the snapshot's version or newer",
-        )
+        what = f"PostgreSQL {version // 10000} is older than the snapshot's {source.server_version // 10000}"
+        hint = "restore to servers of the snapshot's version or newer"
+        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
     if not may_create:
-        raise TargetUnfitError(
-            f"node {node}: role {connection.info.user} may not create databases",
-            hint=f'ALTER ROLE "{connection.info.user}" CREATEDB;',
-        )
+        what = f"role {connection.info.user} may not create databases"
+        hint = f'ALTER ROLE "{connection.info.user}" CREATEDB;'
+        obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
     exists = target.database in databases(connection)
     if exists and replace:
-        _check_replaceable(target, connection)
+        with obstacles.collecting(node):
+            _check_replaceable(target, connection)
     if exists and not replace:
-        raise TargetExistsError(
-            f"node {node}: database {target.database} exists already",
-            hint="restore to other servers with --to FILE, or put the existing databases aside with --replace",
-            details={"node": node, "database": target.database},
-        )
+        what = f"node {node}: database {target.database} exists already"
+        hint = "restore to other servers with --to FILE, or put the existing databases aside with --replace"
+        obstacles.add(TargetExistsError(what, hint=hint, details={"database": target.database}), node)
     return f"{system}/{target.database}"
 
 

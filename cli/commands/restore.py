@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,8 @@ from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, pa
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
-from cli.output.results import emit, progress
+from cli.output.restore_plan import plan_document, plan_lines
+from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
 from fleet.config import Fleet, load_fleet
@@ -26,7 +27,7 @@ from fleet.record import to_builtins
 from restore.abandoning import abandon_restore
 from restore.abandoning import discard_old as discard_old_databases
 from restore.plan import RestorePlan, plan_restore
-from restore.preview import preview_restore
+from restore.preview import RestorePreview, preview_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
@@ -77,7 +78,19 @@ def restore(
         show_plan(context, plan_restore(source, target, request))
     else:
         plan = plan_restore(source, target, request)
-        run_restore(context, source, name, lambda spark, shown: restore_fleet(plan, spark, shown, confirm.replacing))
+        announced: dict[str, Any] = {}
+
+        def announce(preview: RestorePreview) -> None:
+            announced["plan"] = plan_document(plan, preview)
+            show_preview(context, plan_lines(plan, preview))
+
+        run_restore(
+            context,
+            source,
+            name,
+            lambda spark, shown: restore_fleet(plan, spark, shown, confirm.replacing, announce),
+            announced,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +125,19 @@ class NotConfirmedError(RefusedError):
 
 
 def run_restore(
-    context: typer.Context, source: Fleet, name: str, work: Callable[[SparkOnDemand, Progress], RestoreReport]
+    context: typer.Context,
+    source: Fleet,
+    name: str,
+    work: Callable[[SparkOnDemand, Progress], RestoreReport],
+    announced: Mapping[str, Any],
 ) -> None:
-    """Run a restore, or the rest of one, and print its report."""
+    """Run a restore, or the rest of one, and print its report; its JSON has what `work` has `announced`."""
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         report = work(spark, noting)
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, document_of(report) | {"warnings": noting.notes}, lines_of(report) + unseen)
+    emit(context, document_of(report) | dict(announced) | {"warnings": noting.notes}, lines_of(report) + unseen)
 
 
 def end_restore(
@@ -128,7 +145,7 @@ def end_restore(
 ) -> None:
     """Go on with an unfinished restore, undo it, or drop what restores have put aside."""
     if how == "--resume":
-        run_restore(context, source, name, lambda spark, shown: resume_restore(source, target, name, spark, shown))
+        run_restore(context, source, name, lambda spark, shown: resume_restore(source, target, name, spark, shown), {})
         return
     with progress(context) as shown:
         if how == "--abandon":
@@ -163,7 +180,10 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
     document["ddl_not_tried"] = preview.untried
     document["replaces"] = preview.replaces
-    lines = [_label(report, "would be restored"), *(f"left out: {name}" for name in report.left_out)]
+    document["warnings"] = preview.warnings
+    document["plan"] = plan_document(plan, preview)
+    lines = [*plan_lines(plan, preview), *(f"left out: {name}" for name in report.left_out)]
+    lines += [f"warning: {text}" for text in preview.warnings]
     lines += preview.replaces
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in missing]

@@ -11,7 +11,7 @@ from check.report import VALID, CheckReport
 from embedded.bank import BankInvariants
 from embedded.bank_latency import LatencyLog, Window
 from embedded.bank_workload import Committed
-from fleet.progress import Progress
+from fleet.progress import Progress, Reading
 from restore.report import RestoreReport
 from snapshots.records.commit import Commit
 
@@ -148,6 +148,10 @@ class CutWatch:
     def advance(self, done: int) -> None:
         """Forward the call."""
         self._shown.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Forward the call."""
+        self._shown.tell(reading)
 
     def note(self, text: str) -> None:
         """Forward the call."""

@@ -25,6 +25,7 @@ from cli.demo.figures import sparkline
 from cli.output.bars import StepProgress
 from cli.output.format import count_text, quantity_text, seconds_text
 from embedded.bank_workload import BankWorkload
+from fleet.progress import Reading
 
 REFRESHES_PER_SECOND = 4
 PULSE_SECONDS = 0.5
@@ -98,6 +99,9 @@ class Screen:
         with self._lock:
             if self._step is not None:
                 self._step.done += done
+
+    def tell(self, reading: Reading) -> None:
+        """Ignore it: the footer has the step's own count."""
 
     def note(self, text: str) -> None:
         """Write a note."""

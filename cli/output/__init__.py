@@ -1,6 +1,7 @@
 """Output: the arguments that commands share, results as text or JSON, progress, errors and exit codes.
 
-Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document.
+Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document, and progress JSON lines.
 
-Imports `check`, `cli.folders`, `fleet`, `fleet.tables` and `storage`.
+Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.obstacles`, `snapshots.records` and
+`storage`.
 """

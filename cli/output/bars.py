@@ -1,4 +1,4 @@
-"""The two displays of progress: bars on a terminal, and lines for logs.
+"""The two displays of progress for people: bars on a terminal, and lines for logs.
 
 Both implement fleet.progress.Progress, write only to stderr and may be called from any thread. If the operation raises,
 its last step is shown as stopped, never as done. `verbose` also shows each point when it is reached, with the time
@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
 from cli.output.format import printable, quantity_text, seconds_text
+from fleet.progress import Reading
 
 
 @dataclass(slots=True)
@@ -86,6 +87,9 @@ class LineProgress:
             if self._step is not None:
                 self._step.done += done
 
+    def tell(self, reading: Reading) -> None:
+        """Ignore it: the line is written when the step ends."""
+
     def note(self, text: str) -> None:
         """Write `text` as a line at once."""
         with self._lock:
@@ -123,6 +127,7 @@ class BarProgress:
             transient=True,
         )
         self._step: StepProgress | None = None
+        self._nodes: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -148,7 +153,22 @@ class BarProgress:
         with self._lock:
             if self._step is not None:
                 self._step.done += done
-                self._bars.advance(self._bars.task_ids[-1], done)
+                self._bars.advance(self._bars.task_ids[0], done)
+
+    def tell(self, reading: Reading) -> None:
+        """Draw a bar for the node, and how long the operation still takes."""
+        with self._lock:
+            if self._step is None:
+                return
+            if reading.seconds_left is not None:
+                left = f"{self._step.name} (about {seconds_text(reading.seconds_left)} left in all)"
+                self._bars.update(self._bars.task_ids[0], description=left)
+            if not reading.node:
+                return
+            if reading.node not in self._nodes:
+                name = f"  {printable(reading.node)}"
+                self._nodes[reading.node] = self._bars.add_task(name, total=reading.total, unit=reading.unit)
+            self._bars.update(self._nodes[reading.node], completed=reading.done, total=reading.total)
 
     def note(self, text: str) -> None:
         """Print `text` above the running step."""
@@ -166,7 +186,9 @@ class BarProgress:
             return
         sign, style = ("✗", "red") if stopped else ("✓", "green")
         self._console.print(Text.assemble((f"{sign} ", style), self._step.summary()))
-        self._bars.remove_task(self._bars.task_ids[-1])
+        for task in self._bars.task_ids:
+            self._bars.remove_task(task)
+        self._nodes.clear()
         self._step = None
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cli.output.context import command_context
 from cli.output.format import printable, time_text
+from cli.output.json_progress import JsonProgress
 from fleet.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -68,11 +69,13 @@ def discard_stdout() -> None:
 def progress(context: typer.Context) -> AbstractContextManager[Progress]:
     """Show an operation's steps on stderr: bars on a terminal, else one line per step; nothing with `--quiet`.
 
-    `--verbose` adds a line for each point reached.
+    With `--json` stderr has JSON lines (cli/output/json_progress.py). `--verbose` adds each point reached.
     """
     options = command_context(context)
     if options.quiet:
         return nullcontext(Silent())
+    if options.json:
+        return JsonProgress(sys.stderr, context.info_name or "", verbose=options.verbose)
     from cli.output.bars import BarProgress, LineProgress
 
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

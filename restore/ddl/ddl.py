@@ -17,6 +17,7 @@ from fleet.nodes.connections import connect, raising_unreachable, shut_down, unr
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
+from snapshots.ddl.archive import ArchiveEntry
 from snapshots.records.commit import Sequence as StoredSequence
 from storage.errors import RefusedError
 
@@ -58,6 +59,10 @@ class Ddl(Protocol):
 
 class StoredDdl(Ddl, Protocol):
     """A shard's DDL as the snapshot has it."""
+
+    @property
+    def entries(self) -> Sequence[ArchiveEntry]:
+        """The entries of its archive that are restored; none if it is stored as scripts."""
 
     def without_dependents(self) -> tuple[StoredDdl, list[str]]:
         """The DDL for a restore of some tables: without foreign keys, which they may violate, and without views.

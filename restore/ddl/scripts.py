@@ -50,6 +50,11 @@ class ScriptDdl:
         return read_stored_path(self.scripts[PRE_DATA])
 
     @property
+    def entries(self) -> tuple[()]:
+        """None: these are no archive."""
+        return ()
+
+    @property
     def views(self) -> list[str]:
         """The materialized views that were populated, in the order of their dependencies."""
         return find_views(self.scripts[REFRESH])

@@ -34,6 +34,7 @@ from snapshots.create.make_cut import LastCut
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
 from snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from snapshots.ddl.database_facts import read_facts
 from snapshots.ddl.dump import read_roles, store_ddl
 from snapshots.ddl.table_changes import (
     KnownTables,
@@ -210,6 +211,7 @@ def _build_commit(context: CreateContext, base: BaseCopy, cut: CutResult, second
         left_out=cut.left_out + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
+        databases=sessions.ask_primaries(read_facts),
         fleet_id=plan.selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
         baseline=tuple(sessions.identities.values()),

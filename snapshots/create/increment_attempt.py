@@ -24,6 +24,7 @@ from snapshots.create.continuable import rules_since
 from snapshots.create.cut_attempt import take_cut
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.terminal import check_final, end_writes
+from snapshots.ddl.database_facts import read_facts
 from snapshots.ddl.table_changes import NodeTables
 from snapshots.operations.crash_points import CrashPoint
 from snapshots.operations.exclusive import check_exclusive
@@ -80,6 +81,7 @@ def take_increment(
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=changes,
+        databases=sessions.ask_primaries(read_facts),
     )
     commit = counted_increment(chain, commit, cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)

@@ -35,8 +35,9 @@ class DumpFormatError(ValueError):
 class ArchiveEntry:
     """An entry of the table of contents. `kind`, `name` and `schema` are as pg_dump writes them, without quotes.
 
-    `catalog` and `oid` identify the object on the source. `section` is BEFORE_ROWS or AFTER_ROWS, or another number if
-    it is that of the entry before. `begin` and `end` are where the archive has its statements.
+    `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
+    BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
+    archive has its statements.
     """
 
     number: int
@@ -49,6 +50,7 @@ class ArchiveEntry:
     dependencies: tuple[int, ...]
     begin: int
     end: int
+    tablespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     reader.string()
     reader.string()
     schema = reader.text()
-    reader.string()
+    tablespace = reader.text()
     reader.string()
     if version >= WITH_RELATION_KIND:
         reader.integer()
@@ -125,7 +127,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
-    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end)
+    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end, tablespace)
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from msgspec import UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from fleet.label import own_label, read_label
 from fleet.progress import Progress
@@ -30,6 +30,7 @@ from snapshots.records.operation_records import (
     read_renewal,
     write_operation_record,
 )
+from snapshots.records.restore_figures import RestoreFigures
 from snapshots.records.tombstones import check_not_deleted, is_only_full
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, StoreUnfitError
@@ -76,11 +77,13 @@ class Lease:
 class HeldLease:
     """A lease while it is held. `is_stored`: the operation is recorded in the store.
 
-    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error.
+    The holder sets `stays_open` if the operation has no outcome yet when its process ends with an error, and `figures`
+    if it is to be recorded what the restore measured.
     """
 
     is_stored: bool
     stays_open: bool = False
+    figures: RestoreFigures | UnsetType = UNSET
 
 
 @contextmanager
@@ -121,7 +124,7 @@ def hold_lease(
         raise
     if held.is_stored:
         try:
-            record_outcome(store, intent, "done")
+            record_outcome(store, intent, "done", figures=held.figures)
         except (UnreachableError, IndeterminateError) as error:
             progress.note(f"the outcome of operation {intent.operation} could not be stored: {error.message}")
 

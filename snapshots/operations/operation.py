@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from fleet.progress import Progress, Silent
 from fleet.record import Time
 from snapshots.operations.committing import put_commit
@@ -27,6 +29,7 @@ from snapshots.records.operation_records import (
     read_outcome,
     write_operation_record,
 )
+from snapshots.records.restore_figures import RestoreFigures
 from storage.errors import IndeterminateError, SnapshotError, UnreachableError
 from storage.ids import new_operation_id
 from storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
@@ -145,8 +148,14 @@ def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -
     put_commit(store, commit, operation.intent.turn)
 
 
-def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "failed"], reason: str = "") -> None:
-    """Store an operation's outcome, unless it already has one: the first one counts."""
+def record_outcome(
+    store: ObjectStore,
+    intent: Intent,
+    state: Literal["done", "failed"],
+    reason: str = "",
+    figures: RestoreFigures | UnsetType = UNSET,
+) -> None:
+    """Store an operation's outcome, unless it already has one: the first one counts. Restores have `figures`."""
     outcome = Outcome(
         operation=intent.operation,
         kind=intent.kind,
@@ -155,6 +164,7 @@ def record_outcome(store: ObjectStore, intent: Intent, state: Literal["done", "f
         state=state,
         reason=reason,
         ended_at=current_time(),
+        figures=figures,
     )
     with suppress(ObjectExistsError):
         write_operation_record(store, "outcome", outcome)

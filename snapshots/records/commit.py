@@ -18,6 +18,7 @@ from fleet.record import Count, Integer, Record, Seconds, Time
 from fleet.tables.groups import Group
 from fleet.tables.left_out import LeftOut
 from fleet.tables.table_state import TableState
+from snapshots.records.database_facts import DatabaseFacts
 from wal.cut.cut_values import NodeCut
 from wal.segments.archive import Segment
 
@@ -113,8 +114,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     `segments` are those after the commit before. `definition_changes` is None if no definition and no DDL changed.
     `previous` is None on a full snapshot and on early increments. `left_out` lists what the commit does not cover of
-    the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `digest` is the one
-    in the file, and "" until the file is written.
+    the primaries' databases; it is None on early commits. `terminal`: the fleet was left read-only. `databases` has the
+    facts of each shard's database, and is empty on early commits. `digest` is the one in the file, and "" until the
+    file is written.
     """
 
     snapshot: str
@@ -132,6 +134,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     left_out: tuple[LeftOut, ...] | None = None
     terminal: bool = False
     definition_changes: DefinitionChanges | None = field(name="schema_changes", default=None)
+    databases: dict[str, DatabaseFacts] = field(default_factory=dict)
     digest: str = ""
 
     @property

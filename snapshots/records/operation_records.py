@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType, field
 from fleet.record import Count, Record, Time
 from snapshots.records.commits import NAME
 from snapshots.records.documents import check_about, checking, read_document, seal
+from snapshots.records.restore_figures import RestoreFigures
 from storage.store import ObjectMissingError, ObjectStore
 from storage.storing import create_or_find
 
@@ -57,7 +58,10 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
 
 class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
-    """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent."""
+    """How an operation ended. Early versions did not repeat kind, snapshot and increment of the intent.
+
+    A restore that loaded everything itself has `figures`.
+    """
 
     operation: str
     kind: str | UnsetType = UNSET
@@ -66,6 +70,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     state: Literal["done", "failed"]
     reason: str
     ended_at: Time
+    figures: RestoreFigures | UnsetType = UNSET
 
 
 class Decision(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fleet.progress import Reading
+
 
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -29,6 +31,9 @@ class Watching:
         """Ignore it."""
 
     def advance(self, done: int) -> None:
+        """Ignore it."""
+
+    def tell(self, reading: Reading) -> None:
         """Ignore it."""
 
     def note(self, text: str) -> None:

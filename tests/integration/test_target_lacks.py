@@ -6,8 +6,10 @@ The source is a database on the shared fleet's first server, the target one on i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,7 +19,12 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.programs.wheel import run_tool
+from fleet.progress import Silent
 from restore.ddl.ddl import SchemaLoadError
+from restore.obstacles.obstacles import ObstaclesError, TargetLacksError
+from restore.plan import plan_restore
+from restore.preview import preview_restore
+from restore.request import RestoreRequest
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute
@@ -39,6 +46,10 @@ SCHEMA = (
     "INSERT INTO placed VALUES (1, 'a'), (2, 'b')",
     "INSERT INTO spread VALUES (1)",
 )
+# A collation of the server, as pg_import_system_collations makes them.
+SYSTEM = "SET allow_system_table_mods = on"
+HOUSE = f"{SYSTEM}; CREATE COLLATION pg_catalog.\"of the house\" (PROVIDER = libc, LOCALE = 'C')"
+COLLATIONS = (HOUSE, 'CREATE TABLE sorted (v text COLLATE pg_catalog."of the house", id int PRIMARY KEY)')
 # The row that SECURITY LABEL would write; the command itself needs a label provider, which is a loaded module.
 LABEL = """
 INSERT INTO pg_seclabel (objoid, classoid, objsubid, provider, label)
@@ -75,7 +86,8 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     execute(source.dsn, "INSERT INTO placed VALUES (3, 'c')", LABEL)
     runs.increment(NAME)
 
-    assert_refused(runs, target, 0, "Tablespace \"fast 'disks'\" does not exist")
+    with pytest.raises(TargetLacksError, match=r"node s1 lacks tablespaces that the snapshot has: fast 'disks'$"):
+        runs.restore(NAME, target, 0)
     execute(server, *TABLESPACE)
     runs.restore(NAME, target, 0)
     assert sorted_copies(target.nodes[0].dsn)["public.placed"] == b"1\ta\n2\tb\n"
@@ -88,6 +100,69 @@ def test_tablespaces_and_security_labels_come_back_where_the_target_has_them(
     restored = target.nodes[0].dsn
     assert sorted_copies(restored) == sorted_copies(source.dsn)
     assert run_tool("pg_dump", *DDL, restored).stdout == run_tool("pg_dump", *DDL, source.dsn).stdout
+
+
+def control_files(folder: Path, version: str) -> str:
+    """An extension that only this folder has; the setting by which a server finds it (since PostgreSQL 18)."""
+    (folder / "extension").mkdir(parents=True)
+    (folder / "extension" / "rare.control").write_text(f"default_version = '{version}'\n")
+    (folder / "extension" / f"rare--{version}.sql").write_text("CREATE FUNCTION rare() RETURNS int RETURN 1;\n")
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    return f"ALTER SYSTEM SET extension_control_path = '{folder}:$system'"
+
+
+@contextmanager
+def with_setting(server: str, statement: str) -> Iterator[None]:
+    try:
+        execute(server, statement, "SELECT pg_reload_conf()", "SELECT pg_sleep(0.2)")
+        yield
+    finally:
+        execute(server, "ALTER SYSTEM RESET extension_control_path", "SELECT pg_reload_conf()")
+
+
+def test_what_the_server_lacks_is_named_at_once_and_another_version_is_a_warning(
+    runs: Runs, shared_fleet: EmbeddedFleet
+) -> None:
+    (source,) = runs.fleet.nodes
+    here, there = (primary.dsn("postgres") for primary in shared_fleet.primaries[:2])
+    target = replace(runs.fleet, nodes=(replace(source, dsn=shared_fleet.primaries[1].dsn("lacking_back")),))
+    with TemporaryDirectory() as name, with_setting(here, control_files(Path(name) / "1", "1.5")):
+        Path(name).chmod(0o755)
+        execute(source.dsn, "CREATE EXTENSION rare", *COLLATIONS)
+        execute(here, "CREATE ROLE lacking_owner")
+        try:
+            execute(source.dsn, "ALTER TABLE elsewhere OWNER TO lacking_owner")
+            execute(there, "DROP ROLE IF EXISTS lacking_owner")
+            runs.full(NAME)
+        finally:
+            execute(source.dsn, "REASSIGN OWNED BY lacking_owner TO postgres")
+            execute(here, "DROP ROLE lacking_owner")
+        plan = plan_restore(runs.fleet, target, RestoreRequest(NAME))
+        with pytest.raises(ObstaclesError) as raised:
+            preview_restore(plan, Silent())
+        assert [text.split(": ", 1)[1] for text in messages(raised.value)[:1]] == ["collation of the house"]
+        assert messages(raised.value)[1].startswith("node s1 lacks roles that own ")
+        assert messages(raised.value)[2:] == [
+            "node s1 lacks extensions that the snapshot has: rare 1.5",
+            "node s1 lacks tablespaces that the snapshot has: fast 'disks'",
+        ]
+
+        execute(there, *TABLESPACE, HOUSE)
+        with with_setting(there, control_files(Path(name) / "2", "2.0")):
+            plan = plan_restore(runs.fleet, target, RestoreRequest(NAME, create_roles=True))
+            found = preview_restore(plan, Silent())
+        execute(there, f'{SYSTEM}; DROP COLLATION pg_catalog."of the house"')
+    assert found.warnings == [
+        "node s1: extension rare is created in version 2.0, the server's default; the snapshot has 1.5, which the"
+        " server does not have"
+    ]
+
+
+def messages(error: ObstaclesError) -> list[str]:
+    obstacles = error.details["obstacles"]
+    assert isinstance(obstacles, list)
+    return [one["message"] for one in obstacles]
 
 
 def assert_refused(runs: Runs, target: Fleet, increment: int, *said: str) -> None:

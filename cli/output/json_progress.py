@@ -1,0 +1,133 @@
+"""Progress as JSON lines on stderr, for programs: what `--json` shows while a command runs.
+
+A step has a line when it begins, then at most one a second for the whole and for each node, and one when it ends.
+Implements fleet.progress.Progress; may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from cli.output.format import time_text
+from fleet.progress import Reading
+
+SCHEMA = "cutline/progress/1"
+LINE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _ShownStep:
+    """The step in progress. Times are on the monotonic clock; `shown` are those of the last lines, by node."""
+
+    name: str
+    total: int | None
+    unit: str
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    shown: dict[str, float] = field(default_factory=dict)
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+
+class JsonProgress:
+    """Writes one JSON object per line. Notes are lines of their own; `verbose` adds the points that are reached."""
+
+    def __init__(self, stream: TextIO, command: str, *, verbose: bool = False) -> None:
+        self._stream, self._command, self._verbose = stream, command, verbose
+        self._operation: str | None = None
+        self._left: tuple[float, float] | None = None
+        self._step: _ShownStep | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._end("stopped" if error else "done")
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Write the last line of the previous step, and the first of `name`."""
+        with self._lock:
+            self._end("done")
+            self._step = _ShownStep(name, total, unit)
+            self._show(self._step, "", "running")
+
+    def advance(self, done: int) -> None:
+        """Add to the step's own count."""
+        with self._lock:
+            if self._step is not None:
+                self._step.done += done
+                self._show_sometimes(self._step, "")
+
+    def tell(self, reading: Reading) -> None:
+        """Take the reading instead of the step's own count."""
+        with self._lock:
+            self._operation = reading.operation or self._operation
+            self._left = None if reading.seconds_left is None else (reading.seconds_left, time.monotonic())
+            if self._step is not None:
+                if reading.unit or reading.node:
+                    self._step.readings[reading.node] = reading
+                self._show_sometimes(self._step, reading.node)
+
+    def note(self, text: str) -> None:
+        """Write the note at once."""
+        with self._lock:
+            self._write({"note": text})
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Write the point at once, if points are wanted."""
+        if self._verbose:
+            with self._lock:
+                self._write({"point": point, "node": node or None})
+
+    def _end(self, state: str) -> None:
+        if self._step is not None:
+            for node in ("", *(node for node in self._step.readings if node)):
+                self._show(self._step, node, state)
+        self._step = None
+
+    def _show_sometimes(self, step: _ShownStep, node: str) -> None:
+        if time.monotonic() - step.shown.get(node, 0.0) >= LINE_SECONDS:
+            self._show(step, node, "running")
+
+    def _show(self, step: _ShownStep, node: str, state: str) -> None:
+        now = time.monotonic()
+        step.shown[node] = now
+        reading = step.readings.get(node) or Reading(step.done, step.total, step.unit, node)
+        seconds = now - step.began
+        rate = reading.done / seconds if reading.done and seconds > 0 else None
+        left = (reading.total - reading.done) / rate if rate and reading.total is not None else None
+        self._write(
+            {
+                "step": step.name,
+                "state": state,
+                "node": node or None,
+                "done": reading.done,
+                "total": reading.total,
+                "unit": reading.unit or None,
+                "rate": None if rate is None else round(rate, 3),
+                "seconds": round(seconds, 3),
+                "seconds_left": 0.0 if state == "done" else None if left is None else round(max(left, 0.0), 3),
+                "operation_seconds_left": self._seconds_left(now),
+            }
+        )
+
+    def _seconds_left(self, now: float) -> float | None:
+        if self._left is None:
+            return None
+        left, at = self._left
+        return round(max(left - (now - at), 0.0), 3)
+
+    def _write(self, values: dict[str, Any]) -> None:
+        head = {"schema": SCHEMA, "command": self._command, "operation": self._operation}
+        line = {**head, **values, "at": time_text(datetime.now(UTC))}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()

@@ -1,0 +1,91 @@
+"""The plan of a restore, for people and as JSON: source, cut, age, what goes where, time and disk space."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from cli.output.format import age_text, count_text, seconds_text, size_text, time_text
+from restore.obstacles.disk_space import DiskSpace
+from restore.plan import RestorePlan
+from restore.preview import RestorePreview
+from snapshots.records.cut_times import cut_time
+
+
+def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
+    """The first lines of a restore."""
+    chain, volumes, now = plan.chain, preview.volumes, datetime.now(UTC)
+    made_at = cut_time(chain.last)
+    number = f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
+    lines = [
+        f"source: {chain.name} at {number}, from {plan.store.open().url}",
+        f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
+    ]
+    for target in plan.targets:
+        if (volume := volumes.get(target.shard)) is None:
+            continue
+        changes = f" and {count_text(volume.changes)} changes" if volume.changes else ""
+        lines.append(
+            f"{target.shard} to database {target.database} on {preview.servers[target.shard]}:"
+            f" {count_text(volume.row_count)} rows{changes}, {size_text(volume.stored_bytes)} stored,"
+            f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk"
+        )
+    return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
+
+
+def _time_line(preview: RestorePreview) -> str:
+    estimate = preview.estimate
+    based = f"by what {estimate.basis} took" if estimate.basis else "roughly: no restore from this store is measured"
+    return f"time: about {seconds_text(estimate.total)}, {based}"
+
+
+def _disk_line(disk: DiskSpace) -> str:
+    free = (
+        "free space not known: the server does not run on this machine, or its data can't be read here"
+        if disk.free_bytes is None
+        else f"{size_text(disk.free_bytes)} free"
+    )
+    needed = f"{_about(is_rough=disk.is_rough)}{size_text(disk.needed_bytes)} needed"
+    return f"disk of {', '.join(disk.nodes)}: {needed}, {free}"
+
+
+def _about(*, is_rough: bool) -> str:
+    return "roughly " if is_rough else ""
+
+
+def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
+    """The same as JSON."""
+    made_at = cut_time(plan.chain.last)
+    estimate = preview.estimate
+    return {
+        "store": plan.store.open().url,
+        "cut_at": time_text(made_at),
+        "age_seconds": round((datetime.now(UTC) - made_at).total_seconds(), 3),
+        "targets": [
+            {
+                "shard": target.shard,
+                "node": target.node.id,
+                "database": target.database,
+                "server": preview.servers[target.shard],
+                "rows": volume.row_count,
+                "changes": volume.changes,
+                "bytes": volume.stored_bytes,
+                "size_bytes": volume.size_bytes,
+                "size_is_rough": volume.is_rough,
+            }
+            for target in plan.targets
+            if (volume := preview.volumes.get(target.shard)) is not None
+        ],
+        "seconds": round(estimate.total, 3),
+        "seconds_by_step": {step: round(seconds, 3) for step, seconds in estimate.seconds.items()},
+        "based_on": estimate.basis or None,
+        "disks": [
+            {
+                "nodes": disk.nodes,
+                "needed_bytes": disk.needed_bytes,
+                "free_bytes": disk.free_bytes,
+                "is_rough": disk.is_rough,
+            }
+            for disk in preview.disks
+        ],
+    }

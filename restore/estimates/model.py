@@ -1,0 +1,102 @@
+"""How long a restore takes: seconds by step, from the volume and what an earlier restore took.
+
+A step takes a fixed time and a time in proportion to its amount of work. The constants are of two cores that run both
+Spark and all servers; where a restore into any fleet has recorded what it took, the constants are scaled to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from restore.estimates.volumes import ShardVolume
+from snapshots.records.restore_figures import RestoreFigures, StepFigures
+
+
+class RestoreStep(StrEnum):
+    """The steps of a restore, in order, as progress names them."""
+
+    DATABASES = "create databases"
+    SPARK = "start Spark"
+    FOLD = "fold changes"
+    BASE = "load base"
+    CHANGES = "load changes"
+    LARGE_OBJECTS = "load large objects"
+    INDEXES = "indexes and constraints"
+    SWAP = "swap databases"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The seconds of a step: fixed, and for each unit of its work."""
+
+    fixed: float
+    per_unit: float = 0.0
+
+    def seconds(self, amount: int) -> float:
+        """The seconds of a step with this amount of work."""
+        return self.fixed + self.per_unit * amount
+
+    def scaled(self, measured: StepFigures) -> StepCost:
+        """The cost by which the step took what was measured; what was too little to be seen stays as it is."""
+        expected = self.seconds(measured.amount)
+        factor = measured.seconds / expected if expected else 1.0
+        share = self.per_unit * measured.amount / expected if expected else 0.0
+        return StepCost(self.fixed * (share + (1 - share) * factor), self.per_unit * (1 - share + share * factor))
+
+
+COSTS: Mapping[RestoreStep, StepCost] = {
+    RestoreStep.DATABASES: StepCost(0.6, 0.004),
+    RestoreStep.SPARK: StepCost(5.0),
+    RestoreStep.FOLD: StepCost(1.0, 2e-6),
+    RestoreStep.BASE: StepCost(1.5, 1.2e-6),
+    RestoreStep.CHANGES: StepCost(1.5, 3e-6),
+    RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
+    RestoreStep.INDEXES: StepCost(0.7, 6e-7),
+    RestoreStep.SWAP: StepCost(0.5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The expected seconds by step; `basis` is the operation whose figures they are based on, "" for constants."""
+
+    seconds: Mapping[RestoreStep, float]
+    amounts: Mapping[RestoreStep, int] = field(default_factory=dict)
+    basis: str = ""
+
+    @property
+    def total(self) -> float:
+        """The expected seconds of the whole."""
+        return sum(self.seconds.values())
+
+
+def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
+    """The amount of work of every step that there is any of."""
+    volumes = list(volumes)
+    changes = sum(one.changes for one in volumes)
+    amounts = {
+        RestoreStep.DATABASES: sum(one.tables for one in volumes),
+        RestoreStep.SPARK: 0,
+        RestoreStep.FOLD: changes,
+        RestoreStep.BASE: sum(one.row_count for one in volumes),
+        RestoreStep.CHANGES: changes,
+        RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
+        RestoreStep.INDEXES: sum(one.index_work for one in volumes),
+        RestoreStep.SWAP: 0,
+    }
+    skipped = {RestoreStep.CHANGES, RestoreStep.LARGE_OBJECTS}
+    return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
+
+
+def estimate_restore(
+    volumes: Iterable[ShardVolume], measured: RestoreFigures | None = None, basis: str = ""
+) -> Estimate:
+    """The estimate of a restore, by the figures of operation `basis` if it has any."""
+    amounts = amounts_of(volumes)
+    costs = {
+        step: cost.scaled(measured.steps[step]) if measured and step in measured.steps else cost
+        for step, cost in COSTS.items()
+    }
+    return Estimate({step: costs[step].seconds(amount) for step, amount in amounts.items()}, amounts, basis)

@@ -1,0 +1,118 @@
+"""Measure the steps of a restore while it runs, and tell how long the rest takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.progress import Progress, Reading
+from restore.estimates.model import Estimate, RestoreStep
+from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
+
+# What is part of a step although progress names it otherwise.
+PARTS = {"load long rows": RestoreStep.CHANGES, "check owners of large objects": RestoreStep.LARGE_OBJECTS}
+# From this part of a step on, its own pace alone counts.
+OWN_PACE_SHARE = 0.5
+# The part of the estimate that has to pass until the pace so far counts as much as the estimate.
+TRUST_SHARE = 0.2
+
+
+@dataclass(slots=True)
+class RestorePace:
+    """A Progress that passes everything on to `target`, with the seconds that are left by `estimate`.
+
+    `seconds` are those of the steps so far, and `nodes` has the nodes that have ended. The step in progress counts by
+    its own pace, as soon as a reading says how much of it is done; the steps after it by the estimate, and by how the
+    steps so far compare with theirs.
+    """
+
+    target: Progress
+    estimate: Estimate
+    operation: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, NodeFigures] = field(default_factory=dict)
+    _step: str = ""
+    _done: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        """Pass it on, and how long the rest takes."""
+        with self._lock:
+            now = time.monotonic()
+            if self._step:
+                self.seconds[self._step] = self.seconds.get(self._step, 0.0) + now - self._began
+            self._step, self._done, self._began = PARTS.get(name, name), 0.0, now
+        self.target.step(name, total=total, unit=unit)
+        self.target.tell(Reading(0, total, unit, operation=self.operation, seconds_left=self.seconds_left()))
+
+    def end(self) -> None:
+        """End the last step."""
+        with self._lock:
+            if self._step:
+                self.seconds[self._step] = self.seconds.get(self._step, 0.0) + time.monotonic() - self._began
+            self._step = ""
+
+    def advance(self, done: int) -> None:
+        """Pass it on."""
+        self.target.advance(done)
+
+    def tell(self, reading: Reading) -> None:
+        """Pass it on, with the operation, and how long the rest takes."""
+        if reading.total and not reading.node:
+            self._done = min(reading.done / reading.total, 1.0)
+        told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
+        self.target.tell(told)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        self.target.note(text)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        """Pass it on."""
+        self.target.reached(point, node=node)
+
+    def seconds_left(self) -> float | None:
+        """The seconds until the restore ends; None in a step that the estimate does not know."""
+        with self._lock:
+            steps = [str(step) for step in self.estimate.seconds]
+            if self._step not in steps:
+                return None
+            expected = {str(step): seconds for step, seconds in self.estimate.seconds.items()}
+            elapsed, done, due = time.monotonic() - self._began, self._done, expected[self._step]
+            before = steps[: steps.index(self._step)]
+            after = sum(expected[step] for step in steps[steps.index(self._step) + 1 :])
+            # How the steps so far compare with their estimates.
+            trust = TRUST_SHARE * self.estimate.total
+            factor = (sum(self.seconds.get(step, 0.0) for step in before) + trust) / (
+                sum(expected[step] for step in before) + trust
+            )
+            if done <= 0.0:
+                # Nothing tells how far it is.
+                return max(due * factor - elapsed, 0.0) + after * factor
+            weight = min(done / OWN_PACE_SHARE, 1.0)
+            whole = weight * elapsed / done + (1 - weight) * due * factor
+            return whole * (1 - done) + after * (weight * done * whole / max(due, 0.1) + (1 - weight * done) * factor)
+
+    def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
+        """Keep what was measured of one node."""
+        self.nodes[node] = NodeFigures(rows, {str(step): round(one, 3) for step, one in seconds.items()})
+
+    def figures(self, stored_bytes: int) -> RestoreFigures:
+        """What was measured."""
+        self.end()
+        amounts = {str(step): amount for step, amount in self.estimate.amounts.items()}
+        steps = {
+            name: StepFigures(round(seconds, 3), amounts[name])
+            for name, seconds in self.seconds.items()
+            if name in amounts
+        }
+        return RestoreFigures(
+            rows=sum(one.rows for one in self.nodes.values()),
+            bytes=stored_bytes,
+            seconds=round(sum(one.seconds for one in steps.values()), 3),
+            steps=steps,
+            nodes=dict(self.nodes),
+        )

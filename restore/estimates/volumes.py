@@ -1,0 +1,122 @@
+"""The volume of what is restored, by shard: counts and sizes that the commits list. Nothing is read for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.tables.groups import Group
+from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
+from snapshots.records.chain import Chain
+from snapshots.records.commit import LARGE_OBJECTS, StoredObject
+from snapshots.records.database_facts import DatabaseFacts
+
+# A database takes at least this: its catalogs.
+EMPTY_BYTES = 8 << 20
+# How much more room rows and indexes take than the compressed base copy. Only for commits that don't say the size.
+EXPANSION = 8
+INDEXES = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
+WITH_ROWS = ("TABLE", "MATERIALIZED VIEW")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardVolume:
+    """What is restored of a shard.
+
+    `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
+    `large_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the database takes, rough
+    if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table.
+    """
+
+    rows: Mapping[str, int]
+    changes: int
+    base_bytes: int
+    large_bytes: int
+    stored_bytes: int
+    size_bytes: int
+    is_rough: bool
+    tables: int
+    indexes: Mapping[str, int]
+
+    @property
+    def row_count(self) -> int:
+        """All rows of the base copies."""
+        return sum(self.rows.values())
+
+    @property
+    def index_work(self) -> int:
+        """How many rows all indexes have together; an index of an empty table counts as one."""
+        return sum(count * (1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+
+
+def newest_facts(chain: Chain, shard: str) -> DatabaseFacts | None:
+    """The newest facts of a shard's database; None if no commit has any."""
+    return next((one.databases[shard] for one in reversed(chain.commits) if shard in one.databases), None)
+
+
+def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: Iterable[ArchiveEntry]) -> ShardVolume:
+    """The volume of a shard's `groups`; `entries` are those of its DDL that are restored."""
+    chosen = tuple(groups)
+    names = stored_names(chain, shard, chosen)
+    bases = base_objects(chain, shard, names.keys())
+    rows: Counter[str] = Counter()
+    for stored in bases:
+        for number, count in stored.rows.items():
+            if number in names:
+                rows[names[number]] += count
+    base_bytes = sum(one.size for one in bases)
+    large_bytes = sum(one.size for one in large_objects(chain, shard))
+    segments = chain.segments(shard)
+    facts = newest_facts(chain, shard)
+    size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
+    if facts:
+        all_rows = sum(sum(one.rows.values()) for one in chain.base_objects(shard))
+        is_rough = len(chosen) < len(chain.groups(shard))
+        size = int(facts.size_bytes * rows.total() / max(all_rows, 1)) if is_rough else facts.size_bytes
+    return ShardVolume(
+        rows,
+        sum(one.changes for one in segments),
+        base_bytes,
+        large_bytes,
+        base_bytes
+        + large_bytes
+        + sum(one.size for one in segments)
+        + sum(one.size for one in chain.schema_objects(shard)),
+        max(size, EMPTY_BYTES),
+        is_rough,
+        len(chosen),
+        count_indexes(entries),
+    )
+
+
+def stored_names(chain: Chain, shard: str, groups: Iterable[Group]) -> dict[int, str]:
+    """The groups' names, by every number under which their rows may be stored."""
+    names = {group.number: group.name for group in groups}
+    for new, old in sorted(chain.successions(shard).items(), reverse=True):
+        if new in names:
+            names[old] = names[new]
+    return names
+
+
+def base_objects(chain: Chain, shard: str, numbers: Iterable[int]) -> list[StoredObject]:
+    """The shard's base objects that have rows of these groups, by number."""
+    wanted = set(numbers)
+    return [one for one in chain.base_objects(shard) if not wanted.isdisjoint(one.rows)]
+
+
+def large_objects(chain: Chain, shard: str) -> Iterator[StoredObject]:
+    """The shard's objects that hold large objects."""
+    return (one for one in chain.full.objects if one.kind == LARGE_OBJECTS and one.node == shard)
+
+
+def count_indexes(entries: Iterable[ArchiveEntry]) -> dict[str, int]:
+    """How many indexes, keys and foreign keys every table has; an entry depends on its table."""
+    entries = list(entries)
+    tables = {one.number: f"{one.schema}.{one.name}" for one in entries if one.kind in WITH_ROWS}
+    owners = (
+        next((tables[number] for number in one.dependencies if number in tables), "")
+        for one in entries
+        if one.kind in INDEXES
+    )
+    return dict(Counter(owners))

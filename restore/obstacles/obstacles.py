@@ -1,0 +1,85 @@
+"""Collect what several checks refuse, and raise it as one error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from storage.errors import RefusedError, SnapshotError, UnreachableError
+
+COMMENT = "-- "
+
+
+class ObstaclesError(RefusedError):
+    """Several things of different kinds keep a restore from its targets."""
+
+
+class TargetLacksError(RefusedError):
+    """A target's server lacks what the snapshot's databases need."""
+
+
+@dataclass(slots=True)
+class Obstacles:
+    """The obstacles found so far; `warnings` are what an operator should know and may be meant."""
+
+    found: list[SnapshotError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, error: SnapshotError, node: str | None = None) -> None:
+        """Add an obstacle, and the node that it is on unless it says so itself."""
+        if node is not None:
+            error.details.setdefault("node", node)
+        self.found.append(error)
+
+    @contextmanager
+    def collecting(self, node: str | None = None) -> Iterator[None]:
+        """Add what the block raises, if it is a refusal, and go on."""
+        try:
+            yield
+        except (RefusedError, UnreachableError) as error:
+            self.add(error, node)
+
+    def raise_found(self) -> None:
+        """Raise the obstacle, or one error with all of them, if there are any.
+
+        A single one is raised as it is. Several of one kind are an error of that kind, others an ObstaclesError; its
+        `details["obstacles"]` has node, kind, message and hint of each.
+        """
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise _combine(self.found)
+
+
+def _combine(found: list[SnapshotError]) -> SnapshotError:
+    kinds = {type(one) for one in found}
+    kind: type[SnapshotError] = kinds.pop() if len(kinds) == 1 else ObstaclesError
+    details = found[0].details | {
+        "obstacles": [
+            {"node": one.details.get("node"), "error": one.slug, "message": one.message, "hint": one.hint}
+            for one in found
+        ]
+    }
+    messages = "; ".join(f"({number}) {one.message}" for number, one in enumerate(found, 1))
+    error = kind.__new__(kind)
+    SnapshotError.__init__(error, f"{len(found)} obstacles: {messages}", hint=_hints_of(found), details=details)
+    return error
+
+
+def _hints_of(found: Iterable[SnapshotError]) -> list[str]:
+    """The distinct hints, each with the numbers of its obstacles; lines to be typed have no number before them."""
+    numbers: dict[str, list[int]] = {}
+    for number, one in enumerate(found, 1):
+        numbers.setdefault(one.hint, []).append(number)
+    if len(numbers) == 1:
+        return next(iter(numbers)).split("\n")
+    lines: list[str] = []
+    for hint, which in numbers.items():
+        if hint.startswith(COMMENT):
+            # A script says itself where it is to be run, and stays one.
+            lines += hint.split("\n")
+            continue
+        label = f"for {', '.join(map(str, which))}:"
+        lines += [f"{label} {hint}"] if "\n" not in hint else [label, *hint.split("\n")]
+    return lines

@@ -1,0 +1,132 @@
+"""What a target's server must have before the DDL can run: extensions, tablespaces, locales and collations.
+
+Nothing is created to find it out. A server older than the snapshot's is an obstacle of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import psycopg
+
+from fleet.config import Node
+from fleet.nodes.baseline import ICU, LIBC, NodeIdentity
+from fleet.nodes.connections import connect
+from fleet.nodes.encodings import RAW, raw_bytes, raw_text
+from restore.obstacles.obstacles import Obstacles, TargetLacksError
+from snapshots.ddl.archive import ArchiveEntry
+from snapshots.records.database_facts import DatabaseFacts, UsedCollation
+
+EXTENSION = "EXTENSION"
+EXTENSIONS_QUERY = """
+SELECT e.name, e.default_version, array_agg(v.version ORDER BY v.version)
+  FROM pg_available_extensions e JOIN pg_available_extension_versions v USING (name) GROUP BY 1, 2
+"""
+TABLESPACES_QUERY = "SELECT namesend(spcname) FROM pg_tablespace"
+COLLATIONS_QUERY = "SELECT collname FROM pg_collation WHERE collnamespace = 'pg_catalog'::regnamespace"
+# Before 17 no function tells; the server's collations of ICU exist if it is built with it.
+ICU_VERSION = 170000
+HAS_ICU_QUERY = "SELECT icu_unicode_version() IS NOT NULL"
+HAS_ICU_COLLATIONS_QUERY = "SELECT EXISTS (SELECT FROM pg_collation WHERE collprovider = 'i')"
+# A locale of the machine can be tried by any setting that takes one (PostgreSQL manual, "Locale Support").
+TRY_LOCALE = "SELECT set_config('lc_monetary', %s, true)"
+
+
+def check_extensions(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    entries: Iterable[ArchiveEntry],
+    facts: DatabaseFacts | None,
+    obstacles: Obstacles,
+) -> None:
+    """Add an obstacle for the extensions that the server lacks, and warn of those that get another version.
+
+    CREATE EXTENSION, as pg_dump writes it, takes the server's default version: that is no obstacle, because the DDL is
+    tried before any row is loaded, but rows may look different to another version.
+    """
+    available = {name: (default, set(versions)) for name, default, versions in connection.execute(EXTENSIONS_QUERY)}
+    versions = facts.extensions if facts else {}
+    names = sorted({entry.name for entry in entries if entry.kind == EXTENSION})
+    lacking = [f"{name} {versions[name]}" if name in versions else name for name in names if name not in available]
+    if lacking:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks extensions that the snapshot has: {', '.join(lacking)}",
+                hint="install their packages on the target's machine, then repeat the command",
+                details={"node": node.id, "extensions": lacking},
+            )
+        )
+    for name in names:
+        default, others = available.get(name, ("", set()))
+        if name in versions and name in available and default != versions[name]:
+            has = "also has" if versions[name] in others else "does not have"
+            obstacles.warnings.append(
+                f"node {node.id}: extension {name} is created in version {default}, the server's default; the snapshot"
+                f" has {versions[name]}, which the server {has}"
+            )
+
+
+def check_tablespaces(node: Node, entries: Iterable[ArchiveEntry], obstacles: Obstacles) -> None:
+    """Add an obstacle for the tablespaces that the server lacks."""
+    needed = {entry.tablespace for entry in entries if entry.tablespace}
+    if not needed:
+        return
+    # Names are bytes, in the encoding of the database where they were created.
+    with connect(node, client_encoding=RAW) as raw:
+        known = {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
+    if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in needed - known):
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks tablespaces that the snapshot has: {', '.join(lacking)}",
+                hint="create them on the target's server with CREATE TABLESPACE, then repeat the command",
+                details={"node": node.id, "tablespaces": lacking},
+            )
+        )
+
+
+def check_locales(
+    node: Node,
+    connection: psycopg.Connection[Any],
+    source: NodeIdentity,
+    facts: DatabaseFacts | None,
+    obstacles: Obstacles,
+) -> None:
+    """Add an obstacle for the locales and collations that the server or its machine lacks."""
+    collations = facts.collations if facts else ()
+    lacking = [f"locale {name}" for name in sorted(_find_missing_locales(connection, _locales_of(source, collations)))]
+    uses_icu = source.locale_provider == ICU or any(one.provider == ICU for one in collations)
+    if uses_icu and not _has_icu(connection):
+        lacking.append("support for ICU")
+    else:
+        known = {name for (name,) in connection.execute(COLLATIONS_QUERY)}
+        lacking += [f"collation {one.name}" for one in collations if not one.is_own and one.name not in known]
+    if lacking:
+        obstacles.add(
+            TargetLacksError(
+                f"node {node.id} lacks what the snapshot's databases sort by: {', '.join(lacking)}",
+                hint="install the locales on the target's machine, and import collations there (PostgreSQL manual,"
+                ' "Managing Collations"), or restore to a server that has them',
+                details={"node": node.id, "lacking": lacking},
+            )
+        )
+
+
+def _locales_of(source: NodeIdentity, collations: Iterable[UsedCollation]) -> set[str]:
+    """The locales that the machine's C library must have."""
+    used = {locale for one in collations if one.provider == LIBC for locale in one.locales}
+    return {source.collate, source.ctype} | used
+
+
+def _find_missing_locales(connection: psycopg.Connection[Any], locales: Iterable[str]) -> Iterator[str]:
+    for locale in locales:
+        try:
+            with connection.transaction(force_rollback=True):
+                connection.execute(TRY_LOCALE, (locale,))
+        except psycopg.errors.InvalidParameterValue:
+            yield locale
+
+
+def _has_icu(connection: psycopg.Connection[Any]) -> bool:
+    query = HAS_ICU_QUERY if connection.info.server_version >= ICU_VERSION else HAS_ICU_COLLATIONS_QUERY
+    return connection.execute(query).fetchone() == (True,)

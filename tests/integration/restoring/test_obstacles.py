@@ -1,0 +1,116 @@
+"""Everything that keeps a restore from its targets is named at once, each with its own hint, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.config import Fleet
+from fleet.nodes.connections import with_database
+from fleet.progress import Silent
+from restore.plan import plan_restore
+from restore.preview import preview_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.records.commits import read_chain
+from storage.errors import SnapshotError
+from tests.integration.refusing import NoSpark, execute
+from tests.integration.restoring.target_place import DATABASE, NAME, Place
+
+EXISTS = ("restore to other servers with --to FILE, or put the existing databases aside with --replace",)
+
+
+@contextmanager
+def existing(place: Place, *shards: str) -> Iterator[None]:
+    servers = [with_database(node, "postgres").dsn for node in place.target.primaries if node.id in shards]
+    for server in servers:
+        execute(server, f"CREATE DATABASE {DATABASE}")
+    try:
+        yield
+    finally:
+        for server in servers:
+            execute(server, f"DROP DATABASE {DATABASE}")
+
+
+@contextmanager
+def hidden(place: Place, key: str) -> Iterator[None]:
+    """Take an object out of the store while the block runs."""
+    file = Path(place.fleet.store.open().url.removeprefix("file://")) / key
+    aside = file.with_name("aside")
+    file.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(file)
+
+
+def refusals(place: Place, target: Fleet, request: RestoreRequest) -> SnapshotError:
+    """The error of a restore, which is that of its dry run; neither changes anything."""
+    before = place.databases()
+    with pytest.raises(SnapshotError) as previewed:
+        preview_restore(plan_restore(place.fleet, target, request), Silent())
+    with pytest.raises(SnapshotError) as restored:
+        restore_fleet(plan_restore(place.fleet, target, request), NoSpark(), Silent())
+    assert place.databases() == before
+    error, other = previewed.value, restored.value
+    assert (error.slug, error.message, error.hint) == (other.slug, other.message, other.hint)
+    assert error.details == other.details
+    return error
+
+
+def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place) -> None:
+    lost = next(one.key for one in read_chain(place.fleet.store.open(), NAME).base_objects("s2"))
+    ends = tuple(
+        replace(node, dsn=node.dsn.replace(f"/{node.id}&", "/nowhere&")) if node.id == "s3" else node
+        for node in place.target.nodes
+    )
+    with existing(place, "s1", "s2"), hidden(place, lost):
+        error = refusals(place, replace(place.target, nodes=ends), RestoreRequest(NAME))
+    assert (error.slug, error.exit_code) == ("obstacles", 3)
+    obstacles = error.details["obstacles"]
+    assert isinstance(obstacles, list)
+    assert [(one["node"], one["error"]) for one in obstacles] == [
+        ("s3", "node-unreachable"),
+        (None, "stored-objects-missing"),
+        ("s1", "target-exists"),
+        ("s2", "target-exists"),
+    ]
+    assert lost in obstacles[1]["message"]
+    assert error.message.startswith("4 obstacles: (1) node s3: ")
+    assert "; (3) node s1: database shop exists already; (4) node s2: database shop exists already" in error.message
+    lines = error.hint.split("\n")
+    assert lines[0].startswith("for 1: check that the server runs")
+    assert lines[1].endswith(f"see: snapshot check {NAME}")
+    assert lines[2:] == [f"for 3, 4: {EXISTS[0]}"]
+
+
+def test_a_single_obstacle_is_an_error_of_its_own(place: Place) -> None:
+    with existing(place, "s2"):
+        error = refusals(place, place.target, RestoreRequest(NAME))
+    assert (error.slug, error.message) == ("target-exists", "node s2: database shop exists already")
+    assert (error.hint,) == EXISTS
+    assert error.details == {"node": "s2", "database": DATABASE}
+
+
+def test_nodes_that_can_not_be_reached_are_named_at_once(place: Place) -> None:
+    ends = tuple(replace(node, dsn=node.dsn.replace(f"/{node.id}&", "/nowhere&")) for node in place.target.nodes)
+    error = refusals(place, replace(place.target, nodes=ends), RestoreRequest(NAME))
+    assert (error.slug, error.exit_code) == ("node-unreachable", 6)
+    assert [text in error.message for text in ("(1) node s1: ", "(2) node s2: ", "(3) node s3: ")] == [True] * 3
+
+
+def test_a_missing_segment_is_found_by_its_name_and_a_smaller_one_by_its_size(place: Place) -> None:
+    (lost, *_) = [one.key for one in read_chain(place.fleet.store.open(), NAME).segments("s2")]
+    with hidden(place, lost):
+        for body in (None, b"too short"):
+            file = Path(place.fleet.store.open().url.removeprefix("file://")) / lost
+            if body is not None:
+                file.write_bytes(body)
+            error = refusals(place, place.target, RestoreRequest(NAME))
+            assert (error.slug, error.details["objects"]) == ("stored-objects-missing", [lost])
+            file.unlink(missing_ok=True)
+    preview_restore(plan_restore(place.fleet, place.target, RestoreRequest(NAME)), Silent())

@@ -1,0 +1,131 @@
+"""The plan of a restore says what it will do, and is based on what is known: counts, sizes, and what restores took."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from msgspec import UnsetType, structs
+from psycopg.conninfo import make_conninfo
+
+from cli.output.restore_plan import plan_document, plan_lines
+from fleet.nodes.connections import connect, with_database
+from fleet.progress import Silent
+from restore.estimates.newest import read_newest_figures
+from restore.obstacles.disk_space import SpaceLackingError, find_data_directory
+from restore.plan import RestorePlan, plan_restore
+from restore.preview import RestorePreview, preview_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.records.database_facts import DatabaseFacts
+from snapshots.records.operation_records import read_outcome
+from tests.commands.snapshot_runs import Ready
+from tests.integration.refusing import execute
+from tests.integration.restoring.target_place import NAME, Place, open_restores
+
+# Of the tables of the place and the bank's accounts; a change of a key is two changes.
+ROWS, CHANGES = 300 + 200 + 10_000, 100 + 6 + 6 + 10 + 2
+
+
+@pytest.fixture
+def role(place: Place) -> Iterator[str]:
+    """A role that may not see where the server has its data."""
+    server = place.target.primaries[0]
+    execute(with_database(server, "postgres").dsn, "CREATE ROLE plain LOGIN")
+    try:
+        yield make_conninfo(with_database(server, "postgres").dsn, user="plain")
+    finally:
+        execute(with_database(server, "postgres").dsn, "DROP ROLE plain")
+
+
+def plan_of(place: Place) -> RestorePlan:
+    return plan_restore(place.fleet, place.target, RestoreRequest(NAME))
+
+
+def with_facts(plan: RestorePlan, facts: DatabaseFacts | None) -> RestorePlan:
+    """The plan of a chain whose newest commits have these facts, or none at all."""
+    databases = dict.fromkeys(plan.chain.baseline, facts) if facts else {}
+    increments = tuple(structs.replace(one, databases={}) for one in plan.chain.increments)
+    full = structs.replace(plan.chain.full, databases=databases)
+    return replace(plan, chain=replace(plan.chain, full=full, increments=increments))
+
+
+def previewed(plan: RestorePlan) -> RestorePreview:
+    return preview_restore(plan, Silent())
+
+
+def test_the_plan_says_what_goes_where_and_what_there_is_room_for(place: Place) -> None:
+    plan = plan_of(place)
+    preview = previewed(plan)
+    document = plan_document(plan, preview)
+    made_at = datetime.fromisoformat(document["cut_at"])
+    assert plan.chain.last.cut.made_at == document["cut_at"]
+    assert 0 < document["age_seconds"] <= (datetime.now(UTC) - made_at).total_seconds()
+    for node, source, target in zip(place.target.primaries, place.fleet.primaries, document["targets"], strict=True):
+        assert (target["node"], target["database"]) == (node.id, "shop")
+        assert (target["rows"], target["changes"]) == (ROWS, CHANGES)
+        with psycopg.connect(source.dsn) as connection:
+            (size,) = connection.execute("SELECT pg_database_size(current_database())").fetchone() or (0,)
+        # Statistics and vacuum may have changed it since the cut.
+        assert abs(target["size_bytes"] - size) < 2 << 20
+    # All servers are on one disk.
+    (disk,) = document["disks"]
+    assert disk["nodes"] == ["s1", "s2", "s3"]
+    assert disk["needed_bytes"] == sum(one["size_bytes"] for one in document["targets"])
+    found = os.statvfs(place.servers.primaries[0].data_directory)
+    assert abs(disk["free_bytes"] - found.f_bavail * found.f_frsize) < 1 << 30
+    lines = plan_lines(plan, preview)
+    assert lines[0] == f"source: {NAME} at increment 1, from {place.fleet.store.open().url}"
+    assert lines[1] == f"cut: {document['cut_at']}, just now" or " min ago" in lines[1]
+    assert lines[2].startswith(
+        f"s1 to database shop on {document['targets'][0]['server']}: 10,500 rows and 124 changes, "
+    )
+    assert lines[-1].startswith("disk of s1, s2, s3: ")
+
+
+def test_too_little_space_is_an_obstacle_and_a_rough_need_only_a_warning(place: Place) -> None:
+    plan = plan_of(place)
+    with pytest.raises(SpaceLackingError, match=r"nodes s1, s2, s3: 3\.0 PiB needed on disk, .* free$"):
+        previewed(with_facts(plan, DatabaseFacts(1 << 50)))
+    early = previewed(with_facts(plan, None))
+    assert [volume.is_rough for volume in early.volumes.values()] == [True] * 3
+    assert "roughly" in plan_lines(plan, early)[-1]
+    assert early.warnings == []
+
+
+def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place: Place, role: str) -> None:
+    node = with_database(place.target.primaries[0], "postgres")
+    with connect(node) as connection:
+        assert find_data_directory(connection) == place.servers.primaries[0].data_directory
+    with connect(replace(node, dsn=role)) as connection:
+        assert find_data_directory(connection) is None
+
+
+def test_an_estimate_is_based_on_what_the_newest_restore_took(place: Place) -> None:
+    store = place.fleet.store.open()
+    plan = plan_of(place)
+    try:
+        told: list[RestorePreview] = []
+        report = restore_fleet(plan, Ready(place.spark), Silent(), announce=told.append)
+        outcome = read_outcome(store, plan.intent.operation)
+        assert outcome
+        assert not isinstance(outcome.figures, UnsetType)
+        assert [one.estimate.basis for one in told] != [plan.intent.operation]
+        assert outcome.figures.rows == report.rows == sum(one.rows for one in report.nodes)
+        assert {name: one.rows for name, one in outcome.figures.nodes.items()} == {n.node: n.rows for n in report.nodes}
+        assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
+        assert read_newest_figures(store) == (plan.intent.operation, outcome.figures)
+        # The same again is expected to take as long.
+        again = plan_restore(place.fleet, place.target, RestoreRequest(NAME, replace=True))
+        estimate = previewed(again).estimate
+        assert estimate.basis == plan.intent.operation
+        assert estimate.total == pytest.approx(outcome.figures.seconds, rel=0.1)
+        assert f"by what {plan.intent.operation} took" in "\n".join(plan_lines(again, previewed(again)))
+    finally:
+        for node in place.target.primaries:
+            execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS shop WITH (FORCE)")
+    assert open_restores(place) == []

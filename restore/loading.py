@@ -20,6 +20,7 @@ from restore.databases import create_database
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
+from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.preview import left_large_objects
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -41,11 +42,13 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     run.report.roles_created = make_databases(run, missing, ddl)
     databases = create_all_tables(run, ddl)
     began = time.monotonic()
+    loaded: Mapping[str, float] = {}
     if run.shards_in(Phase.LOADING):
         progress.step("start Spark")
         session = spark.session()
+        tallies = [rows_tally(one.node, one.ledger, run.row_count(shard)) for shard, one in databases.items()]
         # A target that falls silent cancels the jobs.
-        with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+        with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, ddl)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
@@ -56,7 +59,8 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     finish_databases(run, databases, ddl)
     for node in run.report.nodes:
         if run.pace:
-            run.pace.end_node(node.node, node.rows, {RestoreStep.INDEXES: node.seconds})
+            times = {RestoreStep.BASE: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
+            run.pace.end_node(node.node, node.rows, times)
         node.seconds += seconds
 
 
@@ -166,7 +170,14 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
 
     seconds: dict[str, float] = {}
     targets = [target for target in run.plan.targets if target.shard in databases]
-    for problem in [one for found in in_parallel(finish, targets, watch.end_all) for one in found]:
+    tallies = [
+        indexes_tally(databases[one.shard].node, volume.indexes, volume.rows)
+        for one in targets
+        if (volume := run.volumes.get(one.shard))
+    ]
+    with tallying(run.progress, tallies):
+        problems = [one for found in in_parallel(finish, targets, watch.end_all) for one in found]
+    for problem in problems:
         run.progress.note(problem)
     run.report.nodes = [
         NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))

@@ -164,6 +164,7 @@ def _find_resumable(
 def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
     """Load what is not loaded, and publish it all."""
     plan, report, store = run.plan, run.report, run.plan.store.open()
+    run.volumes = preview.volumes
     # Where the decision is does not change.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     places = tuple(place_of(target, run.connections[target.shard]) for target in plan.targets)

@@ -21,6 +21,7 @@ from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, write_record
 from restore.estimates.pace import RestorePace
+from restore.estimates.volumes import ShardVolume
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.publishing import is_restored
@@ -34,8 +35,8 @@ class RestoreRun:
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
     `obstacles` has the nodes that can't be reached: they have no connection. `folder` is private, for the DDL.
-    `pace` measures a restore that loads everything itself. `is_closing`: databases may be closed; `is_deciding`: the
-    decision may be stored.
+    `pace` measures a restore that loads everything itself; `volumes` are by shard. `is_closing`: databases may be
+    closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -48,6 +49,7 @@ class RestoreRun:
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     pace: RestorePace | None = None
+    volumes: Mapping[str, ShardVolume] = field(default_factory=dict)
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False
@@ -57,6 +59,10 @@ class RestoreRun:
     def operation(self) -> str:
         """The operation's id."""
         return self.plan.intent.operation
+
+    def row_count(self, shard: str) -> int:
+        """About how many rows the shard has."""
+        return self.volumes[shard].row_count if shard in self.volumes else 0
 
     def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
         """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""

@@ -5,6 +5,7 @@ This module must stay cheap to import: `snapshot --help` imports it.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from fleet.config import Fleet
 
+PROGRESS_SCHEMA = "cutline/progress/1"
 FLEET_VARIABLE = "SNAPSHOT_FLEET"
 FLEET_FILE_DEFAULT = "fleet.toml"
 
@@ -51,7 +53,8 @@ class CommandContext:
         for text in fleet.store.warnings:
             if text not in self.warnings:
                 self.warnings.append(text)
-                sys.stderr.write(f"warning: {printable(text)}\n")
+                note = json.dumps({"schema": PROGRESS_SCHEMA, "note": text})
+                sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
         return fleet
 
 

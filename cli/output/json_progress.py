@@ -14,24 +14,30 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from cli.output.context import PROGRESS_SCHEMA
 from cli.output.format import time_text
 from fleet.progress import Reading
 
-SCHEMA = "cutline/progress/1"
 LINE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class _ShownStep:
-    """The step in progress. Times are on the monotonic clock; `shown` are those of the last lines, by node."""
+    """The step in progress. Times are on the monotonic clock; `shown` are those of the last lines.
+
+    `readings` are the last ones, `first` those that the rates begin at, with their times, and `pending` the nodes whose
+    reading has no line yet; all by node, "" for all together.
+    """
 
     name: str
     total: int | None
     unit: str
+    began: float
     done: int = 0
-    began: float = field(default_factory=time.monotonic)
     shown: dict[str, float] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
+    first: dict[str, tuple[int, float]] = field(default_factory=dict)
+    pending: dict[str, None] = field(default_factory=dict)
 
 
 class JsonProgress:
@@ -57,7 +63,7 @@ class JsonProgress:
         """Write the last line of the previous step, and the first of `name`."""
         with self._lock:
             self._end("done")
-            self._step = _ShownStep(name, total, unit)
+            self._step = _ShownStep(name, total, unit, time.monotonic())
             self._show(self._step, "", "running")
 
     def advance(self, done: int) -> None:
@@ -75,6 +81,8 @@ class JsonProgress:
             if self._step is not None:
                 if reading.unit or reading.node:
                     self._step.readings[reading.node] = reading
+                    self._step.first.setdefault(reading.node, (reading.done, time.monotonic()))
+                    self._step.pending[reading.node] = None
                 self._show_sometimes(self._step, reading.node)
 
     def note(self, text: str) -> None:
@@ -90,7 +98,7 @@ class JsonProgress:
 
     def _end(self, state: str) -> None:
         if self._step is not None:
-            for node in ("", *(node for node in self._step.readings if node)):
+            for node in (*(node for node in self._step.pending if node), ""):
                 self._show(self._step, node, state)
         self._step = None
 
@@ -101,9 +109,10 @@ class JsonProgress:
     def _show(self, step: _ShownStep, node: str, state: str) -> None:
         now = time.monotonic()
         step.shown[node] = now
+        step.pending.pop(node, None)
         reading = step.readings.get(node) or Reading(step.done, step.total, step.unit, node)
-        seconds = now - step.began
-        rate = reading.done / seconds if reading.done and seconds > 0 else None
+        begun, since = step.first.get(node, (0, step.began))
+        rate = (reading.done - begun) / (now - since) if reading.done > begun and now > since else None
         left = (reading.total - reading.done) / rate if rate and reading.total is not None else None
         self._write(
             {
@@ -114,8 +123,8 @@ class JsonProgress:
                 "total": reading.total,
                 "unit": reading.unit or None,
                 "rate": None if rate is None else round(rate, 3),
-                "seconds": round(seconds, 3),
-                "seconds_left": 0.0 if state == "done" else None if left is None else round(max(left, 0.0), 3),
+                "seconds": round(now - step.began, 3),
+                "seconds_left": None if left is None else round(max(left, 0.0), 3),
                 "operation_seconds_left": self._seconds_left(now),
             }
         )
@@ -127,7 +136,7 @@ class JsonProgress:
         return round(max(left - (now - at), 0.0), 3)
 
     def _write(self, values: dict[str, Any]) -> None:
-        head = {"schema": SCHEMA, "command": self._command, "operation": self._operation}
+        head = {"schema": PROGRESS_SCHEMA, "command": self._command, "operation": self._operation}
         line = {**head, **values, "at": time_text(datetime.now(UTC))}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()

@@ -13,6 +13,8 @@ from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepF
 
 # What is part of a step although progress names it otherwise.
 PARTS = {"load long rows": RestoreStep.CHANGES, "check owners of large objects": RestoreStep.LARGE_OBJECTS}
+# Of these a reading says how much is done.
+COUNTED = (RestoreStep.BASE, RestoreStep.INDEXES)
 # From this part of a step on, its own pace alone counts.
 OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
@@ -61,7 +63,7 @@ class RestorePace:
 
     def tell(self, reading: Reading) -> None:
         """Pass it on, with the operation, and how long the rest takes."""
-        if reading.total and not reading.node:
+        if reading.total and not reading.node and self._step in COUNTED:
             self._done = min(reading.done / reading.total, 1.0)
         told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
         self.target.tell(told)

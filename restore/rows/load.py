@@ -7,6 +7,7 @@ number of times: a task that is in the ledger loads nothing.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fleet.nodes.connections import connect, unreachable_error
 from fleet.nodes.encodings import RAW
 from fleet.nodes.server_messages import shorten_message
 from fleet.tables.groups import Group, column_list, qualify
+from restore.estimates.tally import LOADING
 from restore.rows.ledger import LoadError
 from restore.rows.load_target import LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -35,6 +37,7 @@ from storage.location import StoreLocation
 
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
+SAY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Loader:
     """
 
     def __init__(self, connection: psycopg.Connection[Any], target: LoadTarget, task: str) -> None:
-        self.total = 0
+        self.total, self._said = 0, 0.0
         self._connection, self._target, self._task = connection, target, task
         self._rows: dict[int, int] = {}
         connection.execute("SET LOCAL synchronous_commit = off")
@@ -129,6 +132,14 @@ class Loader:
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self.total += len(lines)
+        self._say()
+
+    def _say(self) -> None:
+        """Let progress see what is sent, before it is committed (restore/estimates/tally.py)."""
+        now = time.monotonic()
+        if now - self._said >= SAY_SECONDS:
+            self._said = now
+            self._connection.execute("SELECT set_config('application_name', %s, false)", (f"{LOADING}{self.total}",))
 
     def finish(self) -> None:
         """Enter the numbers of rows sent into the ledger."""

@@ -1,0 +1,126 @@
+"""While a restore runs, every node says how far it is: rows that are loaded, committed or not, and indexes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from msgspec import structs
+
+from fleet.config import GroupRules
+from fleet.nodes.connections import connect, with_database
+from fleet.progress import Reading, Silent
+from fleet.tables.groups import read_tables
+from restore.estimates import tally
+from restore.estimates.model import RestoreStep
+from restore.estimates.tally import rows_tally
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from restore.rows.ledger import create_ledger
+from restore.rows.load import Loader
+from restore.rows.load_target import LoadTarget
+from tests.commands.snapshot_runs import Ready, command_line
+from tests.integration.refusing import execute
+from tests.integration.restoring.target_place import NAME, Place
+
+
+@dataclass
+class Recorded(Silent):
+    """Keeps all readings, with their steps."""
+
+    steps: list[str] = field(default_factory=list)
+    readings: list[tuple[str, Reading]] = field(default_factory=list)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.steps.append(name)
+
+    def tell(self, reading: Reading) -> None:
+        self.readings.append((self.steps[-1], reading))
+
+    def last(self, node: str, unit: str) -> Reading:
+        return [one for _, one in self.readings if (one.node, one.unit) == (node, unit)][-1]
+
+
+def test_rows_count_before_they_are_committed_and_no_more_when_rolled_back(place: Place) -> None:
+    server = place.target.primaries[0]
+    execute(with_database(server, "postgres").dsn, "CREATE DATABASE shop_tally")
+    database = with_database(server, "shop_tally")
+    try:
+        execute(database.dsn, "CREATE TABLE t (id int PRIMARY KEY)")
+        with connect(database) as loading, connect(database) as asking:
+            (table,) = read_tables(loading, GroupRules())
+            number = 1
+            group = structs.replace(table.group, number=number)
+            target = LoadTarget(database, {number: group}, create_ledger(loading))
+            count = rows_tally(database, target.ledger, 5)
+            with loading.transaction(force_rollback=True):
+                loader = Loader(loading, target, "first")
+                loader.add(batch(number, b"1\n", b"2\n"))
+                assert count.ask(asking) == 2
+            assert count.ask(asking) == 0
+            with loading.transaction():
+                loader = Loader(loading, target, "first")
+                loader.add(batch(number, b"1\n", b"2\n", b"3\n"))
+                loader.finish()
+            loading.execute("SET application_name = 'cutline'")
+            assert count.ask(asking) == 3
+    finally:
+        execute(with_database(server, "postgres").dsn, "DROP DATABASE shop_tally WITH (FORCE)")
+
+
+def batch(number: int, *lines: bytes) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array([number] * len(lines), pa.int32()), pa.array(lines, pa.binary())], names=["group", "row"]
+    )
+
+
+def test_a_restore_tells_rows_indexes_and_time_left_of_every_node(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally, "TICK_SECONDS", 0.05)
+    recorded = Recorded()
+    plan = plan_restore(place.fleet, place.target, RestoreRequest(NAME))
+    try:
+        report = restore_fleet(plan, Ready(place.spark), recorded)
+        for node in report.nodes:
+            # 6 keys were changed on each shard: the base rows are as many as those at the cut, but for these.
+            rows = recorded.last(node.node, "rows")
+            assert rows.done == node.rows
+            assert rows.total == max(10_500, node.rows)
+            indexes = recorded.last(node.node, "indexed rows")
+            with psycopg.connect(with_database(place.target.primaries[0], "shop").dsn) as connection:
+                query = """
+                    SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+                     WHERE c.relnamespace = 'public'::regnamespace
+                    """
+                (count,) = connection.execute(query).fetchone() or (0,)
+            assert count >= 3
+            assert indexes.done == indexes.total
+        left = [one.seconds_left for _, one in recorded.readings]
+        assert None not in left
+        assert {one.operation for _, one in recorded.readings} == {plan.intent.operation}
+        assert [step for step in recorded.steps if step in [*RestoreStep]] == [
+            step for step in RestoreStep if step != RestoreStep.LARGE_OBJECTS
+        ]
+    finally:
+        for server in place.target.primaries:
+            execute(with_database(server, "postgres").dsn, "DROP DATABASE IF EXISTS shop WITH (FORCE)")
+
+
+def test_with_json_every_line_on_stderr_is_an_object(place: Place) -> None:
+    done = subprocess.run(
+        [*command_line(place.fleet, "restore", NAME, "--to", str(place.target.path), "--dry-run"), "--json"],
+        capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert [one["node"] for one in document["plan"]["targets"]] == ["s1", "s2", "s3"]
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["schema"], line["command"], line["step"], line["state"]) for line in lines] == [
+        ("cutline/progress/1", "restore", "check targets", state) for state in ("running", "done")
+    ]

@@ -1,0 +1,98 @@
+"""A restore's time left: by the estimate at first, and the more by the pace of the run itself, the further it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.progress import Reading, Silent
+from restore.estimates import pace
+from restore.estimates.model import COSTS, Estimate, RestoreStep, estimate_restore
+from restore.estimates.pace import RestorePace
+from restore.estimates.volumes import ShardVolume
+from snapshots.records.restore_figures import RestoreFigures, StepFigures
+
+SECONDS = {RestoreStep.SPARK: 5.0, RestoreStep.FOLD: 5.0, RestoreStep.BASE: 20.0, RestoreStep.INDEXES: 10.0}
+
+
+class Told(Silent):
+    """Keeps the last reading."""
+
+    last: Reading = Reading(0)
+
+    def tell(self, reading: Reading) -> None:
+        self.last = reading
+
+
+class Clock:
+    now = 500.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pace.time, "monotonic", clock.monotonic)
+    return clock
+
+
+def volume(rows: int) -> ShardVolume:
+    return ShardVolume({"s.t": rows}, 0, rows * 50, 0, rows * 60, rows * 200, False, 1, {"s.t": 2})  # noqa: FBT003
+
+
+def run_steps(clock: Clock, told: Told, factor: float) -> dict[str, tuple[float, float]]:
+    """Run the steps `factor` times as long as estimated; return what was said, and what was really left."""
+    clock.now = 500.0
+    left = RestorePace(told, Estimate(SECONDS), "op")
+    end = clock.now + factor * sum(SECONDS.values())
+    found: dict[str, tuple[float, float]] = {}
+    for step, seconds in SECONDS.items():
+        left.step(step)
+        for part in (0.25, 0.5, 0.75):
+            clock.now += factor * seconds * 0.25
+            left.tell(Reading(int(1000 * part), 1000, "rows"))
+            found[f"{step} {part}"] = (told.last.seconds_left or -1.0, end - clock.now)
+        clock.now += factor * seconds * 0.25
+    return found
+
+
+def test_what_takes_as_long_as_estimated_is_said_exactly(clock: Clock) -> None:
+    for said, real in run_steps(clock, Told(), 1.0).values():
+        assert said == pytest.approx(real)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 4.0])
+def test_what_takes_otherwise_is_right_from_the_middle_of_the_longest_step_on(clock: Clock, factor: float) -> None:
+    found = run_steps(clock, Told(), factor)
+    # At the first one nothing is known yet: the estimate is wrong by the factor.
+    said, real = found[f"{RestoreStep.SPARK} 0.25"]
+    assert abs(said / real - 1) > 0.2
+    for moment in (f"{RestoreStep.BASE} 0.5", f"{RestoreStep.BASE} 0.75", f"{RestoreStep.INDEXES} 0.5"):
+        said, real = found[moment]
+        assert said == pytest.approx(real, rel=0.2), moment
+
+
+def test_the_seconds_of_steps_are_measured_once_each(clock: Clock) -> None:
+    left = RestorePace(Told(), Estimate(SECONDS, dict.fromkeys(SECONDS, 7)), "op")
+    for step in SECONDS:
+        left.step(step)
+        clock.now += 2
+    left.end_node("s1", 70, {RestoreStep.INDEXES: 1.5})
+    figures = left.figures(900)
+    assert figures.steps == {str(step): StepFigures(2.0, 7) for step in SECONDS}
+    assert (figures.rows, figures.bytes, figures.seconds) == (70, 900, 8.0)
+
+
+def test_figures_scale_the_fixed_time_of_small_restores_and_the_rate_of_large_ones() -> None:
+    cost = COSTS[RestoreStep.BASE]
+    for rows in (1, 10**9):
+        measured = StepFigures(3 * cost.seconds(rows), rows)
+        figures = RestoreFigures(rows, 0, 0.0, {str(RestoreStep.BASE): measured}, {})
+        for other in (rows, 2 * rows):
+            expected = estimate_restore([volume(other)], figures, "op").seconds[RestoreStep.BASE]
+            assert expected == pytest.approx(3 * cost.seconds(other), rel=0.01)
+    # Much more than was measured: what was fixed says nothing about the rate.
+    figures = RestoreFigures(1, 0, 0.0, {str(RestoreStep.BASE): StepFigures(3 * cost.seconds(1), 1)}, {})
+    far = estimate_restore([volume(10**9)], figures, "op").seconds[RestoreStep.BASE]
+    assert far == pytest.approx(cost.seconds(10**9), rel=0.02)

@@ -18,7 +18,9 @@ COUNTED = (RestoreStep.BASE, RestoreStep.INDEXES)
 # From this part of a step on, its own pace alone counts.
 OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
-TRUST_SHARE = 0.2
+TRUST_SHARE = 0.05
+# How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
+FACTOR_MAX = 5.0
 
 
 @dataclass(slots=True)
@@ -92,8 +94,8 @@ class RestorePace:
                 sum(expected[step] for step in before) + trust
             )
             if done <= 0.0:
-                # Nothing tells how far it is.
-                return max(due * factor - elapsed, 0.0) + after * factor
+                # Nothing tells how far it is. What takes longer than expected says the same of the rest.
+                return max(due * factor - elapsed, 0.0) + after * max(factor, min(elapsed / max(due, 1.0), FACTOR_MAX))
             weight = min(done / OWN_PACE_SHARE, 1.0)
             whole = weight * elapsed / done + (1 - weight) * due * factor
             return whole * (1 - done) + after * (weight * done * whole / max(due, 0.1) + (1 - weight * done) * factor)

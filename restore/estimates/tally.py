@@ -82,7 +82,7 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
 
     Yields, by node, after how many seconds its last progress was seen.
     """
-    teller = _Teller(progress, tallies)
+    teller = _Teller(progress, tallies, sessions=_open_sessions(tallies))
     thread = threading.Thread(target=teller.run, name="tally", daemon=True)
     thread.start()
     try:
@@ -96,6 +96,18 @@ def tallying(progress: Progress, tallies: Sequence[NodeTally]) -> Iterator[Mappi
         for connection in list(teller.sessions.values()):
             shut_down(connection)
         thread.join(STOP_SECONDS_MAX)
+
+
+def _open_sessions(tallies: Sequence[NodeTally]) -> dict[str, psycopg.Connection[Any]]:
+    """A session for each node that can be reached.
+
+    None is opened later: an owner's event trigger on login, which is created last, would run under our role.
+    """
+    sessions: dict[str, psycopg.Connection[Any]] = {}
+    for one in tallies:
+        with suppress(psycopg.Error, SnapshotError):
+            sessions[one.database.id] = connect(one.database)
+    return sessions
 
 
 @dataclass(slots=True)
@@ -115,7 +127,7 @@ class _Teller:
         while not is_last:
             is_last = self.ended.wait(TICK_SECONDS)
             for one in self.tallies:
-                with suppress(psycopg.Error, SnapshotError):
+                with suppress(psycopg.Error):
                     self._ask(one)
             self._tell()
         for connection in self.sessions.values():
@@ -123,14 +135,9 @@ class _Teller:
 
     def _ask(self, tally: NodeTally) -> None:
         node = tally.database.id
-        try:
-            if node not in self.sessions:
-                self.sessions[node] = connect(tally.database)
-            now = tally.ask(self.sessions[node])
-        except psycopg.OperationalError:
-            if session := self.sessions.pop(node, None):
-                session.close()
-            raise
+        if (session := self.sessions.get(node)) is None or session.closed:
+            return
+        now = tally.ask(session)
         if now > self.done.get(node, 0):
             self.done[node], self.seconds[node] = now, time.monotonic() - self.began
 

@@ -38,6 +38,7 @@ from storage.location import StoreLocation
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
 SAY_SECONDS = 0.5
+LOADED = "cutline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,9 @@ class Loader:
 
     def finish(self) -> None:
         """Enter the numbers of rows sent into the ledger."""
+        if self._said:
+            # Rows that the ledger has must not be counted twice.
+            self._connection.execute("SELECT set_config('application_name', %s, false)", (LOADED,))
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
 

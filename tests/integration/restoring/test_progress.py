@@ -67,8 +67,9 @@ def test_rows_count_before_they_are_committed_and_no_more_when_rolled_back(place
             with loading.transaction():
                 loader = Loader(loading, target, "first")
                 loader.add(batch(number, b"1\n", b"2\n", b"3\n"))
+                assert count.ask(asking) == 3
                 loader.finish()
-            loading.execute("SET application_name = 'cutline'")
+            # The session is still there.
             assert count.ask(asking) == 3
     finally:
         execute(with_database(server, "postgres").dsn, "DROP DATABASE shop_tally WITH (FORCE)")

@@ -49,11 +49,11 @@ class StepCost:
 COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.DATABASES: StepCost(0.6, 0.004),
     RestoreStep.SPARK: StepCost(5.0),
-    RestoreStep.FOLD: StepCost(1.0, 2e-6),
-    RestoreStep.BASE: StepCost(1.5, 1.2e-6),
+    RestoreStep.FOLD: StepCost(7.0, 2e-5),
+    RestoreStep.BASE: StepCost(2.2, 2e-6),
     RestoreStep.CHANGES: StepCost(1.5, 3e-6),
     RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
-    RestoreStep.INDEXES: StepCost(0.7, 6e-7),
+    RestoreStep.INDEXES: StepCost(0.4, 3e-7),
     RestoreStep.SWAP: StepCost(0.5),
 }
 

@@ -18,7 +18,7 @@ COUNTED = (RestoreStep.BASE, RestoreStep.INDEXES)
 # From this part of a step on, its own pace alone counts.
 OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.
-TRUST_SHARE = 0.05
+TRUST_SHARE = 0.15
 # How much slower than expected the rest is thought to be, at most, because of one step of unknown progress.
 FACTOR_MAX = 5.0
 

@@ -23,7 +23,7 @@ from cli.output.context import CommandContext, command_context
 from cli.output.failure import CommandFailure, report
 from cli.output.junit import junit_of
 from cli.output.results import emit, progress
-from fleet.progress import Progress, Silent
+from fleet.progress import Progress, Reading, Silent
 
 
 def context_of(options: CommandContext | None) -> typer.Context:
@@ -134,6 +134,25 @@ def test_progress_may_be_reported_from_any_thread(shown: str) -> None:
         for thread in threads:
             thread.join()
     assert "hash: 50 rows" in stream.getvalue()
+
+
+def test_bars_show_every_node_and_how_long_the_whole_takes() -> None:
+    stream = io.StringIO()
+    with BarProgress(Console(file=stream, force_terminal=True, width=160)) as steps:
+        steps.tell(Reading(1, 10, "rows", "s0", "op", 9.0))
+        steps.step("load base", total=3, unit="objects")
+        steps.tell(Reading(2500, 10_000, "rows", "s1", "op", 12.0))
+        steps.tell(Reading(2500, 10_000, "rows", "", "op", 12.0))
+        steps.advance(1)
+        steps._bars.refresh()
+        drawn = stream.getvalue()
+        steps.step("swap")
+        steps._bars.refresh()
+        later = stream.getvalue()[len(drawn) :].rpartition("swap")[2]
+    assert "load base (about 12.0 s left in all)" in drawn
+    assert "2,500 of 10,000 rows" in drawn
+    assert "1 of 3 objects" in drawn
+    assert ("s0" in drawn, "s1" in later) == (False, False)
 
 
 def test_progress_before_the_first_step_is_no_error() -> None:

@@ -37,6 +37,8 @@ from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
 
+LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
+
 
 @dataclass(frozen=True, slots=True)
 class RestorePreview:
@@ -96,13 +98,7 @@ def check_restore(
         one.shard: measure_volume(plan.chain, one.shard, plan.groups[one.shard], checked.entries[one.shard])
         for one in readable
     }
-    disks = check_space(
-        (
-            DatabaseSpace(one.node, connections[one.shard], volumes[one.shard].size_bytes, volumes[one.shard].is_rough)
-            for one in readable
-        ),
-        obstacles,
-    )
+    disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in readable), obstacles)
     obstacles.raise_found()
     untried = [target.node.id for target in targets if isinstance(checked.ddl[target.shard], AdaptedDdl)]
     servers = {one.shard: _server_of(connections[one.shard]) for one in targets}
@@ -118,6 +114,12 @@ def check_restore(
         disks=disks,
         estimate=estimate_restore(volumes.values(), figures, basis),
     )
+
+
+def _space_of(target: Target, connection: psycopg.Connection[Any], volume: ShardVolume) -> DatabaseSpace:
+    """What a target's database needs besides what an earlier process has loaded of it, which this one goes on with."""
+    (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
+    return DatabaseSpace(target.node, connection, max(volume.size_bytes - loaded, 0), volume.is_rough)
 
 
 def _server_of(connection: psycopg.Connection[Any]) -> str:

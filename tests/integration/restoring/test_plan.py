@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,10 +18,12 @@ from fleet.nodes.connections import connect, with_database
 from fleet.progress import Silent
 from restore.estimates.newest import read_newest_figures
 from restore.obstacles.disk_space import SpaceLackingError, find_data_directory
+from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan, plan_restore
-from restore.preview import RestorePreview, preview_restore
+from restore.preview import RestorePreview, check_restore, preview_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
+from restore.target import lock_targets
 from snapshots.records.database_facts import DatabaseFacts
 from snapshots.records.operation_records import read_outcome
 from tests.commands.snapshot_runs import Ready
@@ -95,6 +98,23 @@ def test_too_little_space_is_an_obstacle_and_a_rough_need_only_a_warning(place: 
     assert [volume.is_rough for volume in early.volumes.values()] == [True] * 3
     assert "roughly" in plan_lines(plan, early)[-1]
     assert early.warnings == []
+
+
+def test_what_a_killed_restore_has_loaded_needs_no_space_again(place: Place, tmp_path: Path) -> None:
+    plan = plan_of(place)
+    first = plan.targets[0]
+    execute(first.maintenance.dsn, f'CREATE DATABASE "{first.loading}"')
+    try:
+        execute(first.loaded.dsn, "CREATE TABLE filler AS SELECT repeat('x', 5000000)")
+        with lock_targets(plan.targets) as connections:
+            found = check_restore(plan, plan.targets, connections, tmp_path, Obstacles())
+            query = "SELECT pg_database_size(%s)"
+            (size,) = connections[first.shard].execute(query, (first.loading,)).fetchone() or (0,)
+    finally:
+        execute(first.maintenance.dsn, f'DROP DATABASE "{first.loading}"')
+    needs = [volume.size_bytes for volume in found.volumes.values()]
+    assert found.disks[0].needed_bytes == sum(needs) - min(size, needs[0])
+    assert size > 7 << 20
 
 
 def test_what_is_free_is_not_known_of_a_server_whose_data_can_not_be_told(place: Place, role: str) -> None:

@@ -15,6 +15,7 @@ from restore.request import RestoreRequest
 from restore.target import Target, target_of
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
+from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
@@ -54,6 +55,7 @@ class RestorePlan:
             bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
             not_in_snapshot=self.chain.left_out,
             open_operations=self.open_operations,
+            in_doubt=find_in_doubt(self.chain.last),
         )
 
 

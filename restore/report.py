@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleet.tables.left_out import LeftOut
+from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
 
 
@@ -38,6 +39,7 @@ class RestoreReport:
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
     not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
     (`node: role`) remain if the restore fails. `is_resumed`: another process began it.
+    `in_doubt`: the transactions in doubt at the cut, None if that is not known.
     """
 
     snapshot: str
@@ -56,3 +58,4 @@ class RestoreReport:
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)
     is_resumed: bool = False
+    in_doubt: tuple[InDoubtTransaction, ...] | None = None

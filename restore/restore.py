@@ -36,10 +36,12 @@ from restore.unfinished import (
     find_unfinished,
     settle_recorded,
 )
+from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commits import read_chain
 from snapshots.records.operation_records import DONE, read_intent
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectMissingError, ObjectStore
@@ -114,6 +116,8 @@ def _end_published(
     targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
     report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
+    with suppress(SnapshotError):
+        report.in_doubt = find_in_doubt(read_chain(store, record.snapshot, record.increment).last)
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]

@@ -15,6 +15,7 @@ from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, pa
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
+from cli.output.recovery import write_transactions
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
@@ -118,9 +119,11 @@ def run_restore(
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         report = work(spark, noting)
+    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, document_of(report) | {"warnings": noting.notes}, lines_of(report) + unseen)
+    document = document_of(report) | {"warnings": noting.notes}
+    emit(context, document, lines_of(report) + in_doubt + unseen)
 
 
 def end_restore(
@@ -197,6 +200,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
         "open_operations": [one.to_json() for one in report.open_operations],
+        "transactions": None if report.in_doubt is None else [one.to_json() for one in report.in_doubt],
     }
 
 

@@ -19,6 +19,12 @@ Increment = Annotated[
         "--increment", min=0, metavar="N", help="The increment; 0 is the full snapshot. Default: the newest increment."
     ),
 ]
+Transactions = Annotated[
+    bool, typer.Option("--transactions", help="List the transactions that were in doubt at the cut, and decisions.")
+]
+RecoveryPlan = Annotated[
+    bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
+]
 At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="The newest cut made not after this time, such as 2026-11-20T10:00Z."),

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
@@ -30,7 +30,7 @@ from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_sessio
 from snapshots.records.commit import CutRecord
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
-from wal.cut.cut_values import Cut, Undecided
+from wal.cut.cut_values import Cut, InDoubt, Undecided
 from wal.cut.markers import Marker, marker_from_bytes, write_markers
 from wal.cut.resolve import NodeWindow, resolve
 from wal.decoding.known_definitions import SchemaMovedError
@@ -69,10 +69,11 @@ class _AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """The previous cut on a primary: its position, and the transactions that were undecided there."""
+    """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there."""
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
+    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _resolve(
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
-                before.position, marked.starts[node], marked.finishes[node], events, before.undecided
+                before.position, marked.starts[node], marked.finishes[node], events, before.undecided, before.in_doubt
             )
     return resolve(windows)
 

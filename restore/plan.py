@@ -21,6 +21,7 @@ from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
 from snapshots.records.cut_times import chain_at
+from snapshots.records.only_cut import check_has_rows
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError
@@ -116,6 +117,7 @@ def plan_restore(
         chain = read_chain(store, request.name, request.increment)
         chain = chain_at(chain, request.at) if request.at else chain
     check_of_fleet(chain, identity)
+    check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
     for shard in shards:

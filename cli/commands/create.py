@@ -23,6 +23,7 @@ from snapshots.create.increment import create_increment, preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.records.commit import Commit
+from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from storage.errors import IndeterminateError, UsageError
 
 NewName = Annotated[
@@ -56,10 +57,19 @@ def create(
         bool, typer.Option("--terminal", help="Leave the fleet read-only, until: snapshot resume.")
     ] = False,
     large_objects: LargeObjects = False,
+    only_cut: Annotated[
+        bool, typer.Option("--only-cut", help="Take only a restore point for physical backups, without rows.")
+    ] = False,
     comment: Annotated[str, typer.Option(help="A comment that list and show print.")] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot, or with --incremental its next increment."""
+    if only_cut and (incremental or only_primary or group or exclude_group or terminal or large_objects):
+        raise UsageError(
+            "--only-cut makes a cut of all primaries and copies nothing",
+            hint="give no other options with it than --retries, --wait, --comment and --dry-run; every restore point has"
+            " a name of its own: snapshot create NAME --only-cut",
+        )
     if incremental and (only_primary or group or exclude_group or large_objects):
         raise UsageError(
             "an increment takes its nodes and tables from the full snapshot",
@@ -81,6 +91,9 @@ def create(
         terminal,
         large_objects,
     )
+    if only_cut:
+        take_point(context, fleet, request, dry_run=dry_run)
+        return
     if dry_run:
         with progress(context) as shown:
             noting = Noting(shown)
@@ -94,6 +107,21 @@ def create(
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
     emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
+
+
+def take_point(context: typer.Context, fleet: Fleet, request: CreateRequest, *, dry_run: bool) -> None:
+    """Take a restore point, or with --dry-run only make its checks."""
+    with progress(context) as shown:
+        noting = Noting(shown)
+        if dry_run:
+            plan = preview_restore_point(fleet, request, noting)
+            document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "nodes": list(plan.nodes)}
+            lines = ["every check passed; nothing was changed"]
+        else:
+            commit = create_restore_point(fleet, request, noting)
+            document, lines = document_of(commit), lines_of(commit)
+            lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
+    emit(context, document | {"warnings": noting.notes}, lines)
 
 
 @contextmanager

@@ -78,8 +78,11 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
 
     full, part = chain.full, chain.full
     lines: list[str | RenderableType] = [
-        f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
-        f"{size_text(chain_bytes(chain))}" + (f" — {shortened(full.comment)}" if full.comment else ""),
+        f"{chain.name}: "
+        + ("restore point, without rows, " if full.only_cut else "full snapshot ")
+        + f"of {full.created_at}, {len(chain.increments)} increments, "
+        + f"{size_text(chain_bytes(chain))}"
+        + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",
     ]

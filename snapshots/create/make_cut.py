@@ -22,6 +22,7 @@ from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
+from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
 from fleet.record import Time
@@ -110,8 +111,10 @@ class _Markers:
     made_at: Time
 
 
-def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> ArchivedCut:
-    """Make the cut; retry up to `plan.retries` times.
+def make_cut(
+    lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
+) -> ArchivedCut:
+    """Make the cut; retry up to `plan.retries` times. Without `spark` this process archives the WAL.
 
     After that, raises CutInconsistentError, or CutUnreachableError if a node was away in the last attempt. Any error
     that a retry can't fix is raised at once.
@@ -201,13 +204,13 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def _drain(
-    plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
+    plan: CutPlan, marked: _Markers, spark: SparkSource | None, progress: Progress, watch: Watch
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
-    session = start_session(spark, progress)
+    session = start_session(spark, progress) if spark else None
     tasks = [next_task(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    reports = run_tasks(session, drain, tasks, progress, watch)
+    reports = run_tasks(session, drain, tasks, progress, watch) if session else in_parallel(drain, tasks)
     _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 

@@ -52,7 +52,7 @@ def in_doubt_on(commit: Commit, cut: NodeCut) -> tuple[InDoubt, ...]:
         raise InDoubtUnknownError(
             f"{increment_label(commit.snapshot, commit.increment)} does not list the transactions that were in doubt at"
             " its cut: an earlier version began its chain",
-            hint="take a restore point, or begin a new chain: snapshot create NAME --only-cut, snapshot create NAME",
+            hint="take a restore point: snapshot create NAME --only-cut   or a new full snapshot: snapshot create NAME",
             details={"snapshot": commit.snapshot, "increment": commit.increment},
         )
     return cut.in_doubt

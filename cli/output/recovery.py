@@ -69,7 +69,7 @@ def write_transactions(
     }
     path = folder / f"{name}-{increment}-transactions.json"
     what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"
-    again = f"; to list them: snapshot show {name} --increment {increment} --transactions"
+    again = f"; list them with snapshot show {name} --increment {increment} --transactions"
     try:
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:

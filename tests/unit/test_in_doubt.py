@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from msgspec import UNSET, structs
@@ -80,15 +83,20 @@ def test_a_plan_commits_what_is_included_and_rolls_back_the_rest() -> None:
     assert [line for line in lines if line in node.configuration + node.statements] == [
         *node.configuration, *node.statements,
     ]  # fmt: skip
-    assert all(
-        str(line).startswith(("#", "--"))
-        for line in lines
-        if line and line not in [*node.configuration, *node.statements]
-    )
+    pasted = {*node.configuration, *node.statements, ""}
+    assert all(str(line).startswith(("#", "--")) for line in lines if line not in pasted)
 
 
-def test_a_restore_writes_what_was_in_doubt(tmp_path: object) -> None:
+def test_a_restore_writes_what_was_in_doubt(tmp_path: Path) -> None:
     transactions = in_doubt_transactions(with_parts(PREPARED, LATE))
-    (line,) = write_transactions(("daily", 3), transactions, tmp_path)  # type: ignore[arg-type]
+    (line,) = write_transactions(("daily", 3), transactions, tmp_path)
+    written = json.loads((tmp_path / "daily-3-transactions.json").read_text())
+    assert (written["snapshot"], written["increment"]) == ("daily", 3)
+    assert written["transactions"] == [
+        {"global_id": "it's", "decision": "rollback", "nodes": [{"node": "a", "gid": "it's", "state": "prepared"}]},
+        {"global_id": "pay-1", "decision": "commit", "nodes": [{"node": "a", "gid": "pay-1/a", "state": "prepared"}]},
+    ]
     assert "daily-3-transactions.json" in line
     assert "snapshot show daily --increment 3 --transactions" in line
+    (line,) = write_transactions(("daily", 3), transactions, tmp_path / "gone")
+    assert line.startswith("warning: transactions in doubt at the cut of increment 3 of daily: 2;")

@@ -69,11 +69,11 @@ class PhysicalPlace:
     @contextmanager
     def recovered(self, plan: Sequence[Mapping[str, Any]]) -> Iterator[list[EmbeddedNode]]:
         """The nodes' backups, recovered in new servers as the plan says; before its statements have run."""
-        number = next(self.numbers)
-        nodes = [self._copy(self.servers.node(one["node"]), number) for one in plan]
+        nodes = [self.new_node(self.servers.node(one["node"])) for one in plan]
 
         def recover(pair: tuple[EmbeddedNode, Mapping[str, Any]]) -> None:
             node, one = pair
+            self._copy(self.servers.node(one["node"]), node)
             wal = self.servers.node(one["node"]).folder / "wal"
             lines = [*RECOVERING, f"restore_command = 'cp {wal}/%f %p'", *one["postgresql_auto_conf"]]
             with (node.data_directory / "postgresql.auto.conf").open("a") as file:
@@ -87,17 +87,19 @@ class PhysicalPlace:
         finally:
             in_parallel(delete_server, nodes)
 
-    def _copy(self, source: EmbeddedNode, number: int) -> EmbeddedNode:
-        programs = self.programs(source)
-        node = EmbeddedNode(
-            f"{source.id}-{number}", source.folder.parent / f"{source.id}r{number}", None, source.programs
-        )
-        node.folder.mkdir(mode=0o700)
+    def new_node(self, source: EmbeddedNode) -> EmbeddedNode:
+        """A server of the same version as `source`, without data."""
+        programs, number = self.programs(source), next(self.numbers)
+        folder = source.folder.parent / f"{source.id}r{number}"
+        folder.mkdir(mode=0o700)
         if programs.account:
-            os.chown(node.folder, programs.account.uid, programs.account.gid)
-        run_as(programs.account, ["cp", "-a", str(source.folder / "backup"), str(node.data_directory)], seconds_max=60)
-        run_as(programs.account, ["touch", str(node.data_directory / "recovery.signal")], seconds_max=60)
-        return node
+            os.chown(folder, programs.account.uid, programs.account.gid)
+        return EmbeddedNode(f"{source.id}-{number}", folder, None, source.programs)
+
+    def _copy(self, source: EmbeddedNode, node: EmbeddedNode) -> None:
+        account = self.programs(source).account
+        run_as(account, ["cp", "-a", str(source.folder / "backup"), str(node.data_directory)], seconds_max=60)
+        run_as(account, ["touch", str(node.data_directory / "recovery.signal")], seconds_max=60)
 
 
 @contextmanager

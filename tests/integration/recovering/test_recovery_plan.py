@@ -5,7 +5,11 @@ The short form takes three cuts and a restore point under load; the long form (C
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import uuid
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,12 +21,13 @@ from fleet.nodes.connections import with_database
 from fleet.progress import Silent
 from snapshots.create.request import CreateRequest
 from snapshots.restore_point.restore_point import create_restore_point
-from tests.commands.snapshot_runs import run_command, sorted_copies
+from tests.commands.snapshot_runs import command_line, run_command, sorted_copies
 from tests.integration.recovering.physical_place import RESTORED, PhysicalPlace, prepared_on, run_all
 from tests.run.soak import SOAK_SECONDS
 
 NAME = "nightly"
 CUTS_LONG = 100
+ROOT = Path(__file__).parents[3]
 TRANSFER = "INSERT INTO transfer VALUES ('{id}', 1, 10001, 0, '2026-01-01')"
 
 
@@ -106,13 +111,37 @@ def cuts(physical: PhysicalPlace) -> int:
 @pytest.mark.timeout(7200)
 def test_recovered_backups_have_the_restored_rows(physical: PhysicalPlace, cuts: int) -> None:
     seen: list[str] = []
-    for number in range(cuts):
+    for number in range(0 if SOAK_SECONDS else 1, cuts):
         plan = plan_of(physical, NAME, number)
         seen += [statement for one in plan for statement in one["statements"]]
         assert recovered_rows(physical, plan) == restored_rows(physical, number), number
     # What was in doubt at two cuts is decided at both.
     assert seen.count("COMMIT PREPARED 'early-1';") == 2
     assert seen.count("ROLLBACK PREPARED 'late-1';") == 4
+
+
+def test_a_restore_writes_what_was_in_doubt(physical: PhysicalPlace, cuts: int, tmp_path: Path) -> None:
+    assert cuts > 1
+    words = command_line(
+        physical.fleet, "restore", NAME, "--increment", "1", "--to", str(physical.target.path), "--json"
+    )
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    drop_restored(physical)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)["transactions"]
+    assert json.loads((tmp_path / f"{NAME}-1-transactions.json").read_text())["transactions"] == listed
+    by_hand = {one["global_id"]: one for one in listed if not one["global_id"].startswith("bank-")}
+    states = {
+        gid: (one["decision"], {part["node"]: (part["gid"], part["state"]) for part in one["nodes"]})
+        for gid, one in by_hand.items()
+    }
+    assert states == {
+        "early-1": ("commit", {"s1": ("early-1", "prepared"), "s2": ("early-1", "committed")}),
+        "late-1": ("rollback", {"s1": ("late-1", "prepared"), "s2": ("late-1", "prepared")}),
+    }
 
 
 def test_recovered_backups_are_not_torn_at_a_restore_point(physical: PhysicalPlace, cuts: int) -> None:

@@ -32,7 +32,7 @@ FLOORS = (
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
-    ("restore/ddl", "restore/rows"),
+    ("restore/ddl", "restore/rows", "restore/copies"),
     ("restore", "check"),
     ("cli/folders",),
     ("cli/output", "cli/spark"),

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, parse_moment
+from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, UseBackupCopies, parse_moment
+from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
@@ -51,6 +52,7 @@ def restore(
     group: Groups = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
     create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
+    use_backup_copies: UseBackupCopies = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")] = False,
     discard_old: Annotated[
@@ -68,7 +70,15 @@ def restore(
     if at is not None and increment is not None:
         raise UsageError("--increment and --at exclude each other", hint="give one of the two")
     moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(name, increment, moment, tuple(group or ()), replace=replace, create_roles=create_roles)
+    request = RestoreRequest(
+        name,
+        increment,
+        moment,
+        tuple(group or ()),
+        replace=replace,
+        create_roles=create_roles,
+        use_backup_copies=use_backup_copies,
+    )
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
         if len(ends) > 1 or dry_run or request != RestoreRequest(name):
             raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")
@@ -165,6 +175,7 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     document["replaces"] = preview.replaces
     lines = [_label(report, "would be restored"), *(f"left out: {name}" for name in report.left_out)]
     lines += preview.replaces
+    lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in missing]
     lines += [one.text for one in report.open_operations]
@@ -197,6 +208,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
         "open_operations": [one.to_json() for one in report.open_operations],
+        **borrowed_document(report),
     }
 
 
@@ -211,6 +223,7 @@ def lines_of(report: RestoreReport) -> list[str]:
             f" to give it back, run on {one.node}:"
         )
         lines.append(one.statement)
+    lines += borrowed_lines(report)
     lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)

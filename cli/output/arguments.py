@@ -26,6 +26,9 @@ At = Annotated[
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
+UseBackupCopies = Annotated[
+    bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -11,6 +10,7 @@ from fleet.tables.groups import Group
 from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
 from snapshots.records.chain import Chain
 from snapshots.records.commits import increment_label, read_chain
+from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import SnapshotError
 from storage.store import ObjectStore
 from wal.segments.damage import ObjectDamagedError
@@ -130,24 +130,28 @@ def _damage_error(
 ) -> ObjectDamagedError:
     lost, damages = found
     # A later increment may be damaged more, and must not hide what can be restored.
-    longest = chain
-    with suppress(SnapshotError):
+    try:
         longest = read_chain(store, chain.name)
+    except SnapshotDeletedError:
+        # Its objects are no damage.
+        raise
+    except SnapshotError:
+        longest = chain
     damages = {**find_listed_damage(store, longest), **damages}
     without, with_standbys = (
         _restorable(longest, replace(wanted, use_backup_copies=allowed), damages) for allowed in (False, True)
     )
     number = chain.last.increment
-    hints = []
+    command, hints = f"snapshot restore {chain.name}", []
     if not wanted.use_backup_copies and number in with_standbys:
-        hints.append(
-            f"standbys' copies have these rows: snapshot restore {chain.name} --increment {number} --use-backup-copies"
-        )
+        hints.append(f"standbys' copies have these rows: {command} --use-backup-copies --increment {number}")
     if without:
-        newest = f"snapshot restore {chain.name} --increment {without[-1]}"
+        newest = f"{command} --increment {without[-1]}"
         hints.append(f"increments that can still be restored: {number_ranges(without)}; the newest of them: {newest}")
-    elif more := with_standbys:
-        hints.append(f"increments that can still be restored with --use-backup-copies: {number_ranges(more)}")
+    elif with_standbys:
+        some = number_ranges(with_standbys)
+        newest = f"{command} --use-backup-copies --increment {with_standbys[-1]}"
+        hints.append(f"increments that can still be restored from standbys' copies: {some}; the newest: {newest}")
     else:
         hints.append("no increment can be restored")
     first = choice.damaged[0]

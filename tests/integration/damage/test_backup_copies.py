@@ -96,7 +96,7 @@ def test_without_the_option_a_missing_object_is_refused_before_any_node_is_asked
     with pytest.raises(ObjectDamagedError) as refused:
         plan_restore(copied.fleet, nowhere, RestoreRequest(NAME))
     error = refused.value
-    assert f"snapshot restore {NAME} --increment 2 --use-backup-copies" in error.hint
+    assert f"snapshot restore {NAME} --use-backup-copies --increment 2" in error.hint
     assert f"increments that can still be restored: 0 to 1; the newest of them: snapshot restore {NAME}" in error.hint
     lost = {(one["shard"], one["what"]) for one in error.details["lost"]}  # type: ignore[attr-defined]
     assert lost == {("s2", "public.second"), *(("s1", name) for name in ALL)}

@@ -34,6 +34,7 @@ FLOORS = (
     ("snapshots/fold", "snapshots/create"),
     ("restore/ddl", "restore/rows", "restore/copies"),
     ("restore", "check"),
+    ("restore/drill",),
     ("cli/folders",),
     ("cli/output", "cli/spark"),
     ("cli/commands", "cli"),

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, UseBackupCopies, parse_moment
+from cli.commands.drill import run_drill_command
+from cli.output.arguments import (
+    At,
+    Drill,
+    DryRun,
+    Groups,
+    Increment,
+    Junit,
+    SnapshotName,
+    UseBackupCopies,
+    parse_moment,
+)
 from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
@@ -58,6 +69,8 @@ def restore(
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")
     ] = False,
+    drill: Drill = False,
+    junit: Junit = None,
     yes: Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -79,6 +92,9 @@ def restore(
         create_roles=create_roles,
         use_backup_copies=use_backup_copies,
     )
+    if drill or junit is not None:
+        others = any((to, yes, dry_run, resume, abandon, discard_old))
+        run_drill_command(context, source, request, junit, is_drill_alone=drill and not others)
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
         if len(ends) > 1 or dry_run or request != RestoreRequest(name):
             raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
+from restore.copies.choice import CopyChoice, Wanted, settle_copies
+from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
-from restore.report import NodeReport, RestoreReport
+from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
@@ -40,11 +42,31 @@ class RestorePlan:
     targets: tuple[Target, ...]
     intent: Intent
     open_operations: tuple[OpenOperation, ...]
+    copies: CopyChoice = field(default_factory=CopyChoice)
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
         return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+
+    @property
+    def chosen(self) -> dict[str, frozenset[int]]:
+        """The numbers of the groups that are taken from each copy, by node; all of a shard that is not in it."""
+        borrowed = dict(self.copies.borrowed)
+        for shard, groups in self.groups.items():
+            lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
+            if lent or self.request.groups:
+                borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
+        return borrowed
+
+    @property
+    def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
+        """What is taken from standbys' copies, by name."""
+        return tuple(
+            BorrowedRows(shard, node, tuple(one.name for one in self.chain.groups(shard) if one.number in numbers))
+            for node, numbers in self.copies.borrowed.items()
+            for shard in [self.chain.shard_of(node)]
+        )
 
     def report(self) -> RestoreReport:
         """The report of this restore before it begins."""
@@ -57,12 +79,23 @@ class RestorePlan:
             not_in_snapshot=self.chain.left_out,
             open_operations=self.open_operations,
             in_doubt=find_in_doubt(self.chain.last),
+            borrowed=self.borrowed_rows,
+            damaged=self.copies.damaged,
         )
 
 
 def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
     """The shard's groups that match one of the patterns; all groups if there are no patterns."""
     return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
+
+
+def wanted_of(request: RestoreRequest) -> Wanted:
+    """What the request takes of a chain."""
+    return Wanted(
+        lambda chain, shard: choose_groups(chain, shard, request.groups),
+        large_objects=not request.groups,
+        use_backup_copies=request.use_backup_copies,
+    )
 
 
 def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
@@ -76,6 +109,7 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         groups=record.groups,
         replace=record.replace,
         create_roles=record.create_roles,
+        use_backup_copies=bool(record.borrowed),
     )
     try:
         plan = plan_restore(source, target, request, record)
@@ -106,8 +140,8 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    Raises UsageError if the target lacks a shard or no group matches, and what read_chain, check_archive and
-    find_ddl_objects raise.
+    Raises UsageError if the target lacks a shard or no group matches, ObjectDamagedError if a listing shows that the
+    copies lack something, and what read_chain, check_archive and find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -126,7 +160,13 @@ def plan_restore(
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets = _find_targets(target, shards, request.name, intent.id)
-    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations)
+    # One that goes on takes its rows from the same copies as before.
+    copies = (
+        CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
+        if resumed
+        else settle_copies(store, chain, wanted_of(request), find_listed_damage(store, chain))
+    )
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies)
     if request.groups and not any(plan.groups.values()):
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(request.groups)}",

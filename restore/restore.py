@@ -20,7 +20,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
 from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.ddl.ddl import Ddl
-from restore.loading import load_all
+from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import check_targets, find_replaced, read_all_ddl
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
@@ -167,7 +167,10 @@ def _restore(run: RestoreRun, missing: Mapping[str, list[str]], spark: SparkSour
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
-            _load(run, missing, spark)
+            with naming_lost_rows(run):
+                if plan.request.use_backup_copies and not is_resumed:
+                    choose_verified_copies(run, spark)
+                _load(run, missing, spark)
             run.progress.step("swap databases")
             run.is_closing = True
             close_databases(plan.targets, run.connections, run.operation)

@@ -2,5 +2,6 @@
 
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document.
 
-Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `snapshots.listing`, `snapshots.records` and `storage`.
+Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `snapshots.listing`,
+`snapshots.records` and `storage`.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,13 @@ At = Annotated[
 ]
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
+]
+Drill = Annotated[bool, typer.Option("--drill", help="Restore into servers made for it, ask fleet.toml's assertions.")]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the drill's JUnit report to FILE.")
+]
+UseBackupCopies = Annotated[
+    bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 

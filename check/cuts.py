@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from check.findings import Findings
 from check.report import Conflict
@@ -21,14 +22,14 @@ from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from storage.errors import report_of
 from storage.store import ObjectStore
-from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve
 from wal.segments.archive import Segment
 from wal.segments.damage import ObjectDamagedError
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 from wal.segments.segments import read_events
 
-NODE_FIELDS = ("position", "undecided", "rolled_back", "local_transactions")
+NODE_FIELDS = ("position", "undecided", "rolled_back", "in_doubt", "local_transactions")
 # Most segments are small: reading one is mostly waiting for the store.
 READS_AT_ONCE = 8
 TOTALS = ("global_transactions", "included_early", "in_flight")
@@ -66,6 +67,7 @@ class _ShardArchive:
     shard: str
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
+    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
     segments: tuple[Segment, ...] = ()
 
     def extend(self, commit: Commit) -> tuple[Segment, ...]:
@@ -76,7 +78,7 @@ class _ShardArchive:
 
     def end_window(self, cut: NodeCut) -> None:
         """Begin the next window at the cut."""
-        self.position, self.undecided = cut.position, cut.undecided
+        self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
 
 
 def _read_windows(archives: list[_ShardArchive], commit: Commit, store: ObjectStore) -> dict[str, NodeWindow]:
@@ -90,7 +92,9 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, store: ObjectSt
     windows: dict[str, NodeWindow] = {}
     for archive in archives:
         cut, events = commit.cut.of(archive.shard), pa.concat_tables(tables[archive.shard])
-        windows[archive.shard] = NodeWindow(archive.position, cut.start, cut.finish, events, archive.undecided)
+        windows[archive.shard] = NodeWindow(
+            archive.position, cut.start, cut.finish, events, archive.undecided, archive.in_doubt
+        )
     return windows
 
 
@@ -99,7 +103,8 @@ def _differences(commit: Commit, found: Cut) -> Iterable[tuple[str | None, str]]
         stored = commit.cut.of(again.node)
         for name in NODE_FIELDS:
             expected, given = _comparable(again, name), _comparable(stored, name)
-            if given != expected:
+            # Commits of early versions don't list what was in doubt.
+            if given != expected and given is not UNSET:
                 yield again.node, f"the commit says {name} {_shown(given)}, the archived events {_shown(expected)}"
     for name in TOTALS:
         if getattr(found, name) != getattr(commit.cut, name):

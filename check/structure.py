@@ -74,7 +74,8 @@ def check_structure(
         foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
-    checks += [("commit", partial(find_ddl_objects, chain, one.node)) for one in chain.nodes if not one.backup_of]
+    with_ddl = () if chain.full.only_cut else chain.full.primaries
+    checks += [("commit", partial(find_ddl_objects, chain, node)) for node in with_ddl]
     for kind, check in checks:
         try:
             check()

@@ -78,6 +78,12 @@ def _check_chain(
     if request.metadata_only:
         check_listing(store, chain, findings.report)
         return
+    if chain.full.only_cut:
+        # Imported here, as contents are: only when there is something to read.
+        from check.restore_points import check_restore_point
+
+        check_restore_point(chain, store, findings, progress)
+        return
     spark.begin()
     _check_ddl(store, chain, findings)
     from check.contents import check_contents

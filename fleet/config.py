@@ -16,6 +16,7 @@ from fleet import libpq_environment
 from fleet.fleet_file import (
     GC_GRACE,
     RETAINED_WAL_MAX,
+    DrillTable,
     EncryptionTable,
     FleetFile,
     NodeTable,
@@ -96,6 +97,8 @@ class Fleet:
     retention: Retention = Retention()
     # That of `store`; None: objects are stored as they are written.
     encryption: FleetEncryption | None = None
+    # What a drill asserts of the restored databases.
+    drill: tuple[DrillTable, ...] = ()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -135,6 +138,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
     _check_nodes(nodes)
     _check_global_id(file.cut.global_id)
+    _check_drill(file.drill, nodes)
     retention, spark = file.retention, expand_all("spark", file.spark)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     master = spark.pop("master", "local[*]")
@@ -152,6 +156,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spark_master=master,
         spark_settings=settings,
         encryption=encryption,
+        drill=file.drill,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
 
@@ -200,6 +205,13 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
     for node in nodes:
         if node.backup_of is not None and node.backup_of not in primaries:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
+
+
+def _check_drill(assertions: tuple[DrillTable, ...], nodes: tuple[Node, ...]) -> None:
+    primaries = {node.id for node in nodes if node.backup_of is None}
+    for number, one in enumerate(assertions, start=1):
+        if one.node not in primaries:
+            raise ValueError(f"drill {number}: node names {one.node}, which is not a primary in this file")
 
 
 def _check_global_id(rule: str) -> None:

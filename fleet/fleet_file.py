@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fleet.durations import Duration
 from fleet.record import END, Record
@@ -74,6 +74,19 @@ class NodeTable(Record, frozen=True):
     max_retained_wal: Size | None = None
 
 
+Value: TypeAlias = bool | int | float | str
+# A value, or rows: each a value alone, or a list of values.
+Expected: TypeAlias = Value | tuple[Value | tuple[Value, ...], ...] | UnsetType
+
+
+class DrillTable(Record, frozen=True):
+    """One `[[drill]]` of fleet.toml: what a restored database of shard `node` has to answer; UNSET: no rows."""
+
+    node: Annotated[str, Meta(pattern=NODE_ID)]
+    sql: Text
+    expected: Expected = UNSET
+
+
 class FleetFile(Record, frozen=True):
     """fleet.toml as written; docs/fleet-file.md describes every key."""
 
@@ -88,6 +101,7 @@ class FleetFile(Record, frozen=True):
     spark: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
+    drill: tuple[DrillTable, ...] = ()
 
 
 def decode_fleet_file(text: str) -> FleetFile:

@@ -45,7 +45,8 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
     restore has an intent in the store, and so its decision; else the decision is `publishes`, on the first
-    database. `aside`: whether another database was put aside for it.
+    database. `aside`: whether another database was put aside for it. `borrowed` are by standby the groups, by number,
+    whose rows are taken from its copy.
     """
 
     operation: str
@@ -66,6 +67,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     ledger: str | None = None
     parts: Count = 0
     rows: Count = 0
+    borrowed: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ Each step is done where it is not done yet, as the databases' records tell (rest
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from fleet.nodes.encodings import raw_text
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
 from restore.build import count_rows, create_tables, find_load_target, finish_database
+from restore.copies.choice import explain_damage
+from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase
 from restore.databases import create_database
@@ -21,6 +25,7 @@ from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
+from restore.plan import wanted_of
 from restore.preview import left_large_objects
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -30,6 +35,7 @@ from restore.run import RestoreRun
 from restore.target import Target
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.large_objects import count_by_node
+from wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +68,27 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
             times = {RestoreStep.BASE: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
             run.pace.end_node(node.node, node.rows, times)
         node.seconds += seconds
+
+
+def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
+    """Verify every object that is needed, and choose from which copies the rows are taken."""
+    plan = run.plan
+    run.progress.step("start Spark")
+    session = spark.session()
+    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+        copies = verify_copies(session, plan.chain, wanted_of(plan.request), plan.store, run.progress)
+    run.plan = replace(plan, copies=copies)
+    run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
+
+
+@contextmanager
+def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
+    """Let the error for a damaged object say which rows are lost without it, and what can be restored still."""
+    try:
+        yield
+    except ObjectDamagedError as error:
+        plan = run.plan
+        raise explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error) from error
 
 
 def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> list[str]:
@@ -123,7 +150,7 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
         if run.records[target.shard].parts != parts:
             run.enter(target, Phase.LOADING, parts=parts)
     databases = {target.shard: databases[target.shard] for target in targets}
-    loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts)
+    loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts, plan.chosen)
     load_rows(session, plan.chain, loads, plan.store, run.progress)
     if count_by_node(plan.chain.full) and not plan.request.groups:
         load_large_objects(session, plan.chain.full, databases, plan.store, run.progress)

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
+from restore.copies.choice import CopyChoice, Wanted, settle_copies
+from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
-from restore.report import NodeReport, RestoreReport
+from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
+from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
 from snapshots.records.cut_times import chain_at
+from snapshots.records.only_cut import check_has_rows
 from snapshots.records.operation_records import Intent
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from snapshots.records.tombstones import SnapshotDeletedError
 from storage.errors import UsageError
 from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """A restore before it begins: what is restored, from which store, into which targets, as which operation."""
+    """A restore before it begins: what is restored, from which store, into which targets, as which operation.
+
+    `damage`: the store lacks objects that are needed, as a listing shows; so it is refused with all other obstacles.
+    """
 
     request: RestoreRequest
     store: StoreLocation
@@ -38,11 +46,38 @@ class RestorePlan:
     targets: tuple[Target, ...]
     intent: Intent
     open_operations: tuple[OpenOperation, ...]
+    copies: CopyChoice = field(default_factory=CopyChoice)
+    damage: ObjectDamagedError | None = None
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
         return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+
+    @property
+    def chosen(self) -> dict[str, frozenset[int]]:
+        """The numbers of the groups that are taken from each copy, by node; all of a shard that is not in it."""
+        borrowed = dict(self.copies.borrowed)
+        for shard, groups in self.groups.items():
+            lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
+            if lent or self.request.groups:
+                borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
+        return borrowed
+
+    @property
+    def borrowed_rows(self) -> tuple[BorrowedRows, ...]:
+        """What is taken from standbys' copies, by name."""
+        return tuple(
+            BorrowedRows(shard, node, tuple(one.name for one in self.chain.groups(shard) if one.number in numbers))
+            for node, numbers in self.copies.borrowed.items()
+            for shard in [self.chain.shard_of(node)]
+        )
+
+    def lacks_ddl(self, shard: str) -> bool:
+        """Whether the shard's DDL is known to be damaged."""
+        damaged = self.damage.details.get("damaged", []) if self.damage else []
+        keys = {str(one["object"]) for one in damaged} if isinstance(damaged, list) else set[str]()
+        return any(one.key in keys for one in find_ddl_objects(self.chain, shard))
 
     def report(self) -> RestoreReport:
         """The report of this restore before it begins."""
@@ -54,12 +89,24 @@ class RestorePlan:
             bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
             not_in_snapshot=self.chain.left_out,
             open_operations=self.open_operations,
+            in_doubt=find_in_doubt(self.chain.last),
+            borrowed=self.borrowed_rows,
+            damaged=self.copies.damaged,
         )
 
 
 def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
     """The shard's groups that match one of the patterns; all groups if there are no patterns."""
     return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
+
+
+def wanted_of(request: RestoreRequest) -> Wanted:
+    """What the request takes of a chain."""
+    return Wanted(
+        lambda chain, shard: choose_groups(chain, shard, request.groups),
+        large_objects=not request.groups,
+        use_backup_copies=request.use_backup_copies,
+    )
 
 
 def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
@@ -73,6 +120,7 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         groups=record.groups,
         replace=record.replace,
         create_roles=record.create_roles,
+        use_backup_copies=bool(record.borrowed),
     )
     try:
         plan = plan_restore(source, target, request, record)
@@ -103,8 +151,8 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    Raises UsageError if the target lacks a shard or no group matches, and what read_chain, check_archive and
-    find_ddl_objects raise.
+    What a listing shows that the copies lack is the plan's `damage`. Raises UsageError if the target lacks a shard or
+    no group matches, and what read_chain, check_archive and find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -114,6 +162,7 @@ def plan_restore(
         chain = read_chain(store, request.name, request.increment)
         chain = chain_at(chain, request.at) if request.at else chain
     check_of_fleet(chain, identity)
+    check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
     shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
     for shard in shards:
@@ -122,7 +171,16 @@ def plan_restore(
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets = _find_targets(target, shards, request.name, intent.id)
-    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations)
+    # One that goes on takes its rows from the same copies as before.
+    copies, damage = CopyChoice(), None
+    if resumed:
+        copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
+    else:
+        try:
+            copies = settle_copies(store, chain, wanted_of(request), find_listed_damage(store, chain))
+        except ObjectDamagedError as error:
+            damage = error
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage)
     if request.groups and not any(plan.groups.values()):
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(request.groups)}",

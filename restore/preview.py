@@ -14,6 +14,7 @@ from fleet.nodes.privileges import read_role
 from fleet.progress import Progress
 from fleet.tables.groups import Group
 from restore.build import read_shard_ddl
+from restore.copies.choice import explain_damage
 from restore.database_records import list_databases
 from restore.databases import find_slots
 from restore.ddl.ddl import Ddl
@@ -24,18 +25,17 @@ from restore.estimates.volumes import ShardVolume, measure_volume, newest_facts
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_extensions, check_locales, check_tablespaces
-from restore.obstacles.stored_objects import check_stored_objects
-from restore.plan import RestorePlan
+from restore.plan import RestorePlan, wanted_of
 from restore.rehearsal import check_memberships, read_our_name
 from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
 from restore.unfinished import check_no_unfinished
 from snapshots.ddl.archive import ArchiveEntry
-from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
+from wal.segments.damage import ObjectDamagedError
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 
@@ -90,15 +90,18 @@ def check_restore(
     (Obstacles.raise_found), also those found before.
     """
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
-    wrong = check_stored_objects(store, plan.chain, plan.groups, obstacles)
+    if plan.damage is not None:
+        obstacles.add(plan.damage)
     missing = check_targets(targets, plan.chain, plan.groups, plan.request, connections, obstacles)
-    readable = [one for one in targets if wrong.isdisjoint(o.key for o in find_ddl_objects(plan.chain, one.shard))]
+    readable = [one for one in targets if not plan.lacks_ddl(one.shard)]
     checked = read_all_ddl(plan, readable, connections, folder, obstacles)
     volumes = {
         one.shard: measure_volume(plan.chain, one.shard, plan.groups[one.shard], checked.entries[one.shard])
         for one in readable
+        if one.shard in checked.entries
     }
-    disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in readable), obstacles)
+    sized = [one for one in readable if one.shard in volumes]
+    disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
     untried = [target.node.id for target in targets if isinstance(checked.ddl[target.shard], AdaptedDdl)]
     servers = {one.shard: _server_of(connections[one.shard]) for one in targets}
@@ -184,7 +187,11 @@ def read_all_ddl(
     checked = CheckedDdl()
     for number, target in enumerate(targets):
         shard, connection = target.shard, connections[target.shard]
-        ddl = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
+        try:
+            ddl = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
+        except ObjectDamagedError as error:
+            obstacles.add(explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error))
+            continue
         if plan.request.groups:
             ddl, dependents = ddl.without_dependents()
             checked.left_out.extend(f"{name} on {shard}" for name in dependents)

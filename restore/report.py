@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleet.tables.left_out import LeftOut
+from restore.copies.stored import Damage
+from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
 
 
@@ -29,6 +31,15 @@ class OwnerChange:
     statement: str
 
 
+@dataclass(frozen=True, slots=True)
+class BorrowedRows:
+    """The groups, by name, whose rows a shard got from the copy of a standby, `node`."""
+
+    shard: str
+    node: str
+    groups: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class RestoreReport:
     """What a restore did.
@@ -37,7 +48,9 @@ class RestoreReport:
     `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
     not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
-    (`node: role`) remain if the restore fails. `is_resumed`: another process began it.
+    (`node: role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in
+    doubt at the cut, None if that is not known. `borrowed`: what was taken from standbys' copies, because of the
+    objects in `damaged`; a resumed restore does not look for these again.
     """
 
     snapshot: str
@@ -56,3 +69,6 @@ class RestoreReport:
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)
     is_resumed: bool = False
+    in_doubt: tuple[InDoubtTransaction, ...] | None = None
+    borrowed: tuple[BorrowedRows, ...] = ()
+    damaged: tuple[Damage, ...] = ()

@@ -12,7 +12,8 @@ class RestoreRequest:
 
     `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
 
-    `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks.
+    `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks. `use_backup_copies`:
+    take the rows that a primary's copy lacks from a standby's.
     """
 
     name: str
@@ -21,3 +22,4 @@ class RestoreRequest:
     groups: tuple[str, ...] = ()
     replace: bool = False
     create_roles: bool = False
+    use_backup_copies: bool = False

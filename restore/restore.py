@@ -20,7 +20,7 @@ from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
 from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
-from restore.loading import load_all
+from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
@@ -36,10 +36,12 @@ from restore.unfinished import (
     find_unfinished,
     settle_recorded,
 )
+from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.leases import HeldLease, hold_lease
 from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commits import read_chain
 from snapshots.records.operation_records import DONE, read_intent
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
 from storage.store import ObjectMissingError, ObjectStore
@@ -123,6 +125,8 @@ def _end_published(
     targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
     report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
+    with suppress(SnapshotError):
+        report.in_doubt = find_in_doubt(read_chain(store, record.snapshot, record.increment).last)
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
@@ -176,7 +180,10 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             run.report.left_out = preview.left_out
             if len(run.shards_in(Phase.INDEXING)) < len(preview.ddl):
                 spark.begin()
-            load_all(run, preview.ddl, preview.roles_missing, spark)
+            with naming_lost_rows(run):
+                if plan.request.use_backup_copies and not is_resumed:
+                    choose_verified_copies(run, spark)
+                load_all(run, preview.ddl, preview.roles_missing, spark)
             run.progress.step("swap databases")
             run.is_closing = True
             close_databases(plan.targets, run.connections, run.operation)

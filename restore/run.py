@@ -97,6 +97,7 @@ class RestoreRun:
             in_store=self.in_store,
             phase=Phase.CREATED,
             shards=tuple(target.shard for target in plan.targets),
+            borrowed={node: tuple(sorted(numbers)) for node, numbers in plan.copies.borrowed.items()},
         )
 
 

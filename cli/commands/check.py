@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +12,12 @@ from check.verify import CheckRequest, check_snapshots
 from cli.output.arguments import Increment
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
-from cli.output.junit import junit_of, junit_of_error
+from cli.output.junit import junit_of, reporting_errors, write_report
 from cli.output.left_out import warning_lines
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from snapshots.listing.name_templates import newest_name
-from storage.errors import SnapshotError, UsageError
+from storage.errors import UsageError
 
 CONFLICTS_SHOWN_MAX = 20
 
@@ -41,49 +39,16 @@ def check(
     ] = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are whole. Exits 1 on conflicts, 4 if inconclusive."""
-    with _reporting_errors(junit):
+    with reporting_errors(junit):
         if increment is not None and name is None:
             raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
         fleet = command_context(context).load_fleet()
         name = newest_name(fleet, name) if name is not None else None
         with SparkOnDemand(fleet, f"check {name or 'all'}") as spark, progress(context) as shown:
             report = check_snapshots(fleet, CheckRequest(name, increment, metadata_only), spark, shown)
-    if junit is not None:
-        with _naming_file(junit):
-            junit.write_text(junit_of(report), encoding="utf-8")
+    write_report(junit, junit_of(report))
     emit(context, report.to_json(), lines_of(report))
     raise typer.Exit(report.exit_code)
-
-
-@contextmanager
-def _reporting_errors(file: Path | None) -> Iterator[None]:
-    """Let the file say that the check did not end, until it has; raise UsageError if it can't be written.
-
-    Otherwise whoever collects the file would find the report of an earlier check, perhaps of one that succeeded.
-    """
-    if file is None:
-        yield
-        return
-    with _naming_file(file), file.open("a"):
-        is_kept = file.is_file()
-    if is_kept:  # a pipe or a device has one report only
-        with _naming_file(file):
-            file.write_text(junit_of_error("the check did not end", "unfinished"), encoding="utf-8")
-    try:
-        yield
-    except SnapshotError as error:
-        # If the file can't be written any more, it says still that the check did not end.
-        with suppress(OSError):
-            file.write_text(junit_of_error(error.message, error.slug), encoding="utf-8")
-        raise
-
-
-@contextmanager
-def _naming_file(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", hint="name a file that you may write") from error
 
 
 def lines_of(report: CheckReport) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ from snapshots.create.increment import create_increment, preview_increment
 from snapshots.create.request import CreateRequest
 from snapshots.listing.name_templates import new_name, newest_name
 from snapshots.records.commit import Commit
+from snapshots.restore_point.restore_point import create_restore_point, preview_restore_point
 from storage.errors import IndeterminateError, UsageError
 
 NewName = Annotated[
@@ -38,6 +40,9 @@ Wait = Annotated[
 ]
 LargeObjects = Annotated[
     bool, typer.Option("--large-objects", help="Also copy large objects, as of now; increments do not follow them.")
+]
+OnlyCut = Annotated[
+    bool, typer.Option("--only-cut", help="Take only a restore point for physical backups, without rows.")
 ]
 SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
 
@@ -56,20 +61,11 @@ def create(
         bool, typer.Option("--terminal", help="Leave the fleet read-only, until: snapshot resume.")
     ] = False,
     large_objects: LargeObjects = False,
+    only_cut: OnlyCut = False,
     comment: Annotated[str, typer.Option(help="A comment that list and show print.")] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Take a full snapshot, or with --incremental its next increment."""
-    if incremental and (only_primary or group or exclude_group or large_objects):
-        raise UsageError(
-            "an increment takes its nodes and tables from the full snapshot",
-            hint="leave out --only-primary, --group, --exclude-group and --large-objects",
-        )
-    check_text("--comment", comment)
-    check_text("--group or --exclude-group", *(group or ()), *(exclude_group or ()))
-    options = command_context(context)
-    fleet = options.load_fleet()
-    name = (newest_name if incremental else new_name)(fleet, name)
     request = CreateRequest(
         name,
         only_primary,
@@ -80,20 +76,53 @@ def create(
         comment,
         terminal,
         large_objects,
+        only_cut,
     )
-    if dry_run:
-        with progress(context) as shown:
-            noting = Noting(shown)
-            document, lines = make_plan(fleet, request, noting, incremental=incremental)
-        emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+    check_request(request, incremental=incremental)
+    fleet = command_context(context).load_fleet()
+    request = replace(request, name=(newest_name if incremental else new_name)(fleet, name))
+    if not dry_run:
+        run_create(context, fleet, request, incremental=incremental)
         return
-    with SparkOnDemand(fleet, f"create {name}") as spark, progress(context) as shown:
+    with progress(context) as shown:
+        noting = Noting(shown)
+        document, lines = make_plan(fleet, request, noting, incremental=incremental)
+    emit(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+
+
+def check_request(request: CreateRequest, *, incremental: bool) -> None:
+    """Raise UsageError if options exclude each other, or are not text."""
+    of_full = request.only_primary or request.include or request.exclude or request.large_objects
+    if request.only_cut and (incremental or of_full or request.terminal):
+        raise UsageError(
+            "--only-cut makes a cut of all primaries and copies nothing",
+            hint="leave out all other options but --retries, --wait, --comment and --dry-run; every restore point has a"
+            " name of its own: snapshot create NAME --only-cut",
+        )
+    if incremental and of_full:
+        raise UsageError(
+            "an increment takes its nodes and tables from the full snapshot",
+            hint="leave out --only-primary, --group, --exclude-group and --large-objects",
+        )
+    check_text("--comment", request.comment)
+    check_text("--group or --exclude-group", *request.include, *request.exclude)
+
+
+def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, incremental: bool) -> None:
+    """Take what is requested, and print its report."""
+    with SparkOnDemand(fleet, f"create {request.name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         with _extend_hint(request):
-            commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
+            if request.only_cut:
+                commit: Commit = create_restore_point(fleet, request, noting)
+            else:
+                commit = (create_increment if incremental else create_full)(fleet, request, spark, noting)
     # With --quiet no progress has shown the notes.
-    unseen = [f"warning: {text}" for text in noting.notes] if options.quiet else []
-    emit(context, document_of(commit) | {"warnings": noting.notes}, lines_of(commit) + unseen)
+    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
+    lines = lines_of(commit) + unseen
+    if request.only_cut:
+        lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
+    emit(context, document_of(commit) | {"warnings": noting.notes}, lines)
 
 
 @contextmanager
@@ -111,6 +140,9 @@ def make_plan(
     fleet: Fleet, request: CreateRequest, noting: Noting, *, incremental: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """The output of --dry-run, as JSON and for people."""
+    if request.only_cut:
+        nodes = list(preview_restore_point(fleet, request, noting).nodes)
+        return {"schema": PLAN_SCHEMA, "snapshot": request.name, "nodes": nodes, "left_out": []}, []
     if incremental:
         found = preview_increment(fleet, request, noting)
         document: dict[str, Any] = {"schema": PLAN_SCHEMA, "snapshot": request.name, "wal_bytes": found.wal_bytes}

@@ -60,7 +60,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
-        "type": "full",
+        "type": "only-cut" if chain.full.only_cut else "full",
         "bytes": chain_bytes(chain),
         "comment": chain.full.comment,
         "terminal": chain.full.terminal,
@@ -121,7 +121,7 @@ def _table(entries: tuple[Entry, ...], now: datetime) -> RenderableType:
             then = datetime.fromisoformat(commit.created_at)
             table.add_row(
                 entry.name if commit.increment == 0 else "",
-                str(commit.increment) if commit.increment else "full",
+                str(commit.increment) if commit.increment else "only cut" if entry.chain.full.only_cut else "full",
                 f"{commit.created_at[:19].replace('T', ' ')} ({age_text(then, now=now)})",
                 _state(entry, commit),
                 count_text(commit.counts["changes"]),

@@ -11,10 +11,23 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, parse_moment
+from cli.commands.drill import run_drill_command
+from cli.output.arguments import (
+    At,
+    Drill,
+    DryRun,
+    Groups,
+    Increment,
+    Junit,
+    SnapshotName,
+    UseBackupCopies,
+    parse_moment,
+)
+from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
+from cli.output.recovery import write_transactions
 from cli.output.restore_plan import plan_document, plan_lines
 from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
@@ -52,11 +65,14 @@ def restore(
     group: Groups = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
     create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
+    use_backup_copies: UseBackupCopies = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")] = False,
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")
     ] = False,
+    drill: Drill = False,
+    junit: Junit = None,
     yes: Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -69,7 +85,18 @@ def restore(
     if at is not None and increment is not None:
         raise UsageError("--increment and --at exclude each other", hint="give one of the two")
     moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(name, increment, moment, tuple(group or ()), replace=replace, create_roles=create_roles)
+    request = RestoreRequest(
+        name,
+        increment,
+        moment,
+        tuple(group or ()),
+        replace=replace,
+        create_roles=create_roles,
+        use_backup_copies=use_backup_copies,
+    )
+    if drill or junit is not None:
+        others = any((to, yes, dry_run, resume, abandon, discard_old))
+        run_drill_command(context, source, request, junit, is_drill_alone=drill and not others)
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
         if len(ends) > 1 or dry_run or request != RestoreRequest(name):
             raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")
@@ -135,9 +162,11 @@ def run_restore(
     with SparkOnDemand(source, f"restore {name}") as spark, progress(context) as shown:
         noting = Noting(shown)
         report = work(spark, noting)
+    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, document_of(report) | dict(announced) | {"warnings": noting.notes}, lines_of(report) + unseen)
+    document = document_of(report) | dict(announced) | {"warnings": noting.notes}
+    emit(context, document, lines_of(report) + in_doubt + unseen)
 
 
 def end_restore(
@@ -185,6 +214,7 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     lines = [*plan_lines(plan, preview), *(f"left out: {name}" for name in report.left_out)]
     lines += [f"warning: {text}" for text in preview.warnings]
     lines += preview.replaces
+    lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in missing]
     lines += [one.text for one in report.open_operations]
@@ -217,6 +247,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
         "open_operations": [one.to_json() for one in report.open_operations],
+        "transactions": None if report.in_doubt is None else [one.to_json() for one in report.in_doubt],
+        **borrowed_document(report),
     }
 
 
@@ -231,6 +263,7 @@ def lines_of(report: RestoreReport) -> list[str]:
             f" to give it back, run on {one.node}:"
         )
         lines.append(one.statement)
+    lines += borrowed_lines(report)
     lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
     lines += [f"left out: {name}" for name in report.left_out]
     lines += left_out_lines(report.not_in_snapshot)

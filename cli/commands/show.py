@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.commands.list import chain_bytes, entry_document
-from cli.output.arguments import SnapshotName
+from cli.output.arguments import Increment, RecoveryPlan, SnapshotName, Transactions
 from cli.output.context import command_context
 from cli.output.format import causes_lines, count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
+from cli.output.recovery import plan_lines, transaction_lines
 from cli.output.results import emit
 from fleet.record import to_builtins
+from snapshots.listing.in_doubt import in_doubt_transactions
 from snapshots.listing.listing import Entry, show_snapshot
 from snapshots.listing.name_templates import newest_name
+from snapshots.listing.recovery_plan import plan_recovery
 from snapshots.records.chain import Chain
 from snapshots.records.commit import Commit
 from snapshots.records.documents import shortened
@@ -25,14 +28,31 @@ if TYPE_CHECKING:
 SCHEMA = "cutline/show/1"
 
 
-def show(context: typer.Context, name: SnapshotName) -> None:
+def show(
+    context: typer.Context,
+    name: SnapshotName,
+    *,
+    increment: Increment = None,
+    transactions: Transactions = False,
+    recovery_plan: RecoveryPlan = False,
+) -> None:
     """Show all details of one snapshot: nodes, groups, increments and their cuts."""
     options = command_context(context)
     fleet = options.load_fleet()
-    details = show_snapshot(fleet, newest_name(fleet, name))
+    details = show_snapshot(fleet, newest_name(fleet, name), increment)
     entry, chain, open_operations = details.entry, details.chain, details.open_operations
     document = document_of(entry, chain) | {"open_operations": [one.to_json() for one in open_operations]}
-    lines = [] if options.json else [*lines_of(entry, chain), *(one.text for one in open_operations)]
+    lines: list[str | RenderableType] = []
+    if transactions:
+        listed = in_doubt_transactions(chain.last)
+        document["transactions"] = [one.to_json() for one in listed]
+        lines += transaction_lines(chain.last, listed)
+    if recovery_plan:
+        nodes = plan_recovery(chain)
+        document["recovery_plan"] = [one.to_json() for one in nodes]
+        lines += plan_lines(chain.last, nodes)
+    if not lines and not options.json:
+        lines = [*lines_of(entry, chain), *(one.text for one in open_operations)]
     emit(context, document, lines)
 
 
@@ -58,8 +78,11 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
 
     full, part = chain.full, chain.full
     lines: list[str | RenderableType] = [
-        f"{chain.name}: full snapshot of {full.created_at}, {len(chain.increments)} increments, "
-        f"{size_text(chain_bytes(chain))}" + (f" — {shortened(full.comment)}" if full.comment else ""),
+        f"{chain.name}: "
+        + ("restore point, without rows, " if full.only_cut else "full snapshot ")
+        + f"of {full.created_at}, {len(chain.increments)} increments, "
+        + f"{size_text(chain_bytes(chain))}"
+        + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",
     ]

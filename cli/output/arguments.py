@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,12 +20,25 @@ Increment = Annotated[
         "--increment", min=0, metavar="N", help="The increment; 0 is the full snapshot. Default: the newest increment."
     ),
 ]
+Transactions = Annotated[
+    bool, typer.Option("--transactions", help="List the transactions that were in doubt at the cut, and decisions.")
+]
+RecoveryPlan = Annotated[
+    bool, typer.Option("--recovery-plan", help="How to recover physical backups of all nodes to the cut.")
+]
 At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="The newest cut made not after this time, such as 2026-11-20T10:00Z."),
 ]
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
+]
+Drill = Annotated[bool, typer.Option("--drill", help="Restore into servers made for it, ask fleet.toml's assertions.")]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the drill's JUnit report to FILE.")
+]
+UseBackupCopies = Annotated[
+    bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 

@@ -20,10 +20,10 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts",
+    CONFLICTS: "check found conflicts, or a drill found an assertion that does not hold",
     USAGE: "usage: arguments or fleet.toml",
     REFUSED: "refused: a precondition does not hold, and nothing was changed; or the store refused to delete objects",
-    INCONCLUSIVE: "check was inconclusive: something was skipped, or nothing was there to compare",
+    INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or nothing was there to compare or to ask",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it",
     UNREACHABLE: "a node or the store can't be reached",

@@ -1,29 +1,61 @@
-"""A check as a JUnit report: one suite per snapshot, one failure per conflict, one skipped case per skipped item.
+"""JUnit reports of checks and drills.
 
-A check that did not end is one case with an error.
+A check has one suite per snapshot, one failure per conflict, one skipped case per skipped item. A drill has one suite
+with a case for the restore and one for each assertion. What did not end is one case with an error.
 """
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from check.report import CheckReport, SnapshotReport
 from cli.output.format import printable
+from restore.drill.drill import DrillReport
+from storage.errors import SnapshotError, UsageError
+
+CHECK, DRILL = "snapshot check", "snapshot drill"
+NO_ASSERTIONS = "fleet.toml has no [[drill]]: nothing was asked"
 
 
 def junit_of(report: CheckReport) -> str:
     """The report as XML."""
-    suites = ElementTree.Element("testsuites", name="snapshot check", time=f"{report.seconds:.3f}")
+    suites = ElementTree.Element("testsuites", name=CHECK, time=f"{report.seconds:.3f}")
     for one in report.snapshots:
         suites.append(_suite(one))
     return _xml_of(suites)
 
 
-def junit_of_error(message: str, kind: str) -> str:
-    """The report of a check that did not end, as XML; `kind` is the stable name of the reason."""
-    suites, name = ElementTree.Element("testsuites", name="snapshot check"), "snapshot check"
+def junit_of_drill(report: DrillReport) -> str:
+    """The report as XML."""
+    restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
+    outcomes = [one.holds for one in report.assertions]
+    name = f"{restored.snapshot} at increment {restored.increment}"
+    counts = {"tests": max(len(outcomes), 1) + 1, "failures": outcomes.count(False)}
+    counts["skipped"] = outcomes.count(None) + int(not outcomes)
+    texts = {what: str(count) for what, count in counts.items()}
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **texts})
+    ElementTree.SubElement(suite, "testcase", classname=name, name="the restore", time=f"{restored.seconds:.3f}")
+    for one in report.assertions:
+        what = {"classname": one.assertion.node, "name": one.assertion.sql, "time": f"{one.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", what)
+        if one.holds is None:
+            ElementTree.SubElement(case, "skipped", message=one.why)
+        elif not one.holds:
+            ElementTree.SubElement(case, "failure", message=one.why, type="assertion")
+    if not outcomes:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name="assertions")
+        ElementTree.SubElement(case, "skipped", message=NO_ASSERTIONS)
+    return _xml_of(suites)
+
+
+def junit_of_error(what: str, message: str, kind: str) -> str:
+    """The report of a command that did not end, as XML; `kind` is the stable name of the reason."""
+    suites, name = ElementTree.Element("testsuites", name=what), what
     suite = ElementTree.SubElement(suites, "testsuite", name=name, tests="1", failures="0", errors="1", skipped="0")
-    case = ElementTree.SubElement(suite, "testcase", classname=name, name="the check ends")
+    case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"the {what.rpartition(' ')[2]} ends")
     ElementTree.SubElement(case, "error", message=message, type=kind)
     return _xml_of(suites)
 
@@ -59,3 +91,43 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
         if nothing:
             ElementTree.SubElement(case, "skipped", message="nothing was there to compare")
     return suite
+
+
+@contextmanager
+def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
+    """Let the file say that the command, `what`, did not end, until it has; raise UsageError if it can't be written.
+
+    Otherwise whoever collects the file would find the report of an earlier run, perhaps of one that succeeded.
+    """
+    if file is None:
+        yield
+        return
+    with _naming_file(file), file.open("a"):
+        is_kept = file.is_file()
+    if is_kept:  # a pipe or a device has one report only
+        with _naming_file(file):
+            file.write_text(
+                junit_of_error(what, f"the {what.rpartition(' ')[2]} did not end", "unfinished"), encoding="utf-8"
+            )
+    try:
+        yield
+    except SnapshotError as error:
+        # If the file can't be written any more, it says still that the command did not end.
+        with suppress(OSError):
+            file.write_text(junit_of_error(what, error.message, error.slug), encoding="utf-8")
+        raise
+
+
+@contextmanager
+def _naming_file(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", hint="name a file that you may write") from error
+
+
+def write_report(file: Path | None, text: str) -> None:
+    """Write the report to the file, if there is one; raise UsageError if it can't be written."""
+    if file is not None:
+        with _naming_file(file):
+            file.write_text(text, encoding="utf-8")

@@ -128,6 +128,16 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
         )
 
 
+def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> None:
+    """Raise PublicationChangedError unless the node's database has the publication."""
+    if connection.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is None:
+        raise PublicationChangedError(
+            f"node {node}: publication {name} does not exist",
+            hint="create it: snapshot init",
+            details={"node": node, "publication": name},
+        )
+
+
 def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
     """Create both publications, add missing tables, and repair what was altered; return the tables added.
 

@@ -3,5 +3,5 @@
 An *obstacle* is an error that a check found before anything was changed. Checks here create nothing on a target, and
 read no object of the store.
 
-Imports `fleet`, `fleet.nodes`, `fleet.tables`, `restore.estimates`, `snapshots.ddl`, `snapshots.records` and `storage`.
+Imports `fleet`, `fleet.nodes`, `snapshots.ddl`, `snapshots.records` and `storage`.
 """

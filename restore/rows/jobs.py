@@ -32,9 +32,13 @@ def load_rows(
 ) -> None:
     """Load the rows of shards at the cut into their databases; raise the first error of a task."""
     progress.step("fold changes")
-    sources = sources_of(chain, targets.shards, store.open())
-    databases, parts = targets.databases, targets.parts
-    numbered = {number: databases[shard] for number, shard in enumerate(targets.shards) if shard in databases}
+    nodes, parts = targets.nodes, targets.parts
+    sources = sources_of(chain, nodes, store.open(), chosen=targets.chosen)
+    numbered = {
+        number: target
+        for number, node in enumerate(nodes)
+        if (target := targets.target_of(node, chain.shard_of(node))) is not None
+    }
     folded = fold(session, sources, store)
     try:
         raise_first(folded.problems)

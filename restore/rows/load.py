@@ -193,7 +193,8 @@ def load_images(
                 node = np.asarray(batch.column("node").to_numpy())
                 for number in np.unique(node):
                     if int(number) not in loaders:
-                        loaders[int(number)] = _open_loaders(stack, targets[int(number)], task)
+                        # Two copies may be loaded into one database.
+                        loaders[int(number)] = _open_loaders(stack, targets[int(number)], f"{task}-{number}")
                     chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
                     loaders[int(number)].add(chosen)
             for loader in loaders.values():

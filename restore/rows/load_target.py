@@ -34,10 +34,22 @@ class LoadTarget:
 class LoadTargets:
     """The databases to load, by shard; `shards` are all of the restore, also those that are loaded already.
 
-    `parts` is `partitions_of` the session that began the restore. With the same of both, Spark tasks of the same name
-    load the same rows.
+    `chosen` are by node the numbers of the groups whose rows are taken from its copy; standbys in it lend rows to their
+    shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is `partitions_of` the
+    session that began the restore. With the same of all three, Spark tasks of the same name load the same rows.
     """
 
     shards: tuple[str, ...]
     databases: Mapping[str, LoadTarget]
     parts: int
+    chosen: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes whose copies are read: those of the shards, then the standbys."""
+        return (*self.shards, *sorted(self.chosen.keys() - set(self.shards)))
+
+    def target_of(self, node: str, shard: str) -> LoadTarget | None:
+        """The shard's database with the groups whose rows are taken from the node's copy; None if it is loaded."""
+        target, groups = self.databases.get(shard), self.chosen.get(node)
+        return target if target is None or groups is None else target.select(groups)

@@ -38,8 +38,11 @@ from snapshots.records.commit import Commit
 from snapshots.records.commits import check_not_pruned, free_turn, read_chain
 from snapshots.records.large_objects import with_large_object_counts
 from snapshots.records.lost_chains import check_not_lost
+from snapshots.records.only_cut import check_has_rows
 from snapshots.records.store_identity import check_of_fleet, read_identity
 from wal.slots.slots import copy_slot_name, slot_name
+
+ANOTHER = "take another one under another name: snapshot create NAME --only-cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     identity = read_identity(store, fleet)
     chain = read_chain(store, request.name, 0)
     check_of_fleet(chain, identity)
+    check_has_rows(chain, ANOTHER)
     nodes = check_fleet_file(fleet, chain)
     check_not_pruned(store, request.name)
     with (
@@ -104,6 +108,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     identity = read_identity(store, fleet)
     chain = read_chain(store, request.name)
     check_of_fleet(chain, identity)
+    check_has_rows(chain, ANOTHER)
     check_not_pruned(store, request.name)
     with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
         check_not_lost(store, chain)

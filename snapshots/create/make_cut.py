@@ -16,12 +16,13 @@ from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from columns.arrow_numbers import to_mask, to_numpy
 from fleet.lsn import Lsn
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetLock
+from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import Watch
 from fleet.progress import Progress
 from fleet.record import Time
@@ -30,7 +31,7 @@ from snapshots.operations.spark_jobs import SparkSource, run_tasks, start_sessio
 from snapshots.records.commit import CutRecord
 from storage.errors import SnapshotError, UnreachableError, error_of
 from storage.store import ObjectStore
-from wal.cut.cut_values import Cut, Undecided
+from wal.cut.cut_values import Cut, InDoubt, Undecided
 from wal.cut.markers import Marker, marker_from_bytes, write_markers
 from wal.cut.resolve import NodeWindow, resolve
 from wal.decoding.known_definitions import SchemaMovedError
@@ -69,10 +70,11 @@ class _AttemptFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LastCut:
-    """The previous cut on a primary: its position, and the transactions that were undecided there."""
+    """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there."""
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
+    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,10 @@ class _Markers:
     made_at: Time
 
 
-def make_cut(lock: FleetLock, plan: CutPlan, spark: SparkSource, store: ObjectStore, progress: Progress) -> ArchivedCut:
-    """Make the cut; retry up to `plan.retries` times.
+def make_cut(
+    lock: FleetLock, plan: CutPlan, spark: SparkSource | None, store: ObjectStore, progress: Progress
+) -> ArchivedCut:
+    """Make the cut; retry up to `plan.retries` times. Without `spark` this process archives the WAL.
 
     After that, raises CutInconsistentError, or CutUnreachableError if a node was away in the last attempt. Any error
     that a retry can't fix is raised at once.
@@ -200,13 +204,13 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def _drain(
-    plan: CutPlan, marked: _Markers, spark: SparkSource, progress: Progress, watch: Watch
+    plan: CutPlan, marked: _Markers, spark: SparkSource | None, progress: Progress, watch: Watch
 ) -> tuple[dict[str, tuple[ArchivedSegment, ...]], int]:
     """Archive every node's WAL up to the finish marker; a standby's up to the marker of its primary."""
-    session = start_session(spark, progress)
+    session = start_session(spark, progress) if spark else None
     tasks = [next_task(task, marked.finishes[task.node.shard], task.known) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    reports = run_tasks(session, drain, tasks, progress, watch)
+    reports = run_tasks(session, drain, tasks, progress, watch) if session else in_parallel(drain, tasks)
     _raise_problems(reports)
     return {report.node: report.segments for report in reports}, sum(report.ignored for report in reports)
 
@@ -250,7 +254,7 @@ def _resolve(
         _check_markers(node, task.node.shard, marked, events)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
-                before.position, marked.starts[node], marked.finishes[node], events, before.undecided
+                before.position, marked.starts[node], marked.finishes[node], events, before.undecided, before.in_doubt
             )
     return resolve(windows)
 

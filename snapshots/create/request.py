@@ -10,6 +10,7 @@ class CreateRequest:
     """The options of one create. `include` and `exclude` are patterns on top of fleet.toml's.
 
     A `terminal` snapshot leaves the fleet read-only (snapshots/create/terminal.py). `large_objects`: copy them.
+    `only_cut`: take a restore point, without rows.
     """
 
     name: str
@@ -21,3 +22,4 @@ class CreateRequest:
     comment: str = ""
     terminal: bool = False
     large_objects: bool = False
+    only_cut: bool = False

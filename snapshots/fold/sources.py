@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ class SegmentSource:
     """A segment, and which of its changes belong to the state.
 
     These are the changes before `position`, except those of the transactions at `excluded`. Of a group in `truncated`,
-    only changes after that (lsn, seq) count. `truncated` has the groups' numbers at the cut.
+    only changes after that (lsn, seq) count. `truncated` has the groups' numbers at the cut. `groups` are the numbers
+    at the cut of the groups that are folded; None: all.
     """
 
     source: Source
@@ -85,6 +87,7 @@ class SegmentSource:
     excluded: frozenset[Lsn]
     truncated: Mapping[int, tuple[int, int]]
     mapping: SchemaMapping | None = None
+    groups: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
     filter_effective = np.isin(op, [code for code in CHANGE_OPS if code != TRUNCATE]) & (lsn < source.position)
     if source.excluded:
         filter_effective &= ~np.isin(lsn, np.fromiter(source.excluded, np.int64))
+    if source.groups is not None:
+        filter_effective &= np.isin(_numbers(table, "group"), list(source.groups))
     if source.truncated:
         group, seq = _numbers(table, "group"), _numbers(table, "seq")
         for number, (at_lsn, at_seq) in source.truncated.items():
@@ -209,16 +214,24 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[Any]:
     return to_numpy(table[column])
 
 
-def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: Collection[str] = ()) -> Sources:
+def sources_of(
+    chain: Chain,
+    nodes: tuple[str, ...],
+    store: ObjectStore,
+    skip: Collection[str] = (),
+    chosen: Mapping[str, frozenset[int]] = MappingProxyType({}),
+) -> Sources:
     """Find the sources of the state of `nodes` at the chain's last commit.
 
-    Nodes in `skip` keep their numbers, but have no sources. Reads only the segments that hold a TRUNCATE.
+    Nodes in `skip` keep their numbers, but have no sources. `chosen` are by node the groups, by number at the cut,
+    whose state is wanted; of other nodes all groups are. Reads only the segments that hold a TRUNCATE.
     """
     bases: list[BaseSource] = []
     segments: list[SegmentSource] = []
     multisets = frozenset(number for node in nodes for number in multiset_numbers(chain, node))
     for number, node in enumerate(nodes):
-        if node in skip:
+        groups = chosen.get(node)
+        if node in skip or (groups is not None and not groups):
             continue
         needed = [
             one
@@ -226,8 +239,9 @@ def sources_of(chain: Chain, nodes: tuple[str, ...], store: ObjectStore, skip: C
             if one.segment.changes and one.segment.after < one.position
         ]
         truncated = truncations(store, needed)
-        segments += [replace(one, truncated=truncated) for one in needed] if truncated else needed
-        bases += base_sources(chain, number, node, frozenset(truncated))
+        segments += [replace(one, truncated=truncated, groups=groups) for one in needed]
+        found = base_sources(chain, number, node, frozenset(truncated))
+        bases += found if groups is None else [one for one in found if one.groups & groups]
     counts = {
         (number, group.number): len(group.columns) for number, node in enumerate(nodes) for group in chain.groups(node)
     }

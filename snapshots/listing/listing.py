@@ -128,12 +128,12 @@ class SnapshotDetails:
     open_operations: tuple[OpenOperation, ...]
 
 
-def show_snapshot(fleet: Fleet, name: str) -> SnapshotDetails:
-    """Read one snapshot; raises SnapshotMissingError, ManifestError."""
+def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> SnapshotDetails:
+    """Read one snapshot, up to an increment (None: the newest); raises SnapshotMissingError, ManifestError."""
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     open_operations = read_open_operations(store, name)
     with naming_open_operations(open_operations):
-        chain = read_chain(store, name)
+        chain = read_chain(store, name, increment)
     check_of_fleet(chain, identity)
     return SnapshotDetails(entry_of(store, chain), chain, open_operations)

@@ -92,11 +92,13 @@ def hold_lease(
 ) -> Iterator[HeldLease]:
     """Record the operation, and protect its snapshot from deletion while the block reads it.
 
-    If the operation `is_resumed`, its intent is in the store: only its lease is renewed. A store that accepts no writes
-    is read without a lease, which is noted to `progress`. Raises SnapshotDeletedError, also if the snapshot is deleted
-    while it is read, and SnapshotMissingError if the increment was pruned.
+    An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is in the store: only
+    its lease is renewed. A store that accepts no writes is read without a lease, which is noted to `progress`. Raises
+    SnapshotDeletedError, also if the snapshot is deleted while it is read, and SnapshotMissingError if the increment
+    was pruned.
     """
-    intent = structs.replace(intent, expires_at=_expiry(), by=own_label(intent.kind, intent.snapshot))
+    by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
+    intent = structs.replace(intent, expires_at=_expiry(), by=by)
     held = HeldLease(is_stored=False)
     number = 1
     try:

@@ -43,6 +43,8 @@ class OpenOperation:
         if self.problem:
             return f"{what} known result: {self.problem}"
         what += " outcome"
+        if one.kind == RESTORE and one.is_drill:
+            return f"{what}: it is a drill that is running, or was killed; the next drill settles it"
         if one.kind == RESTORE:
             again = f"snapshot restore {one.snapshot} --resume"
             return f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon"

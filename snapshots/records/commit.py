@@ -153,7 +153,8 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     """The commit of a full snapshot.
 
     Groups, roles, tables and fingerprints are by shard, `base` positions by node. `rules` selected the groups.
-    `fingerprints` identify the state of the catalogs from which the DDL was dumped.
+    `fingerprints` identify the state of the catalogs from which the DDL was dumped. `only_cut`: it is a restore point,
+    which has a cut and no tables.
     """
 
     fleet_id: str = field(name="fleet")
@@ -166,6 +167,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     rules: GroupRules
     tables: dict[str, tuple[TableState, ...]]
     fingerprints: dict[str, str]
+    only_cut: bool = False
 
     @property
     def parts(self) -> dict[str, str | None]:

@@ -65,6 +65,8 @@ def check_commit(commit: Commit) -> None:
 def check_fits(chain: Chain, increment: Increment, key: str) -> None:
     """Raise ManifestError unless the increment has the nodes of the chain and continues its definitions."""
     with checking(key):
+        if chain.full.only_cut:
+            raise ValueError("it continues a restore point, which has no increments")
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
         check_counts(chain.full, increment)
@@ -118,6 +120,8 @@ def _check_full(full: FullSnapshot) -> None:
     nodes, primaries = set(full.parts), set(full.primaries)
     if not primaries or not set(full.parts.values()) <= {None, *primaries}:
         raise ValueError(f"baseline has no primary, or a standby of none of them: {_names(nodes)}")
+    if full.only_cut and (full.objects or any(full.groups.values()) or full.definition_changes):
+        raise ValueError("only_cut is set, but it has tables")
     _check_nodes(full, full)
     _check_same("base", full.base, nodes)
     _check_same("groups", full.groups, primaries)

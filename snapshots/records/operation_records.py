@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType, field
 
+from fleet.label import read_label
 from fleet.record import Count, Record, Time
 from snapshots.records.commits import NAME
 from snapshots.records.documents import check_about, checking, read_document, seal
@@ -21,6 +22,8 @@ from storage.storing import create_or_find
 FORMAT = "cutline/operation/1"
 DONE: Literal["done"] = "done"
 FAILED: Literal["failed"] = "failed"
+# The command in the label of a restore that is a drill.
+DRILL = "drill"
 
 
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
@@ -50,6 +53,12 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     def id(self) -> str:
         """The operation's id."""
         return self.operation
+
+    @property
+    def is_drill(self) -> bool:
+        """Whether a restore makes its servers itself, which are gone when its process is."""
+        label = None if isinstance(self.by, UnsetType) else read_label(self.by)
+        return label is not None and label.command == DRILL
 
     @property
     def is_terminal(self) -> bool:

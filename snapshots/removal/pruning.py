@@ -106,7 +106,7 @@ def prune_locked(run: RemovalRun, rules: Retention, announce: Callable[[PrunePla
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan what the rules remove from the store as it is now."""
     surveys = {one.name: one for one in survey_snapshots(store, snapshot_names(store))}
-    held = [HeldSnapshot(one.name, one.moments, one.is_whole) for one in surveys.values()]
+    held = [HeldSnapshot(one.name, one.moments, one.is_whole, one.is_only_cut) for one in surveys.values()]
     verdicts = apply_retention(held, rules, datetime.now(UTC), takes_last=force)
     deleted, unreadable = list_unfinished_deletions(store)
     steps = [PruneStep(DELETE, plan_deletion(store, fleet, name, force=True).mark, is_resumed=True) for name in deleted]

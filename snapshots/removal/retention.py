@@ -2,7 +2,8 @@
 
 A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
 keeps them. A damaged snapshot is always kept and not counted by the rules, because its content is unknown. The newest
-restorable snapshot is kept even if no rule keeps it.
+restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is no full snapshot: keep_full
+neither counts nor removes it, only keep_days does.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as the rules see it. `points`: when the full snapshot and each increment were taken, in order."""
+    """A snapshot as the rules see it. `points`: when the full snapshot and each increment were taken, in order.
+
+    `is_only_cut`: it is a restore point, which has no rows.
+    """
 
     name: str
     points: tuple[datetime, ...]
     is_whole: bool = True
+    is_only_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,10 @@ def apply_retention(
 ) -> list[RetentionVerdict]:
     """Judge each snapshot, newest first. `takes_last`: even the last restorable snapshot may be deleted."""
     newest_first = sorted(held, key=lambda one: (one.points[0] if one.points else now, one.name), reverse=True)
-    whole = [one for one in newest_first if one.is_whole]
+    whole = [one for one in newest_first if one.is_whole and not one.is_only_cut]
     reasons = {one.name: _keeping_rule(number, one, rules, now) for number, one in enumerate(whole)}
-    if whole and not takes_last and not any(reasons.values()):
+    reasons |= {one.name: _keeping_days(one, rules, now) for one in newest_first if one.is_only_cut}
+    if whole and not takes_last and not any(reasons[one.name] for one in whole):
         reasons[whole[0].name] = ("it is the last snapshot that can be restored",)
     verdicts: list[RetentionVerdict] = []
     for one in newest_first:
@@ -71,6 +77,8 @@ def apply_retention(
             verdicts.append(
                 RetentionVerdict(one.name, RetentionFate.KEEP, ("it is damaged, so it is unknown what would be lost",))
             )
+        elif one.is_only_cut and (why := reasons[one.name]):
+            verdicts.append(RetentionVerdict(one.name, RetentionFate.KEEP, why))
         elif why := reasons[one.name]:
             verdicts.append(_with_increments(whole.index(one), one, rules, now, why))
         else:
@@ -88,6 +96,14 @@ def _keeping_rule(number: int, one: HeldSnapshot, rules: Retention, now: datetim
     if _is_young(one, rules, now):
         why.append(f"keep_days {rules.keep_days}: its newest restore point was taken at {_moment(max(one.points))}")
     return tuple(why)
+
+
+def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
+    """The rule that keeps a restore point."""
+    if rules.keep_days is None:
+        return ("only keep_days removes restore points",)
+    young = f"keep_days {rules.keep_days}: it was taken at {_moment(max(one.points))}"
+    return (young,) if _is_young(one, rules, now) else ()
 
 
 def _with_increments(

@@ -25,9 +25,9 @@ class SurveyedSnapshot:
     """A snapshot as commits and listings show it.
 
     `chain` is the longest readable part from the full snapshot on, None if the full snapshot can't be read;
-    `unreadable` says why the rest can't be. `restorable` counts the restore points, from the full snapshot on, that
-    lack nothing; `lack` says what the next one lacks. Both texts are "" if there is nothing to report. `objects` are
-    all objects in its folder, whether or not a commit lists them.
+    `unreadable` says why the rest can't be. `restorable` counts the commits, from the full snapshot on, that can be
+    restored and lack nothing; `lack` says what the next one lacks. Both texts are "" if there is nothing to report.
+    `objects` are all objects in its folder, whether or not a commit lists them.
     """
 
     name: str
@@ -47,6 +47,11 @@ class SurveyedSnapshot:
     def problem(self) -> str:
         """What is wrong with the snapshot, "" if nothing is."""
         return self.unreadable or self.lack
+
+    @property
+    def is_only_cut(self) -> bool:
+        """Whether it is a restore point, which has no rows."""
+        return self.chain is not None and self.chain.full.only_cut
 
     @property
     def size_bytes(self) -> int:
@@ -79,6 +84,8 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, tuple(objects), only_full)
     restorable, lack = _count_restorable(chain, objects)
+    if chain.full.only_cut:
+        restorable = 0
     return SurveyedSnapshot(name, chain, unreadable, lack, restorable, tuple(objects), only_full)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cli.commands.create
+import cli.commands.drill
 import cli.commands.restore
 import cli.main
 import snapshots.operations.committing
@@ -50,7 +51,7 @@ def main() -> None:
         watching.reached(ABOUT_TO_COMMIT)
 
     snapshots.operations.committing.check_predecessor = check_predecessor
-    for command in (cli.commands.create, cli.commands.restore):
+    for command in (cli.commands.create, cli.commands.drill, cli.commands.restore):
         command.progress = lambda _context: nullcontext(watching)
     sys.argv = ["snapshot", *words]
     cli.main.main()

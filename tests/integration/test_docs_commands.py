@@ -42,6 +42,7 @@ NOT_RUN = {
     "snapshot create 'nightly-{date}' --quiet": SAME_AS_CRON,
     "snapshot create 'nightly-{date}' --incremental --quiet": SAME_AS_CRON,
     "snapshot check 'nightly-{date}' --quiet --junit check.xml": SAME_AS_CRON,
+    "snapshot restore 'week-{n}' --drill --quiet --junit drill.xml": "tests/integration/drill runs drills",
 }
 PAGES = pages()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from msgspec import UnsetType
 
 from embedded.fleet import EmbeddedFleet
 from embedded.server import EmbeddedNode
@@ -25,6 +26,7 @@ from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_cop
 from tests.integration.refusing import execute
 from tests.integration.wal_place import Place, await_database, create_one_table, place
 from tests.run.soak import SEED, SOAK_SECONDS
+from wal.cut.cut_values import NodeCut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,6 +105,18 @@ def ids(dsn: str) -> list[int]:
         return [row[0] for row in connection.execute("SELECT id FROM part ORDER BY id")]
 
 
+def prepared_on(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        return [gid for (gid,) in connection.execute(query)]
+
+
+def in_doubt_on(cut: NodeCut) -> dict[str, bool]:
+    """The gids that a cut lists as prepared on the node, and whether they are included."""
+    assert not isinstance(cut.in_doubt, UnsetType)
+    return {one.gid: one.is_included for one in cut.in_doubt if one.is_prepared}
+
+
 @contextmanager
 def pair(
     embedded: EmbeddedFleet, spark: SparkSession, folder: Path, form: str, *, backups: bool = False
@@ -152,13 +166,16 @@ def test_a_transaction_committed_on_one_shard_only_is_included_on_both(
     rule, gid = FORMS[form]
     with pair(shared_fleet, spark, tmp_path, rule) as two:
         two.runs.full(NAME)
+        ahead = {gid(one, shard) for one in (AHEAD_ON_1, AHEAD_ON_2) for shard in (1, 2)}
         for transaction in (AHEAD_ON_1, AHEAD_ON_2, UNDECIDED, ROLLED_BACK):
             for shard in (1, 2):
                 two.run_part(transaction, shard, gid(transaction, shard))
         two.resolve("COMMIT", 1, gid(AHEAD_ON_1, 1))
         two.resolve("COMMIT", 2, gid(AHEAD_ON_2, 2))
-        two.runs.increment(NAME)
+        cut = two.runs.increment(NAME).cut
         assert [ids(dsn) for dsn in two.shards.values()] == [[AHEAD_ON_1], [AHEAD_ON_2]]
+        for shard, found in enumerate(cut.nodes, 1):
+            assert in_doubt_on(found) == {one: one in ahead for one in prepared_on(two.shards[shard])}
         two.resolve("COMMIT", 2, gid(AHEAD_ON_1, 2))
         two.resolve("COMMIT", 1, gid(AHEAD_ON_2, 1))
         for shard in (1, 2):
@@ -209,7 +226,11 @@ def test_a_tagged_one_phase_commit_includes_the_prepared_parts(
             tag("order-9/1", prefix="application"),
         )  # fmt: skip
         two.run_part(untagged, 1, None)
-        two.runs.increment(NAME)
+        coordinator, other = two.runs.increment(NAME).cut.nodes
+        assert in_doubt_on(other) == {regex(tagged, 2): True, regex(untagged, 2): False, regex(undecided, 2): False}
+        assert not isinstance(coordinator.in_doubt, UnsetType)
+        (committed,) = coordinator.in_doubt
+        assert (committed.global_id, committed.is_prepared, committed.is_included) == (f"order-{tagged}", False, True)
         two.resolve("COMMIT", 2, regex(tagged, 2))
         two.resolve("COMMIT", 2, regex(untagged, 2))
         two.run_part(undecided, 1, None, tag(regex(undecided, 1)))

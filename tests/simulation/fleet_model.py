@@ -81,7 +81,7 @@ class World:
         self._ticket += 1
         heapq.heappush(self._agenda, (self._now + delay, self._ticket, action, arguments))
 
-    def _append(self, number: int, op: int, gid: str | None, lsn: int | None = None) -> tuple[int, int]:
+    def _append(self, number: int, op: int, gid: str | None, xid: int = 0, lsn: int | None = None) -> tuple[int, int]:
         """Write a record after some foreign WAL; return where the record begins and ends."""
         node = self.nodes[number]
         size = self.choose(12)
@@ -91,6 +91,7 @@ class World:
         node.op.append(op)
         node.lsn.append(end if op == MARKER else begin if lsn is None else lsn)
         node.gid.append(gid)
+        node.xid.append(xid)
         node.ends.append(end)
         self.story.append((self._now, number, op, gid, begin))
         return begin, end
@@ -146,7 +147,7 @@ class World:
             one.fate = "committed"
             return
         if part is not one.coordinator:
-            part.lsn, part.end = self._append(part.node, PREPARE, one.gid)
+            part.lsn, part.end = self._append(part.node, PREPARE, one.gid, part.number)
             self._append_changes(part)
         self._finish_part(one)
 
@@ -177,18 +178,18 @@ class World:
                 self._plan(delay, self._roll_back if is_rolled_back else self._commit_prepared, part)
 
     def _commit(self, part: Part, gid: str | None) -> None:
-        part.lsn, part.end = self._append(part.node, COMMIT, gid)
+        part.lsn, part.end = self._append(part.node, COMMIT, gid, part.number)
         part.commit_lsn = part.lsn
         self._append_changes(part)
         self._make_visible(part)
 
     def _commit_prepared(self, part: Part) -> None:
-        part.commit_lsn, _ = self._append(part.node, COMMIT_PREPARED, part.transaction.gid)
+        part.commit_lsn, _ = self._append(part.node, COMMIT_PREPARED, part.transaction.gid, part.number)
         self._make_visible(part)
 
     def _roll_back(self, part: Part) -> None:
         one = part.transaction
-        _, part.rollback_end = self._append(part.node, ROLLBACK_PREPARED, one.gid, part.end)
+        _, part.rollback_end = self._append(part.node, ROLLBACK_PREPARED, one.gid, part.number, part.end)
         self._release(part)
         one.waiting -= 1
         if not one.waiting and self.choose(2):  # the application retries under the same gid

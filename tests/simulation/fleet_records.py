@@ -64,6 +64,7 @@ class Node:
     op: list[int] = field(default_factory=list)
     lsn: list[int] = field(default_factory=list)
     gid: list[str | None] = field(default_factory=list)
+    xid: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     writers: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS_PER_NODE)])

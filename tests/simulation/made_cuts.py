@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import pyarrow as pa
+from msgspec import UnsetType
 
 from fleet.lsn import Lsn
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import WAL_BEGIN, Change, Node, Wave
 from wal.cut import resolve as rule
 from wal.cut.cut_events import NodeWindow
-from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 BASE_POSITION = WAL_BEGIN - 100
@@ -47,6 +48,7 @@ class NodeCursor:
     first_row: int
     position: int = BASE_POSITION
     undecided: tuple[Undecided, ...] = ()
+    in_doubt: tuple[InDoubt, ...] = ()
     rolled_back_lsns: set[int] = field(default_factory=set)
 
     @property
@@ -60,16 +62,18 @@ class NodeCursor:
         ends, since, until = self.node.ends, self.position - wave.reach[self.number], decoded_until(wave, self.number)
         first, last = bisect_right(ends, since), bisect_right(ends, until)
         found = events.slice(self.first_row + first, last - first)
-        return NodeWindow(Lsn(self.position), Lsn(wave.starts[self.number]), Lsn(until), found, self.undecided)
+        start = Lsn(wave.starts[self.number])
+        return NodeWindow(Lsn(self.position), start, Lsn(until), found, self.undecided, self.in_doubt)
 
 
 def events_table(nodes: Sequence[Node]) -> pa.Table:
     """All events in SEGMENT_SCHEMA, node after node."""
     op = [op for node in nodes for op in node.op]
     # A cut doesn't depend on these.
-    columns: dict[str, object] = dict.fromkeys(("seq", "xid", "group", "partition"), [0] * len(op))
+    columns: dict[str, object] = dict.fromkeys(("seq", "group", "partition"), [0] * len(op))
     columns |= dict.fromkeys(("key", "row"), [b""] * len(op))
     columns["op"] = op
+    columns["xid"] = [xid for node in nodes for xid in node.xid]
     columns["lsn"] = [lsn for node in nodes for lsn in node.lsn]
     columns["end_lsn"] = [end for node in nodes for end in node.ends]
     columns["global_id"] = [gid for node in nodes for gid in node.gid]
@@ -84,6 +88,12 @@ def decoded_until(wave: Wave, node: int) -> int:
 def undecided_for_next(cut: NodeCut) -> tuple[Undecided, ...]:
     """The transactions that this cut leaves out, as the next one gets them."""
     return cut.undecided
+
+
+def in_doubt_for_next(cut: NodeCut) -> tuple[InDoubt, ...]:
+    """What is in doubt at this cut, as the next one gets it."""
+    assert not isinstance(cut.in_doubt, UnsetType)
+    return cut.in_doubt
 
 
 def changes_at(world: World, node: int, cut: NodeCut, excluded: set[int], previous: ResolvedCut | None) -> list[Change]:
@@ -130,4 +140,5 @@ def _apply_cut(
         excluded = one.rolled_back_lsns.union([each.lsn for each in cut.undecided])
         changes.append(changes_at(one.world, one.number, cut, excluded, previous))
         one.position, one.undecided = cut.position, undecided_for_next(cut)
+        one.in_doubt = in_doubt_for_next(cut)
     return ResolvedCut(wave, cuts, tuple(changes), {change.part for found in changes for change in found})

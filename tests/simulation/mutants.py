@@ -96,6 +96,11 @@ def undecided_not_carried() -> AbstractContextManager[object]:
     return patch.object(made_cuts, "undecided_for_next", lambda cut: ())
 
 
+def in_doubt_not_carried() -> AbstractContextManager[object]:
+    """Forget what was in doubt at the previous cut."""
+    return patch.object(made_cuts, "in_doubt_for_next", lambda cut: ())
+
+
 def rollbacks_not_known() -> AbstractContextManager[object]:
     """Take a rolled back part for a part of a later transaction with the same gid."""
 
@@ -153,6 +158,7 @@ MUTANTS: Mapping[Mutant, str] = {
     finish_before_all_starts: "atomic",
     only_what_is_committed_everywhere: "causal",
     undecided_not_carried: "undecided",
+    in_doubt_not_carried: "in doubt",
     rollbacks_not_known: "undecided",
     early_ones_left_out_again: "monotone",
     early_ones_applied_twice: "ordered",

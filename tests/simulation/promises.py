@@ -13,7 +13,7 @@ from fleet.lsn import Lsn
 from snapshots.fold.superseding import last_of_every_key
 from tests.simulation.fleet_model import World
 from tests.simulation.fleet_records import APPENDED, ROWS_PER_NODE, Part, Transaction
-from tests.simulation.made_cuts import ResolvedCut, resolve_cuts
+from tests.simulation.made_cuts import ResolvedCut, in_doubt_for_next, resolve_cuts
 from wal.cut.cut_values import Cut, Undecided
 
 # One key of one byte per row.
@@ -34,6 +34,7 @@ def check_histories(worlds: Sequence[World]) -> Counter[str]:
             check_causal(world, one)
             check_positions(world, one)
             check_undecided(world, one, tally)
+            check_in_doubt(world, one, tally)
             count_added(world, one, previous, counted)
         check_counts(cut, counted)
         tally += counted
@@ -109,6 +110,36 @@ def check_undecided(world: World, resolved: ResolvedCut, tally: Counter[str]) ->
             assert sorted(cut.undecided, key=by_lsn) == sorted(expected[node], key=by_lsn), "undecided: wrong list"
             tally["undecided"] += len(expected[node])
         tally["raised"] += cut.position > resolved.wave.starts[node]
+
+
+def check_in_doubt(world: World, resolved: ResolvedCut, tally: Counter[str]) -> None:
+    """Assert that a server recovered to its position has the prepared transactions that the cut lists.
+
+    Of a transaction that is prepared anywhere, the parts that are committed before the cut are listed too.
+    """
+    nodes = resolved.nodes
+    prepared = {part.number for part in world.parts if is_prepared_at(part, nodes[part.node].position)}
+    open_numbers = {world.parts[number].transaction.number for number in prepared}
+    expected: list[list[tuple[int, bool, bool]]] = [[] for _ in nodes]
+    for part in world.parts:
+        is_over = part.commit_lsn is not None and part.commit_lsn < nodes[part.node].position
+        if part.number in prepared or (is_over and part.transaction.number in open_numbers):
+            expected[part.node].append((part.number, part.number in prepared, part.number in resolved.state))
+    for cut, parts in zip(nodes, expected, strict=True):
+        found = [(one.xid, one.is_prepared, one.is_included) for one in in_doubt_for_next(cut)]
+        assert sorted(found) == sorted(parts), "in doubt: wrong list"
+        tally["prepared at a cut"] += len(found)
+        tally["included and prepared"] += sum(one[1] and one[2] for one in found)
+
+
+def is_prepared_at(part: Part, position: int) -> bool:
+    """Whether a server that is recovered to the position has the part as a prepared transaction."""
+    if part is part.transaction.coordinator or part.transaction.gid is None or part.lsn is None:
+        return False
+    is_decided = (part.commit_lsn is not None and part.commit_lsn < position) or (
+        part.rollback_end is not None and part.rollback_end <= position
+    )
+    return part.lsn < position and not is_decided
 
 
 def by_lsn(one: Undecided) -> int:

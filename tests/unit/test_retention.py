@@ -24,6 +24,18 @@ def fates(*found: HeldSnapshot, takes_last: bool = False, **rules: int) -> dict[
     return {one.name: one.fate.value for one in apply_retention(found, Retention(**rules), NOW, takes_last=takes_last)}
 
 
+def restore_point(name: str, age: float) -> HeldSnapshot:
+    return HeldSnapshot(name, (NOW - age * DAY,), is_only_cut=True)
+
+
+def test_restore_points_are_no_full_snapshots() -> None:
+    found = (snapshot("a", 9), snapshot("b", 8), restore_point("p", 7), restore_point("q", 1))
+    assert fates(*found, keep_full=1) == {"q": "keep", "p": "keep", "b": "keep", "a": "delete"}
+    # The newest snapshot with rows stays, even if only a restore point is young.
+    assert fates(*found, keep_days=3) == {"q": "keep", "p": "delete", "b": "keep", "a": "delete"}
+    assert fates(*found, keep_increments=0) == {"q": "keep", "p": "keep", "b": "keep", "a": "keep"}
+
+
 def test_keep_full_keeps_the_newest() -> None:
     found = fates(snapshot("a", 3, 0.1), snapshot("b", 2), snapshot("c", 1), keep_full=2)
     assert found == {"c": "keep", "b": "keep", "a": "delete"}

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UnsetType
 
 from columns.arrow_numbers import to_numpy
 from columns.bytes_column import Flags, Ints, from_list
 from fleet.lsn import Lsn
-from wal.cut.cut_values import Undecided
+from wal.cut.cut_values import InDoubt, Undecided
 from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 NO_GLOBAL_ID = -1
@@ -29,7 +30,7 @@ class NodeWindow:
 
     `previous` is its position at the previous cut (for the first cut, its base position), `start` and `finish` are the
     positions of its markers, `events` its transaction events up to `finish` (SEGMENT_SCHEMA), `undecided` the
-    transactions that the previous cut left undecided.
+    transactions that the previous cut left undecided, `in_doubt` what was in doubt at it (UNSET: that is not known).
     """
 
     previous: Lsn
@@ -37,6 +38,7 @@ class NodeWindow:
     finish: Lsn
     events: pa.Table
     undecided: tuple[Undecided, ...] = ()
+    in_doubt: tuple[InDoubt, ...] | UnsetType = ()
 
 
 @dataclass(frozen=True, slots=True)

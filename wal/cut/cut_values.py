@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from fleet.lsn import Lsn
 from fleet.record import Count, Record
 
@@ -19,12 +21,29 @@ class Undecided(Record, frozen=True):
     end_lsn: Lsn
 
 
+class InDoubt(Record, frozen=True):
+    """A node's part of a transaction that is prepared on some node at the cut, and not decided there.
+
+    `is_prepared`: on this node; otherwise it is committed here before the cut. `is_included`: the cut's state has the
+    transaction, so its decision is to commit; otherwise it is to roll back. `lsn` is where its PREPARE begins, or its
+    COMMIT if it was committed in one phase.
+    """
+
+    gid: str
+    global_id: str
+    xid: Count
+    lsn: Lsn
+    is_prepared: bool
+    is_included: bool
+
+
 class NodeCut(Record, frozen=True):
     """One node's part of a resolved cut: the state is every change before `position`, with two exceptions.
 
     The transactions in `undecided` are not part of it, but may be part of a later cut's state. Those in `rolled_back`
     (positions of their PREPAREs) never will be. `local_transactions` counts the commits since the previous cut that
-    were not two-phase.
+    were not two-phase. `in_doubt` lists the parts of transactions that are not decided everywhere at the cut; cuts of
+    early versions lack it, and so do those that continue their chains.
     """
 
     node: str
@@ -34,6 +53,7 @@ class NodeCut(Record, frozen=True):
     local_transactions: Count
     undecided: tuple[Undecided, ...]
     rolled_back: tuple[Lsn, ...]
+    in_doubt: tuple[InDoubt, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

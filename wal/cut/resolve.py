@@ -19,6 +19,7 @@ from fleet.lsn import Lsn
 from storage.errors import RefusedError
 from wal.cut.cut_events import FleetEvents, NodeWindow, fleet_events
 from wal.cut.cut_values import Cut, NodeCut, Undecided
+from wal.cut.in_doubt import with_in_doubt
 
 __all__ = ["GlobalIdReusedError", "NodeWindow", "resolve"]
 
@@ -54,7 +55,7 @@ def resolve(windows: Mapping[str, NodeWindow]) -> Cut:
     history = _history(events)
     _check_unique(events, history)
     position, is_global = _raise_positions(events, history)
-    return _describe(windows, events, history, position, is_global)
+    return with_in_doubt(windows, _describe(windows, events, history, position, is_global))
 
 
 def _history(events: FleetEvents) -> _History:

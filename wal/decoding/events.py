@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_arrow, to_numpy
 from columns.bytes_column import BytesColumn, Ints, from_list
@@ -50,10 +51,12 @@ def _commits(messages: Messages, transactions: Transactions) -> pa.Table:
 def _prepares(messages: Messages, transactions: Transactions, form: str) -> pa.Table:
     numbers = np.flatnonzero(messages.kinds == pgoutput.PREPARED)
     at = messages.starts[numbers]
-    names = global_ids(messages.names(numbers, 30), form)
+    gids = messages.names(numbers, 30)
+    names = global_ids(gids, form)
     # The position of its changes: where the PREPARE record begins.
     lsn = transactions.lsn[transactions.of_message[numbers]]
-    return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names)
+    other_gids = pc.if_else(pc.equal(gids, names), "", gids).cast(pa.binary())
+    return _event_table(PREPARE, lsn, messages.u64(at + 10), messages.u32(at + 26), names, other_gids)
 
 
 def _settlements(messages: Messages, kind: int, op: int, form: str) -> pa.Table:

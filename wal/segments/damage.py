@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fleet.hints import NEW_CHAIN
 from storage.digest import digest
 from storage.errors import RefusedError
@@ -10,13 +12,26 @@ from storage.stored_form import UndecryptableError, stored_form
 
 
 class ObjectDamagedError(RefusedError):
-    """A stored object does not match its commit. `kind` is missing, size, digest, unreadable, rows or partition."""
+    """A stored object does not match its commit. `kind` is missing, size, digest, unreadable, rows or partition.
 
-    def __init__(self, *, key: str, kind: str, node: str, detail: str) -> None:
+    `hints` are lines before the hint that any damaged object has, `more` are further details.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        kind: str,
+        node: str,
+        detail: str,
+        hints: Sequence[str] = (),
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        usual = f"put it back from a copy of the store, or {NEW_CHAIN}   (to find other damage: snapshot check)"
         super().__init__(
             f"object {key} of node {node}: {detail}",
-            hint=f"put it back from a copy of the store, or {NEW_CHAIN}   (to find other damage: snapshot check)",
-            details={"object": key, "kind": kind, "node": node},
+            hint=[*hints, usual],
+            details={"object": key, "kind": kind, "node": node, **(more or {})},
         )
         self.kind, self.key, self.node, self.detail = kind, key, node, detail
 

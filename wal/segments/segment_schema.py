@@ -20,7 +20,8 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #   D  delete of the row with this `key` (in a group without a key: with the line `row`). If an update changed the key
 #      and left values unchanged, `row` is the new key as a line: with a newline, because a key may be empty
 #   T  truncate of the group
-#   C  COMMIT   P  PREPARE   K  COMMIT PREPARED   R  ROLLBACK PREPARED   M  a marker; `row` is its content
+#   C  COMMIT   P  PREPARE; `row` is its gid if that is not the global id   K  COMMIT PREPARED   R  ROLLBACK PREPARED
+#   M  a marker; `row` is its content
 #
 # global_id: that of a two-phase transaction, on its changes and events. On a COMMIT: the transaction's tag
 # (wal.decoding.transactions), which names the distributed transaction of which its node committed a part in one phase.

@@ -10,6 +10,7 @@ import pytest
 
 from embedded.fleet import EmbeddedFleet
 from tests.commands.snapshot_runs import Ready
+from tests.integration.damage.copied_chain import CopiedChain, copied_chain, copy_chain
 from tests.integration.damage.stored_chain import StoredChain, copy_store, stored_chain
 
 if TYPE_CHECKING:
@@ -27,3 +28,19 @@ def original(
 @pytest.fixture
 def stored(original: StoredChain, tmp_path: Path) -> StoredChain:
     return copy_store(original, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def quiet(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CopiedChain]:
+    with copied_chain(shared_fleet, tmp_path_factory.mktemp("copies"), Ready(spark)) as found:
+        yield found
+
+
+@pytest.fixture
+def copied(quiet: CopiedChain, tmp_path: Path) -> Iterator[CopiedChain]:
+    try:
+        yield copy_chain(quiet, tmp_path)
+    finally:
+        quiet.drop_databases()

@@ -1,0 +1,45 @@
+"""`snapshot restore NAME --drill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from cli.output.drill import EXIT_CODES, drill_document, drill_lines
+from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
+from cli.output.results import emit, progress
+from cli.spark.on_demand import SparkOnDemand
+from fleet.config import Fleet
+from fleet.progress import Noting
+from restore.drill.drill import run_drill
+from restore.request import RestoreRequest
+from storage.errors import UsageError
+
+OPTIONS = "--increment, --at, --use-backup-copies and --junit"
+
+
+def run_drill_command(
+    context: typer.Context, source: Fleet, request: RestoreRequest, junit: Path | None, *, is_drill_alone: bool
+) -> NoReturn:
+    """Run a drill, and exit as its assertions say.
+
+    Raises UsageError unless `is_drill_alone`, --drill without options that need a target, and the request is for all.
+    """
+    alone = RestoreRequest(request.name, request.increment, request.at, use_backup_copies=request.use_backup_copies)
+    if not is_drill_alone or request != alone:
+        raise UsageError(
+            f"--drill takes no other options than {OPTIONS}, and --junit needs --drill",
+            hint="snapshot restore NAME --drill --junit FILE",
+        )
+    with (
+        reporting_errors(junit, DRILL),
+        SparkOnDemand(source, f"drill {request.name}") as spark,
+        progress(context) as shown,
+    ):
+        noting = Noting(shown)
+        report = run_drill(source, request, spark, noting)
+    write_report(junit, junit_of_drill(report))
+    emit(context, drill_document(report) | {"warnings": noting.notes}, drill_lines(report))
+    raise typer.Exit(EXIT_CODES[report.result])

@@ -1,0 +1,72 @@
+"""A drill as JSON and for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from cli.output.borrowed import borrowed_document, borrowed_lines
+from cli.output.exit_codes import CONFLICTS, DONE, INCONCLUSIVE
+from cli.output.format import count_text, seconds_text, size_text
+from cli.output.junit import NO_ASSERTIONS
+from fleet.record import to_builtins
+from restore.drill.assertions import AssertionResult, rows_text
+from restore.drill.drill import DrillReport
+
+SCHEMA = "cutline/drill/1"
+SQL_SHOWN_MAX = 100
+EXIT_CODES = {"holds": DONE, "fails": CONFLICTS, "inconclusive": INCONCLUSIVE}
+
+
+def drill_document(report: DrillReport) -> dict[str, Any]:
+    """The command's JSON."""
+    restored = report.restored
+    return {
+        "schema": SCHEMA,
+        "result": report.result,
+        "snapshot": restored.snapshot,
+        "increment": restored.increment,
+        "seconds": round(report.seconds, 3),
+        "rows": restored.rows,
+        "bytes": restored.bytes,
+        "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
+        "left_out": restored.left_out,
+        "assertions": [_assertion_document(one) for one in report.assertions],
+        **borrowed_document(restored),
+    }
+
+
+def _assertion_document(one: AssertionResult) -> dict[str, Any]:
+    assertion = one.assertion
+    return {
+        "node": assertion.node,
+        "sql": assertion.sql,
+        "expected": None if assertion.expected is UNSET else to_builtins(assertion.expected),
+        "found": [list(row) for row in one.found],
+        "holds": one.holds,
+        "why": one.why,
+        "seconds": round(one.seconds, 3),
+    }
+
+
+def drill_lines(report: DrillReport) -> list[str]:
+    """The output for people."""
+    restored = report.restored
+    size, rows, seconds = size_text(restored.bytes), count_text(restored.rows), seconds_text(restored.seconds)
+    lines = [
+        f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} rows restored in {seconds}"
+    ]
+    lines += [f"{one.node}: {count_text(one.rows)} rows" for one in restored.nodes]
+    lines += borrowed_lines(restored)
+    lines += [f"left out: {name}" for name in restored.left_out]
+    lines += [_assertion_line(one) for one in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
+    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
+
+
+def _assertion_line(one: AssertionResult) -> str:
+    sql = " ".join(one.assertion.sql.split())
+    what = f"{one.assertion.node}: {sql[:SQL_SHOWN_MAX]}{'…' * (len(sql) > SQL_SHOWN_MAX)}"
+    if one.holds:
+        return f"holds: {what}: {rows_text(one.found)}"
+    return f"{'skipped' if one.holds is None else 'FAILS'}: {what}: {one.why}"

@@ -1,0 +1,77 @@
+"""What a coordinator and an operator of physical backups need to know of a cut: printed, as JSON, and as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapshots.listing.in_doubt import InDoubtTransaction, state_of
+from snapshots.listing.recovery_plan import NodeRecovery
+from snapshots.records.commit import Commit
+from snapshots.records.commits import increment_label
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+TRANSACTIONS_SCHEMA = "cutline/transactions/1"
+AFTERWARDS = "when every node is promoted and its statements have run, applications may connect"
+
+
+def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]) -> list[str | RenderableType]:
+    """The transactions in doubt, for people."""
+    label = increment_label(commit.snapshot, commit.increment)
+    if not transactions:
+        return [f"no transaction was in doubt at the cut of {label}"]
+    from rich.table import Table
+
+    table = Table("global id", "decision", "node", "at the cut", "gid", box=None, pad_edge=False)
+    for one in transactions:
+        for number, (node, part) in enumerate(one.parts):
+            head = (one.global_id, one.decision) if number == 0 else ("", "")
+            table.add_row(*head, node, state_of(part), part.gid)
+    return [table]
+
+
+def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:
+    """A recovery plan as text to paste: what is not a setting or a statement is a comment."""
+    label = increment_label(commit.snapshot, commit.increment)
+    lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
+    for one in nodes:
+        lines += [
+            "",
+            f"# node {one.node}: restore a backup that ended before {one.target}; with restore_command and an empty",
+            f"# recovery.signal, add to postgresql.auto.conf (needs WAL through {one.wal_through}):",
+            *one.configuration,
+            f"-- node {one.node}, in database {one.database}, once it is promoted and before applications connect"
+            + ("" if one.statements else ": nothing to decide"),
+            *one.statements,
+        ]
+    return [*lines, "", f"# {AFTERWARDS}"]
+
+
+def write_transactions(
+    label: tuple[str, int], transactions: Sequence[InDoubtTransaction] | None, folder: Path
+) -> list[str]:
+    """Write what was in doubt at the cut of a snapshot's increment to a file in `folder`; return lines that say so.
+
+    Writes nothing if nothing was in doubt, or if that is not known (None).
+    """
+    name, increment = label
+    if not transactions:
+        return []
+    document = {
+        "schema": TRANSACTIONS_SCHEMA,
+        "snapshot": name,
+        "increment": increment,
+        "transactions": [one.to_json() for one in transactions],
+    }
+    path = folder / f"{name}-{increment}-transactions.json"
+    what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"
+    again = f"; list them with snapshot show {name} --increment {increment} --transactions"
+    try:
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        return [f"warning: {what}; {path} can't be written: {error.strerror}{again}"]
+    return [f"{what}; how they are decided is in {path}{again}"]

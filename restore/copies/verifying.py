@@ -1,0 +1,109 @@
+"""Verify the bytes of a chain's objects as a Spark job, before a restore decides from which copies it takes rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fleet.progress import Progress
+from restore.copies.choice import CopyChoice, Wanted, choose_copies, settle_copies
+from restore.copies.stored import ChainObject, CopyNeeds, Damage, find_listed_damage, list_objects, needs_other
+from snapshots.operations.spark_jobs import raise_first, run_tasks
+from snapshots.records.chain import Chain
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+from wal.segments.damage import ObjectDamagedError, read_listed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A task reads one object after the other, about as many bytes.
+TASK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    """Objects to read and compare with their commits."""
+
+    objects: tuple[ChainObject, ...]
+    store: StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Which objects are damaged, or the error that ended the task."""
+
+    damaged: tuple[Damage, ...] = ()
+    problem: ErrorReport | None = None
+
+
+def verify_copies(
+    session: SparkSession, chain: Chain, wanted: Wanted, store: StoreLocation, progress: Progress
+) -> CopyChoice:
+    """Read what the restore needs, of the standbys only where a primary's copy is damaged, and choose the copies.
+
+    Raises ObjectDamagedError if something is in no copy.
+    """
+    opened, objects = store.open(), list_objects(chain)
+    damages = find_listed_damage(opened, chain)
+    first = [one for one in _needed(chain, chain.full.primaries, wanted, objects.values()) if one.key not in damages]
+    damages |= _verify(session, "verify copies of primaries", first, store, progress)
+    choice, _ = choose_copies(chain, wanted, damages)
+    shards = {chain.shard_of(one.node) for one in choice.damaged}
+    standbys = [one.node for one in chain.nodes if one.backup_of in shards]
+    second = [one for one in _needed(chain, standbys, wanted, objects.values()) if one.key not in damages]
+    damages |= _verify(session, "verify copies of standbys", second, store, progress)
+    return settle_copies(opened, chain, wanted, damages)
+
+
+def _needed(
+    chain: Chain, nodes: Iterable[str], wanted: Wanted, objects: Iterable[ChainObject]
+) -> Iterator[ChainObject]:
+    """The objects that the wanted groups need in the copies of these nodes, and the DDL and large objects of shards."""
+    needs = {node: (CopyNeeds.of(chain, node), wanted.numbers(chain, chain.shard_of(node))) for node in nodes}
+    for one in objects:
+        if one.node in needs:
+            copy, numbers = needs[one.node]
+            if copy.groups_of(one) & numbers or wanted.takes(needs_other(chain, one.node, one)):
+                yield one
+
+
+def _verify(
+    session: SparkSession, step: str, objects: Iterable[ChainObject], store: StoreLocation, progress: Progress
+) -> dict[str, Damage]:
+    tasks = [VerifyTask(some, store) for some in _by_bytes(objects)]
+    if not tasks:
+        return {}
+    progress.step(step, total=len(tasks), unit="tasks")
+    reports = run_tasks(session, verify_objects, tasks, progress)
+    raise_first([report.problem for report in reports])
+    return {damage.key: damage for report in reports for damage in report.damaged}
+
+
+def _by_bytes(objects: Iterable[ChainObject]) -> Iterator[tuple[ChainObject, ...]]:
+    some: list[ChainObject] = []
+    size = 0
+    for one in objects:
+        some.append(one)
+        size += one.stored.size
+        if size >= TASK_BYTES:
+            yield tuple(some)
+            some, size = [], 0
+    if some:
+        yield tuple(some)
+
+
+def verify_objects(task: VerifyTask) -> VerifyReport:
+    """Read the task's objects."""
+    damaged: list[Damage] = []
+    try:
+        store = task.store.open()
+        for one in task.objects:
+            try:
+                read_listed(store, one.node, one.key, (one.stored.size, one.stored.digest))
+            except ObjectDamagedError as error:
+                damaged.append(Damage(one.key, one.node, error.kind, error.detail))
+    except SnapshotError as error:
+        return VerifyReport(problem=report_of(error))
+    return VerifyReport(tuple(damaged))

@@ -1,0 +1,86 @@
+"""`restore --drill`: prove that a snapshot can be restored, without any node of the fleet."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from msgspec import structs
+
+from fleet.config import Fleet
+from fleet.label import own_label
+from fleet.progress import Progress
+from restore.drill.assertions import AssertionResult, ask, make_reader
+from restore.drill.servers import drill_servers, without_servers
+from restore.plan import plan_restore
+from restore.report import RestoreReport
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
+from snapshots.operations.leases import open_leases
+from snapshots.operations.operation import record_outcome
+from snapshots.operations.spark_jobs import SparkSource
+from snapshots.records.commits import read_full
+from snapshots.records.operation_records import DRILL, FAILED
+from snapshots.records.tombstones import check_not_deleted
+from storage.errors import IndeterminateError, UnreachableError
+from storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class DrillReport:
+    """What a drill restored, and what became of the assertions. It proves something only if one was asked."""
+
+    restored: RestoreReport
+    assertions: tuple[AssertionResult, ...]
+    seconds: float
+
+    @property
+    def result(self) -> str:
+        """`holds`, `fails` or `inconclusive`."""
+        outcomes = [one.holds for one in self.assertions]
+        if False in outcomes:
+            return "fails"
+        return "inconclusive" if None in outcomes or not outcomes else "holds"
+
+
+def run_drill(source: Fleet, request: RestoreRequest, spark: SparkSource, progress: Progress) -> DrillReport:
+    """Restore into servers made for it, ask every assertion of fleet.toml, and remove the servers.
+
+    Raises DrillUnfitError if the embedded servers can't hold the snapshot, and what a restore raises.
+    """
+    began = time.monotonic()
+    store = source.store.open()
+    settle_dead_drills(store, datetime.now(UTC))
+    check_not_deleted(store, request.name)
+    shards = read_full(store, request.name).primaries
+    request = replace(request, create_roles=True)
+    plan = plan_restore(source, without_servers(source, shards), request)
+    if plan.damage is not None:
+        raise plan.damage
+    # Who finds its record knows that its servers are gone with it.
+    plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
+    progress.step("start PostgreSQL")
+    with drill_servers(plan) as placed:
+        restored = restore_fleet(placed, spark, progress)
+        progress.step("ask assertions", total=len(source.drill), unit="assertions")
+        nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
+        results: list[AssertionResult] = []
+        for one in source.drill:
+            if one.node in nodes:
+                results.append(ask(one, nodes[one.node]))
+            else:
+                results.append(AssertionResult(one, holds=None, why=f"the snapshot has no shard {one.node}"))
+            progress.advance(1)
+        progress.step("stop PostgreSQL")
+    return DrillReport(restored, tuple(results), time.monotonic() - began)
+
+
+def settle_dead_drills(store: ObjectStore, now: datetime) -> None:
+    """Record the end of drills whose leases have expired: they were killed, and nobody can go on with them."""
+    for lease in open_leases(store):
+        if lease.operation.is_drill and not lease.is_running(now):
+            # A store that accepts no writes keeps it open.
+            with suppress(UnreachableError, IndeterminateError):
+                record_outcome(store, lease.operation, FAILED, "the drill was killed; its servers are gone")

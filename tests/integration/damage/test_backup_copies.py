@@ -1,0 +1,169 @@
+"""A restore whose objects are missing or altered: refused before anything is touched, or made from standbys' copies.
+
+The rows of every table are compared with those that PostgreSQL itself had at the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.progress import Silent
+from restore.crash_points import RestoreCrashPoint
+from restore.plan import plan_restore
+from restore.report import RestoreReport
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet, resume_restore
+from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.watching import Reached, Watching
+from tests.integration.damage.copied_chain import DATABASE, NAME, TABLES, CopiedChain
+from tests.stores.damage import flip_byte, remove, truncate
+from wal.segments.damage import ObjectDamagedError
+
+ALL = {f"public.{name}" for name in (*TABLES, "account", "transfer")}
+
+
+def restore(copied: CopiedChain, increment: int | None = None, **options: bool | tuple[str, ...]) -> RestoreReport:
+    request = replace(RestoreRequest(NAME, increment, use_backup_copies=True), **options)  # type: ignore[arg-type]
+    return restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Silent())
+
+
+def refused(copied: CopiedChain, increment: int | None = None, **options: bool) -> ObjectDamagedError:
+    with pytest.raises(ObjectDamagedError) as error:
+        restore(copied, increment, **options)
+    assert copied.databases() == set()
+    return error.value
+
+
+def borrowed(report: RestoreReport) -> dict[tuple[str, str], set[str]]:
+    return {(one.shard, one.node): set(one.groups) for one in report.borrowed}
+
+
+def test_rows_that_a_primary_lacks_come_from_the_standby_and_are_those_of_the_cut(copied: CopiedChain) -> None:
+    """On s1 a table that was copied again is altered, on s2 a segment is missing: one table, and all tables."""
+    one, other = copied.base("s1", 1), copied.segment("s2", 2)
+    copied.damage({one: flip_byte, other: remove})
+    report = restore(copied)
+    assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}, ("s2", "s2-b1"): ALL}
+    assert {(found.key, found.kind) for found in report.damaged} == {(one, "digest"), (other, "missing")}
+    assert copied.restored() == copied.truth[2]
+    assert copied.sequences() == [99, 99]
+
+
+@pytest.mark.parametrize(("increment", "damage"), [(0, truncate), (1, flip_byte)])
+def test_a_damaged_base_copy_is_replaced_at_every_increment(
+    copied: CopiedChain, increment: int, damage: Callable[[Path], None]
+) -> None:
+    copied.damage({copied.base("s1"): damage})
+    report = restore(copied, increment)
+    # An empty table needs no base object, and one that was copied again not its first.
+    expected = ALL - {"public.transfer"} - ({"public.first"} if increment else set())
+    assert borrowed(report) == {("s1", "s1-b1"): expected}
+    assert copied.restored() == copied.truth[increment]
+
+
+def test_if_both_copies_are_damaged_each_table_comes_from_the_one_that_has_it(copied: CopiedChain) -> None:
+    copied.damage({copied.base("s1", 1): flip_byte, copied.base("s1-b1", 2): remove})
+    report = restore(copied)
+    assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}}
+    assert copied.restored() == copied.truth[2]
+
+
+def test_what_neither_copy_has_is_refused_by_name_and_nothing_is_touched(copied: CopiedChain) -> None:
+    copied.damage({copied.base("s1", 1): flip_byte, copied.segment("s1-b1", 2): flip_byte})
+    error = refused(copied)
+    assert "increment 2 of copied lacks public.first (partition 0) of s1" in error.message
+    assert error.details["lost"] == [{"shard": "s1", "what": "public.first", "partitions": 1}]
+    assert {one["object"] for one in error.details["damaged"]} == {  # type: ignore[attr-defined]
+        copied.base("s1", 1), copied.segment("s1-b1", 2),
+    }  # fmt: skip
+    # Of the first increment the standby's copy is whole.
+    assert (error.details["restorable"], error.details["restorable_with_backup_copies"]) == ([0], [0, 1])
+    assert "increments that can still be restored: 0;" in error.hint
+    restore(copied, 1)
+    assert copied.restored() == copied.truth[1]
+
+
+def test_without_the_option_a_missing_object_is_refused_before_any_node_is_asked(copied: CopiedChain) -> None:
+    copied.damage({copied.base("s2", 2): remove, copied.segment("s1", 2): truncate})
+    nowhere = replace(
+        copied.target, nodes=tuple(replace(n, dsn="postgresql://127.0.0.1:1/x") for n in copied.target.nodes)
+    )
+    with pytest.raises(ObjectDamagedError) as refused:
+        plan_restore(copied.fleet, nowhere, RestoreRequest(NAME))
+    error = refused.value
+    assert f"snapshot restore {NAME} --use-backup-copies --increment 2" in error.hint
+    assert f"increments that can still be restored: 0 to 1; the newest of them: snapshot restore {NAME}" in error.hint
+    lost = {(one["shard"], one["what"]) for one in error.details["lost"]}  # type: ignore[attr-defined]
+    assert lost == {("s2", "public.second"), *(("s1", name) for name in ALL)}
+    # What increment 1 needs is all there.
+    plan_restore(copied.fleet, nowhere, RestoreRequest(NAME, 1))
+
+
+def test_an_altered_object_is_refused_while_it_is_read_and_nothing_is_left(copied: CopiedChain) -> None:
+    copied.damage({copied.base("s1", 1): flip_byte})
+    error = refused(copied, use_backup_copies=False)
+    assert error.details["lost"] == [{"shard": "s1", "what": "public.first", "partitions": 1}]
+    assert "--use-backup-copies" in error.hint
+    assert error.details["restorable"] == [0]
+
+
+def test_damage_of_tables_that_are_not_restored_does_not_matter(copied: CopiedChain) -> None:
+    copied.damage({copied.base("s1", 1): remove, copied.base("s1-b1", 1): remove})
+    report = restore(copied, use_backup_copies=False, groups=("public.item", "public.log"))
+    assert report.borrowed == ()
+    for restored, truth in zip(copied.restored(), copied.truth[2], strict=True):
+        assert {name: rows for name, rows in restored.items() if rows} == {
+            name: truth[name] for name in ("public.item", "public.log")
+        }
+
+
+def test_ddl_has_one_copy_only(copied: CopiedChain) -> None:
+    (key,) = [one.key for one in copied.chain.schema_objects("s2")]
+    copied.damage({key: flip_byte})
+    error = refused(copied)
+    assert error.details["lost"] == [{"shard": "s2", "what": "DDL", "partitions": None}]
+    # Increment 1 has DDL of its own.
+    assert error.details["restorable"] == [0, 1]
+
+
+def test_a_resumed_restore_takes_the_same_rows_from_the_same_copies(copied: CopiedChain) -> None:
+    """The object is put back meanwhile: loaded from it as well, every row would be there twice."""
+    key = copied.base("s1", 1)
+    whole = (copied.store / key).read_bytes()
+    copied.damage({key: flip_byte})
+
+    def then(reached: Reached) -> None:
+        if reached.point == RestoreCrashPoint.ROWS_LOADED:
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    request = RestoreRequest(NAME, use_backup_copies=True)
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Watching(then))
+    (copied.store / key).write_bytes(whole)
+    report = resume_restore(copied.fleet, copied.target, NAME, copied.spark, Silent())
+    assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}}
+    assert copied.restored() == copied.truth[2]
+
+
+def test_the_command_says_what_it_would_take_and_what_it_took(copied: CopiedChain) -> None:
+    key = copied.base("s1", 1)
+    copied.damage({key: remove})
+    to = [NAME, "--to", str(copied.target.path)]
+    code, document = run_here(copied.fleet, "restore", *to, "--dry-run")
+    assert (code, document["error"], document["details"]["object"]) == (3, "object-damaged", key)
+    taken = [{"shard": "s1", "node": "s1-b1", "groups": ["public.first"]}]
+    damaged = [{"object": key, "node": "s1", "kind": "missing"}]
+    code, document = run_here(copied.fleet, "restore", *to, "--dry-run", "--use-backup-copies")
+    assert (code, document["from_backup_copies"], document["damaged"]) == (0, taken, damaged)
+    assert copied.databases() == set()
+    code, text = run_and_capture(copied.fleet, "restore", *to, "--use-backup-copies", spark=copied.spark.running)
+    assert code == 0
+    assert f"damaged: object {key} of node s1: it is not in the store" in text
+    assert "taken from the copy of s1-b1 for s1: public.first" in text
+    assert copied.databases() == {DATABASE}
+    assert copied.restored() == copied.truth[2]

@@ -1,0 +1,1 @@
+"""`snapshot restore --drill`: what it restores, asks, reports and leaves."""

@@ -1,0 +1,292 @@
+"""A drill restores into servers of its own and asks them; no node of the fleet is contacted, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import structs
+
+import restore.drill.servers
+from embedded.fleet import EmbeddedFleet, open_fleet
+from fleet.config import load_fleet
+from fleet.fleet_file import DrillTable
+from fleet.nodes.baseline import NodeIdentity
+from fleet.progress import Silent
+from restore.crash_points import RestoreCrashPoint
+from restore.drill.drill import run_drill, settle_dead_drills
+from restore.drill.servers import DrillUnfitError
+from restore.request import RestoreRequest
+from snapshots.operations.open_operations import read_open_operations
+from snapshots.operations.operation import read_open_intents
+from snapshots.records.chain import Chain
+from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command
+from tests.integration.refusing import execute
+from tests.run.quick_spark import with_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME, ROOT, SECONDS_MAX = "weekly", Path(__file__).parents[3], 120
+# A view of an owner of tables must not run as a superuser.
+TABLES = """
+CREATE TABLE item (id int PRIMARY KEY, price numeric(10, 2), sold boolean, note text);
+INSERT INTO item VALUES (1, 1.50, true, 'a'), (2, 20, false, NULL);
+CREATE VIEW who AS SELECT current_setting('is_superuser') AS is_super
+"""
+CHANGES = "UPDATE item SET price = 2.50 WHERE id = 1"
+HOLDING = """
+[[drill]]
+node = "s1"
+sql = "SELECT count(*) FROM item;"
+expected = 2
+
+[[drill]]
+node = "s1"
+sql = "SELECT price, sold, note FROM item ORDER BY id LIMIT 1"
+expected = [[2.5, true, "a"]]
+
+[[drill]]
+node = "s2"
+sql = "SELECT id FROM item ORDER BY id"
+expected = [1, 2]
+
+[[drill]]
+node = "s2"
+sql = "SELECT 1 FROM item WHERE price < 0"
+
+[[drill]]
+node = "s2"
+sql = "SELECT is_super FROM who"
+expected = "off"
+"""
+FAILING = """
+[[drill]]
+node = "s1"
+sql = "SELECT price FROM item WHERE id = 1"
+expected = 1.5
+
+[[drill]]
+node = "s1"
+sql = "SELECT note FROM item WHERE id = 2"
+expected = "NULL"
+
+[[drill]]
+node = "s1"
+sql = "SELECT nothing FROM item"
+expected = 1
+
+[[drill]]
+node = "s1"
+sql = "SELECT lo_create(0)"
+expected = 1
+
+[[drill]]
+node = "s1"
+sql = "SELECT 1; SELECT 1"
+expected = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """A chain in a store, and the text of a fleet.toml whose nodes answer nobody."""
+
+    text: str
+    spark: SparkSession
+    connections: list[str]
+
+
+@pytest.fixture(scope="module")
+def drilled(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Drilled]:
+    folder = tmp_path_factory.mktemp("drill")
+    fleet = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
+    runs = Runs(fleet, Ready(spark))
+    try:
+        for dsn in shared_fleet.dsns():
+            execute(dsn, TABLES)
+        with dropping_slots(fleet):
+            runs.init()
+            runs.full(NAME, only_primary=True)
+            for dsn in shared_fleet.dsns():
+                execute(dsn, CHANGES)
+            runs.increment(NAME)
+    finally:
+        for dsn in shared_fleet.dsns():
+            execute(dsn, "DROP VIEW IF EXISTS who", "DROP TABLE IF EXISTS item")
+    with listening() as (port, connections):
+        nodes = "".join(
+            f'\n[[node]]\nid = "{one}"\ndsn = "host=127.0.0.1 port={port} dbname={one}"\n' for one in ("s1", "s2")
+        )
+        text = f'name = "demo"\nstore = "file://{folder}/store"\n{nodes}\n{with_spark("")}\n'
+        yield Drilled(text, spark, connections)
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, list[str]]]:
+    """A port, and who has connected to it."""
+    found: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, address = server.accept()
+                except OSError:
+                    return
+                found.append(str(address))
+                connection.close()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], found
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def write_fleet(drilled: Drilled, folder: Path, assertions: str) -> Path:
+    path = folder / "fleet.toml"
+    path.write_text(drilled.text + assertions)
+    return path
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The servers that a command with this folder for temporary files has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "comm").read_text() == "postgres\n" and bytes(folder) in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
+def servers_below(folder: Path) -> list[Path]:
+    """The servers' data in the sessions of commands with this folder for temporary files."""
+    return sorted(folder.glob("*/cutline-drill-*/fleet/demo.json"))
+
+
+def test_a_drill_restores_asks_and_leaves_nothing(
+    drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
+    junit = tmp_path / "drill.xml"
+    code, document = run_here(fleet, "restore", NAME, "--drill", "--junit", str(junit), spark=drilled.spark)
+    assert [(one["node"], one["holds"], one["why"]) for one in document["assertions"]] == [
+        (node, True, "") for node in ("s1", "s1", "s2", "s2", "s2")
+    ]
+    assert (code, document["schema"], document["result"]) == (0, "cutline/drill/1", "holds")
+    assert (document["increment"], document["assertions"][1]["found"]) == (1, [["2.50", "t", "a"]])
+    # The bank's accounts, and two items.
+    assert [one["rows"] for one in document["nodes"]] == [10_002, 10_002]
+    assert min(document["seconds"], document["assertions"][0]["seconds"]) > 0
+    (suite,) = ElementTree.parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "0", "0")
+    assert drilled.connections == []
+    assert read_open_intents(fleet.store.open()) == []
+    assert list(tmp_path.glob("*session*")) == []
+
+
+def test_what_does_not_hold_is_named_and_a_shard_that_is_lacking_is_skipped(drilled: Drilled, tmp_path: Path) -> None:
+    fleet = load_fleet(write_fleet(drilled, tmp_path, FAILING))
+    extra = DrillTable("s9", "SELECT 1", 1)
+    fleet = replace(fleet, drill=(*fleet.drill, extra))
+    report = run_drill(fleet, RestoreRequest(NAME, 1), Ready(drilled.spark), Silent())
+    assert report.result == "fails"
+    whys = [one.why for one in report.assertions]
+    assert whys[:2] == ["expected 1.5, found 2.50", 'expected "NULL", found NULL']
+    assert 'column "nothing" does not exist' in whys[2]
+    assert "in a read-only transaction" in whys[3]
+    assert "cannot insert multiple commands" in whys[4]
+    assert whys[5] == "the snapshot has no shard s9"
+    assert [one.holds for one in report.assertions] == [False] * 5 + [None]
+
+
+def drill_process(drilled: Drilled, folder: Path, signal_name: str) -> subprocess.CompletedProcess[str]:
+    """Run a drill that gets the signal when its servers run and its restore has begun."""
+    path = write_fleet(drilled, folder, HOLDING)
+    program = [
+        sys.executable,
+        "-m",
+        "tests.faults.signalled_command",
+        signal_name,
+        RestoreCrashPoint.INTENT_STORED,
+        "1",
+    ]
+    return subprocess.run(
+        [*program, "--", "--fleet", str(path), "restore", NAME, "--drill"],
+        capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )  # fmt: skip
+
+
+def test_ctrl_c_removes_the_servers(drilled: Drilled, tmp_path: Path) -> None:
+    done = drill_process(drilled, tmp_path, "SIGINT")
+    assert done.returncode == 130, done.stderr
+    assert list(tmp_path.glob("*session*")) == []
+    assert processes_of(tmp_path) == []
+    assert read_open_intents(load_fleet(tmp_path / "fleet.toml").store.open()) == []
+
+
+def test_the_servers_of_a_killed_drill_are_removed_by_the_next_command(
+    drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = drill_process(drilled, tmp_path, "SIGKILL")
+    assert done.returncode == -9, done.stderr
+    (state,) = servers_below(tmp_path)
+    servers = open_fleet(state.parent)
+    assert len(servers.running()) == 2
+    assert processes_of(tmp_path)
+    fleet, store = load_fleet(tmp_path / "fleet.toml"), load_fleet(tmp_path / "fleet.toml").store.open()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code, document = run_command(fleet, "show", NAME)
+    assert code == 0, document
+    assert servers.running() == ()
+    assert processes_of(tmp_path) == []
+    assert servers_below(tmp_path) == []
+    # What it has recorded in the store, the next drill settles when its lease is over.
+    (left,) = read_open_intents(store)
+    assert "the next drill settles it" in read_open_operations(store)[0].text
+    settle_dead_drills(store, datetime.now(UTC))
+    assert [one.operation for one in read_open_intents(store)] == [left.operation]
+    settle_dead_drills(store, datetime.now(UTC) + timedelta(hours=1))
+    assert read_open_intents(store) == []
+
+
+def test_servers_that_lack_an_extension_or_are_older_are_refused(
+    drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
+    monkeypatch.setattr(restore.drill.servers, "EXTENSION", "VIEW")
+    with pytest.raises(DrillUnfitError, match="lack extensions that shard s1 has: who"):
+        run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
+    baseline = Chain.baseline.fget
+
+    def newer(chain: Chain) -> dict[str, NodeIdentity]:
+        return {node: structs.replace(one, server_version=990000) for node, one in baseline(chain).items()}
+
+    monkeypatch.setattr(Chain, "baseline", property(newer))
+    with pytest.raises(DrillUnfitError, match="older than the 99 of shard s1"):
+        run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
+
+
+def test_a_drill_takes_no_target(drilled: Drilled, tmp_path: Path) -> None:
+    fleet = load_fleet(write_fleet(drilled, tmp_path, ""))
+    for words in (["--drill", "--replace"], ["--drill", "--dry-run"], ["--junit", "x.xml"]):
+        code, out = run_and_capture(fleet, "restore", NAME, *words, "--json")
+        assert code == 2, out

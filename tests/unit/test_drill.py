@@ -1,0 +1,118 @@
+"""What fleet.toml expects of a drill, how answers are compared with it, and what a drill proves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.output.drill import EXIT_CODES, drill_document, drill_lines
+from cli.output.junit import junit_of_drill
+from fleet.config import FleetFileError, load_fleet
+from fleet.fleet_file import DrillTable, Expected
+from restore.drill.assertions import AssertionResult, expected_text, is_as_expected
+from restore.drill.drill import DrillReport
+from restore.report import NodeReport, RestoreReport
+
+FLEET = """
+name = "shop"
+store = "/nowhere"
+[[node]]
+id = "a"
+dsn = "dbname=shop host=a"
+[[node]]
+id = "b"
+dsn = "dbname=shop host=b"
+backup_of = "a"
+"""
+LEFT_OUT = DrillTable("a", "SELECT 1")
+
+
+def drill_of(path: Path, text: str) -> tuple[DrillTable, ...]:
+    path.write_text(FLEET + text)
+    return load_fleet(path).drill
+
+
+def test_every_kind_of_expectation_is_read(tmp_path: Path) -> None:
+    kinds = {
+        "1": 1, "1.5": 1.5, "true": True, '"x"': "x", "[1, 2]": (1, 2),
+        '[[1, "x"], [2, false]]': ((1, "x"), (2, False)),
+    }  # fmt: skip
+    for text, value in kinds.items():
+        (found,) = drill_of(tmp_path / "fleet.toml", f'[[drill]]\nnode = "a"\nsql = "SELECT 1"\nexpected = {text}\n')
+        assert (found.expected, type(found.expected)) == (value, type(value))
+    assert drill_of(tmp_path / "fleet.toml", '[[drill]]\nnode = "a"\nsql = "SELECT 1"\n') == (LEFT_OUT,)
+    assert drill_of(tmp_path / "fleet.toml", "") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('node = "a"', "lacks the key `sql`"),
+        ('node = "a"\nsql = ""', "length >= 1"),
+        ('node = "b"\nsql = "SELECT 1"', "drill 1: node names b, which is not a primary"),
+        ('node = "a"\nsql = "SELECT 1"\nexpect = 1', "unknown key `expect`"),
+        ('node = "a"\nsql = "SELECT 1"\nexpected = 2026-11-22', "expected"),
+        ('node = "a"\nsql = "SELECT 1"\nexpected = [[[1]]]', "expected"),
+    ],
+)
+def test_a_wrong_assertion_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(FleetFileError) as refused:
+        drill_of(tmp_path / "fleet.toml", f"[[drill]]\n{text}\n")
+    assert problem in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("expected", "rows", "holds"),
+    [
+        (LEFT_OUT.expected, [], True),
+        (LEFT_OUT.expected, [[None]], False),
+        (2, [["2"]], True),
+        (2, [["2.00"]], True),
+        (2, [["2"], ["2"]], False),
+        (2, [["2", "2"]], False),
+        (2, [], False),
+        (2, [[None]], False),
+        (2, [["two"]], False),
+        (0.1, [["0.1"]], True),
+        (0.1, [["0.10000000000000001"]], False),
+        ("x", [["x"]], True),
+        ("", [[None]], False),
+        ((), [], True),
+        ((1, "x"), [["1"], ["x"]], True),
+        ((1, 2), [["2"], ["1"]], False),
+        (((1, "x"), (2, "y")), [["1", "x"], ["2", "y"]], True),
+    ],
+)
+def test_answers_are_compared_as_postgresql_prints_them(
+    expected: Expected, rows: list[list[str | None]], *, holds: bool
+) -> None:
+    assert is_as_expected(expected, rows, [False, False]) == holds
+
+
+def test_booleans_are_only_booleans() -> None:
+    assert is_as_expected(expected=True, rows=[["t"]], booleans=[True])
+    assert not is_as_expected(expected=False, rows=[["t"]], booleans=[True])
+    assert not is_as_expected(expected=True, rows=[["t"]], booleans=[False])
+    assert not is_as_expected(1, [["t"]], [True])
+
+
+def test_a_drill_proves_something_only_if_everything_was_asked() -> None:
+    def report(*holds: bool | None) -> DrillReport:
+        restored = RestoreReport("weekly", 3, "op", [NodeReport("a", "drill", 5)], rows=5)
+        return DrillReport(restored, tuple(AssertionResult(LEFT_OUT, one, "why") for one in holds), 1.0)
+
+    outcomes = {(): 4, (True,): 0, (True, None): 4, (True, False): 1, (None, False): 1}
+    for holds, code in outcomes.items():
+        assert EXIT_CODES[report(*holds).result] == code
+    lines = drill_lines(report(*[None, False]))
+    assert lines[-3:-1] == ["skipped: a: SELECT 1: why", "FAILS: a: SELECT 1: why"]
+    assert [one["holds"] for one in drill_document(report(*[True, None]))["assertions"]] == [True, None]
+    assert "no [[drill]]" in drill_lines(report())[-2]
+    assert 'tests="2" failures="0" skipped="1"' in junit_of_drill(report())
+    assert 'tests="3" failures="1" skipped="1"' in junit_of_drill(report(*[None, False]))
+
+
+def test_what_is_expected_is_shown() -> None:
+    shown = {LEFT_OUT.expected: "no rows", "x": '"x"', True: "true", ((1, "x"),): '(1, "x")', (1, 2): "(1), (2)"}
+    assert {expected_text(expected): text for expected, text in shown.items()} == {one: one for one in shown.values()}

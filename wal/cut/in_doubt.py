@@ -1,0 +1,96 @@
+"""What is in doubt at a cut: the transactions that are prepared on some node at its position and not decided there.
+
+A server that is recovered to the position has them as prepared transactions, and a coordinator may still ask for them.
+Parts are told apart by their xid: several on one node may share a global id. The list is carried from cut to cut,
+because a transaction that one cut includes may stay prepared on a node for many more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET, structs
+
+from columns.arrow_numbers import to_mask, to_numpy
+from columns.bytes_column import Flags, Ints
+from fleet.lsn import Lsn
+from wal.cut.cut_events import NodeWindow
+from wal.cut.cut_values import Cut, InDoubt, NodeCut
+from wal.segments.segment_schema import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+
+# Only few events get further than numpy.
+READ = ("global_id", "row", "xid", "lsn")
+XID_BITS = 32
+
+# The number of the node, and its part.
+_Found: TypeAlias = tuple[int, InDoubt]
+
+
+def with_in_doubt(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
+    """The resolved cut with what is in doubt on each node; without it if that is not known of the cut before."""
+    if any(window.in_doubt is UNSET for window in windows.values()):
+        return cut
+    events = pa.concat_tables([windows[one.node].events for one in cut.nodes])
+    node = np.repeat(np.arange(len(cut.nodes)), [len(windows[one.node].events) for one in cut.nodes])
+    op, lsn, end, xid = (to_numpy(events.column(name)) for name in ("op", "lsn", "end_lsn", "xid"))
+    previous = np.array([windows[one.node].previous for one in cut.nodes], np.int64)[node]
+    position = np.array([one.position for one in cut.nodes], np.int64)[node]
+    is_within = (lsn >= previous) & (lsn < position)
+    # Of a ROLLBACK PREPARED only the end is known.
+    is_rollback = (op == ROLLBACK_PREPARED) & (end > previous) & (end <= position)
+    is_commit, is_prepare = is_within & (op == COMMIT_PREPARED), is_within & (op == PREPARE)
+    part = (node << XID_BITS) | xid
+    is_open = is_prepare & ~np.isin(part, part[is_commit | is_rollback])
+
+    found = _carried(windows, cut, part[is_commit], part[is_rollback])
+    found += _read(events, node, is_open, is_prepared=True)
+    open_ids = {one.global_id for _, one in found if one.is_prepared}
+    if open_ids:
+        is_decided = is_within & ~is_open & ((op == PREPARE) | (op == COMMIT))
+        found += _read(events, node, is_decided & _is_among(events["global_id"], open_ids), is_prepared=False)
+    return replace(cut, nodes=_listed(cut, found, open_ids))
+
+
+def _carried(windows: Mapping[str, NodeWindow], cut: Cut, committed: Ints, rolled_back: Ints) -> list[_Found]:
+    """What was in doubt at the cut before, without what was rolled back since."""
+    before = [(number, one) for number, each in enumerate(cut.nodes) for one in windows[each.node].in_doubt or ()]
+    part = np.array([(number << XID_BITS) | one.xid for number, one in before], np.int64)
+    is_committed, is_rolled_back = np.isin(part, committed).tolist(), np.isin(part, rolled_back).tolist()
+    return [
+        (number, structs.replace(one, is_prepared=one.is_prepared and not is_over))
+        for (number, one), is_over, is_gone in zip(before, is_committed, is_rolled_back, strict=True)
+        if not is_gone
+    ]
+
+
+def _read(events: pa.Table, node: Ints, chosen: Flags, *, is_prepared: bool) -> list[_Found]:
+    """These events as parts; few transactions are in doubt at any moment."""
+    rows = events.select(READ).filter(to_mask(chosen))
+    return [
+        (number, InDoubt(gid.decode() or name, name, xid, Lsn(lsn), is_prepared, is_included=False))
+        for number, name, gid, xid, lsn in zip(
+            node[chosen].tolist(), *(rows[column].to_pylist() for column in READ), strict=True
+        )
+    ]
+
+
+def _is_among(names: Any, wanted: set[str]) -> Flags:
+    found = pc.is_in(names, pa.array(sorted(wanted), pa.string()))
+    flags: Flags = to_numpy(found.cast(pa.int8())) == 1
+    return flags
+
+
+def _listed(cut: Cut, found: list[_Found], open_ids: set[str]) -> tuple[NodeCut, ...]:
+    """The nodes with the parts of these transactions, those that were rolled back left out; ordered by position."""
+    listed: list[list[InDoubt]] = [[] for _ in cut.nodes]
+    excluded = [{*(each.lsn for each in one.undecided), *one.rolled_back} for one in cut.nodes]
+    for number, part in sorted(found, key=lambda one: one[1].lsn):
+        is_included = part.lsn not in excluded[number]
+        if part.global_id in open_ids and (part.is_prepared or is_included):
+            listed[number].append(structs.replace(part, is_included=is_included))
+    return tuple(structs.replace(one, in_doubt=tuple(parts)) for one, parts in zip(cut.nodes, listed, strict=True))

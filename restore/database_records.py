@@ -17,6 +17,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.record import Count, Record, Time, from_json, to_builtins
+from restore.parts.scope import WHOLE, RestoreScope, restore_command
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
@@ -66,6 +67,12 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     ledger: str | None = None
     parts: Count = 0
     rows: Count = 0
+    scope: RestoreScope = WHOLE
+
+    @property
+    def command(self) -> str:
+        """The command that ends the restore, without the word that says how."""
+        return restore_command(self.snapshot, self.scope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,10 @@ class RestoreReport:
 
     `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
     `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
-    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
-    not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
-    (`node: role`) remain if the restore fails. `is_resumed`: another process began it.
+    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that were
+    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
+    (`node: role`) remain if the restore fails. `is_resumed`: another process began it. `warnings`: what the restored
+    databases are not. `moved`: tables that got other names, as `node: name=other`.
     """
 
     snapshot: str
@@ -56,3 +57,5 @@ class RestoreReport:
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)
     is_resumed: bool = False
+    warnings: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)

@@ -32,6 +32,7 @@ FLOORS = (
     ("wal/drain", "snapshots/ddl", "snapshots/operations"),
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
+    ("restore/parts",),
     ("restore/ddl", "restore/rows"),
     ("restore", "check"),
     ("cli/folders",),

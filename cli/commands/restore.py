@@ -11,10 +11,23 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, parse_moment
+from cli.output.arguments import (
+    At,
+    DryRun,
+    GroupsOrMoves,
+    Increment,
+    Nodes,
+    NoOwner,
+    RoleMap,
+    SchemaOnly,
+    Schemas,
+    SnapshotName,
+    parse_moment,
+)
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
+from cli.output.restore_scope import check_options, parse_groups, parse_role_map
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
@@ -25,6 +38,7 @@ from fleet.progress import Noting, Progress
 from fleet.record import to_builtins
 from restore.abandoning import abandon_restore
 from restore.abandoning import discard_old as discard_old_databases
+from restore.parts.scope import RestoreScope
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import preview_restore
 from restore.report import RestoreReport
@@ -48,7 +62,12 @@ def restore(
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Restore into the fleet that this file describes.")
     ] = None,
-    group: Groups = None,
+    group: GroupsOrMoves = None,
+    schema: Schemas = None,
+    node: Nodes = None,
+    no_owner: NoOwner = False,
+    role_map: RoleMap = None,
+    schema_only: SchemaOnly = False,
     replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
     create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")] = False,
@@ -68,11 +87,21 @@ def restore(
     if at is not None and increment is not None:
         raise UsageError("--increment and --at exclude each other", hint="give one of the two")
     moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(name, increment, moment, tuple(group or ()), replace=replace, create_roles=create_roles)
+    patterns, moves = parse_groups(group or ())
+    scope = RestoreScope(
+        nodes=tuple(node or ()),
+        schemas=tuple(schema or ()),
+        schema_only=schema_only,
+        no_owner=no_owner,
+        role_map=parse_role_map(role_map or ()),
+        moves=moves,
+    )
+    request = RestoreRequest(name, increment, moment, patterns, replace=replace, create_roles=create_roles, scope=scope)
+    check_options(request)
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
-        if len(ends) > 1 or dry_run or request != RestoreRequest(name):
-            raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")
-        end_restore(context, ends[0], source, target, name, confirm)
+        if len(ends) > 1 or dry_run or request != RestoreRequest(name, scope=RestoreScope(nodes=scope.nodes)):
+            raise UsageError(f"{ends[0]} takes only --to, --node and --yes", hint="leave the others out")
+        end_restore(context, ends[0], source, target, request, confirm)
     elif dry_run:
         show_plan(context, plan_restore(source, target, request))
     else:
@@ -120,26 +149,30 @@ def run_restore(
         report = work(spark, noting)
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, document_of(report) | {"warnings": noting.notes}, lines_of(report) + unseen)
+    warnings = {"warnings": [*report.warnings, *noting.notes]}
+    emit(context, document_of(report) | warnings, lines_of(report) + unseen)
 
 
 def end_restore(
-    context: typer.Context, how: str, source: Fleet, target: Fleet, name: str, confirm: Confirmation
+    context: typer.Context, how: str, source: Fleet, target: Fleet, request: RestoreRequest, confirm: Confirmation
 ) -> None:
     """Go on with an unfinished restore, undo it, or drop what restores have put aside."""
+    name, nodes = request.name, request.scope.nodes
     if how == "--resume":
-        run_restore(context, source, name, lambda spark, shown: resume_restore(source, target, name, spark, shown))
+        run_restore(
+            context, source, name, lambda spark, shown: resume_restore(source, target, name, spark, shown, nodes)
+        )
         return
     with progress(context) as shown:
         if how == "--abandon":
-            report = abandon_restore(source, target, name, confirm.abandoning, shown)
+            report = abandon_restore(source, target, name, confirm.abandoning, shown, nodes)
             document = {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}
             lines = [f"restore {one} is undone" for one in report.operations]
             lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
             lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
             lines += [f"dropped on {one}" for one in sorted(report.dropped)]
         else:
-            old = discard_old_databases(source, target, name, confirm.dropping, shown)
+            old = discard_old_databases(source, target, name, confirm.dropping, shown, nodes)
             document = {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}
             lines = [f"dropped: {_old_text(one)}" for one in old]
             lines = lines or ["no database was put aside"]
@@ -164,6 +197,8 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     document["ddl_not_tried"] = preview.untried
     document["replaces"] = preview.replaces
     lines = [_label(report, "would be restored"), *(f"left out: {name}" for name in report.left_out)]
+    lines += [f"restored under another name on {one}" for one in report.moved]
+    lines += [f"warning: {text}" for text in report.warnings]
     lines += preview.replaces
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in missing]
@@ -197,6 +232,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
         "open_operations": [one.to_json() for one in report.open_operations],
+        "warnings": report.warnings,
+        "moved": report.moved,
     }
 
 
@@ -204,6 +241,8 @@ def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
     lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
+    lines += [f"restored under another name on {one}" for one in report.moved]
+    lines += [f"warning: {text}" for text in report.warnings]
     lines += [f"previous database kept on {name}" for name in report.aside]
     for one in report.owner_changes:
         lines.append(

@@ -2,5 +2,5 @@
 
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document.
 
-Imports `check`, `cli.folders`, `fleet`, `fleet.tables` and `storage`.
+Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.parts` and `storage`.
 """

@@ -26,6 +26,24 @@ At = Annotated[
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
+Schemas = Annotated[
+    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
+]
+SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
+NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]
+RoleMap = Annotated[
+    list[str] | None,
+    typer.Option("--role-map", metavar="A=B", help="What role A owns or may use is role B's (repeatable)."),
+]
+Nodes = Annotated[
+    list[str] | None, typer.Option("--node", metavar="ID", help="Only this primary and its database (repeatable).")
+]
+GroupsOrMoves = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group", metavar="S.T", help="Only these tables (repeatable; * and ?); S.T=S.T: one under another name."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 
 

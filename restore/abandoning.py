@@ -13,6 +13,7 @@ from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, list_databases, write_record
 from restore.databases import drop_database
+from restore.parts.scope import restore_command
 from restore.plan import provisional_targets
 from restore.publishing import is_restored, put_back
 from restore.run import lock_target_fleet
@@ -50,16 +51,22 @@ class AbandonReport:
 
 
 def abandon_restore(
-    source: Fleet, target: Fleet, name: str, confirm: Callable[[list[str]], None], progress: Progress
+    source: Fleet,
+    target: Fleet,
+    name: str,
+    confirm: Callable[[list[str]], None],
+    progress: Progress,
+    nodes: tuple[str, ...] = (),
 ) -> AbandonReport:
     """Undo every unfinished restore into the target's databases: old databases get their names back.
 
-    `confirm` is given the databases that users may have entered and that are dropped, a line each, before anything is
-    changed; it may raise. Raises UnfinishedRestoreError if there is none, or if one is of another snapshot than `name`
-    or can't be undone any more; and OldDatabaseMissingError if a database can't be put back.
+    With `nodes` only these are contacted. `confirm` is given the databases that users may have entered and that are
+    dropped, a line each, before anything is changed; it may raise. Raises UnfinishedRestoreError if there is none, or
+    if one is of another snapshot than `name` or can't be undone any more; and OldDatabaseMissingError if a database
+    can't be put back.
     """
     progress.step("find unfinished restores")
-    targets, store, report = provisional_targets(target), source.store.open(), AbandonReport()
+    targets, store, report = provisional_targets(target, nodes), source.store.open(), AbandonReport()
     with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections):
         found = find_unfinished(store, targets, connections)
         own = {
@@ -85,12 +92,12 @@ def _check_undoable(found: UnfinishedRestore, name: str) -> None:
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"{found.label()} is not of snapshot {name}",
-            hint=f"run: snapshot restore {found.record.snapshot} --abandon",
+            hint=f"run: {found.record.command} --abandon",
         )
     if found.is_published:
         raise UnfinishedRestoreError(
             f"{found.label()} has published all databases, and can't be undone",
-            hint=f"to end it: snapshot restore {name} --resume",
+            hint=f"to end it: {restore_command(name, found.scope)} --resume",
         )
 
 
@@ -152,20 +159,25 @@ def _check_old_are_there(found: UnfinishedRestore, targets: list[Target], connec
             raise OldDatabaseMissingError(
                 f"node {target.node.id}: database {target.aside}, which the restore put aside, is gone: the old"
                 " databases can't be put back on all nodes",
-                hint=f"to finish the restore instead: snapshot restore {record.snapshot} --resume",
+                hint=f"to finish the restore instead: {record.command} --resume",
                 details={"node": target.node.id, "database": target.aside},
             )
 
 
 def discard_old(
-    source: Fleet, target: Fleet, name: str, confirm: Callable[[list[OldDatabase]], None], progress: Progress
+    source: Fleet,
+    target: Fleet,
+    name: str,
+    confirm: Callable[[list[OldDatabase]], None],
+    progress: Progress,
+    nodes: tuple[str, ...] = (),
 ) -> list[OldDatabase]:
     """Drop the databases that restores have put aside on the target's primaries; return them.
 
     `confirm` is given them before, and may raise. Raises UnfinishedRestoreError: an unfinished restore may need them.
     """
     progress.step("find databases put aside")
-    targets = provisional_targets(target)
+    targets = provisional_targets(target, nodes)
     with lock_targets(targets) as connections:
         check_no_unfinished(source.store.open(), name, targets, connections)
         found = {one: read_old(one.node, connections[one.shard]) for one in targets}

@@ -17,7 +17,9 @@ from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
+from restore.ddl.moved_tables import move_statements
 from restore.ddl.scripts import ScriptDdl
+from restore.parts.scope import TableMove
 from restore.rows.ledger import check_counts, create_ledger, has_ledger
 from restore.rows.load_target import LoadTarget
 from restore.rows.partition_roots import find_roots
@@ -71,11 +73,13 @@ def count_rows(target: LoadTarget, watch: Watch) -> int:
         return check_counts(connection, target)
 
 
-def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], watch: Watch) -> list[str]:
+def finish_database(
+    target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], moves: Iterable[TableMove], watch: Watch
+) -> list[str]:
     """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
-    What an earlier process has done is left out; dropping the ledger ends it. Returns one line for each materialized
-    view that could not be populated, with the reason.
+    What an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
+    their other names. Returns one line for each materialized view that could not be populated, with the reason.
     """
     with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
@@ -84,5 +88,5 @@ def finish_database(target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence],
         set_sequences(connection, sequences)
     ddl.run_after_rows(target.node, target.ledger, watch)
     problems = refresh_views(target.node, ddl.views, target.search_path, watch)
-    ddl.run_last(target.node, target.ledger, watch)
+    ddl.run_last(target.node, target.ledger, watch, move_statements(target.node, moves))
     return problems

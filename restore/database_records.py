@@ -17,6 +17,7 @@ from msgspec import structs
 from psycopg import sql
 
 from fleet.record import Count, Record, Time, from_json, to_builtins
+from restore.parts.scope import WHOLE, RestoreScope, restore_command
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
@@ -68,6 +69,12 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     parts: Count = 0
     rows: Count = 0
     borrowed: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
+    scope: RestoreScope = WHOLE
+
+    @property
+    def command(self) -> str:
+        """The command that ends the restore, without the word that says how."""
+        return restore_command(self.snapshot, self.scope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
+from restore.parts.role_changes import RoleChanges
 from restore.plan import wanted_of
-from restore.preview import left_large_objects
+from restore.preview import left_rows
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
@@ -49,7 +50,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     databases = create_all_tables(run, ddl)
     began = time.monotonic()
     loaded: Mapping[str, float] = {}
-    if run.shards_in(Phase.LOADING):
+    if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
         progress.step("start Spark")
         session = spark.session()
         tallies = [rows_tally(one.node, one.ledger, run.row_count(shard)) for shard, one in databases.items()]
@@ -58,8 +59,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
             check_large_objects(session, run, ddl)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
-    if plan.request.groups:
-        run.report.left_out += left_large_objects(plan.chain)
+    run.report.left_out += left_rows(plan)
     seconds = time.monotonic() - began
     progress.step("indexes and constraints")
     finish_databases(run, databases, ddl)
@@ -152,8 +152,10 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
     databases = {target.shard: databases[target.shard] for target in targets}
     loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts, plan.chosen)
     load_rows(session, plan.chain, loads, plan.store, run.progress)
-    if count_by_node(plan.chain.full) and not plan.request.groups:
-        load_large_objects(session, plan.chain.full, databases, plan.store, run.progress)
+    if count_by_node(plan.chain.full) and plan.request.is_with_all_rows:
+        scope = plan.request.scope
+        roles = RoleChanges(dict(scope.role_map), scope.no_owner)
+        load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
 
 
 def check_large_objects(
@@ -167,15 +169,18 @@ def check_large_objects(
     """
     plan = run.plan
     shards = count_by_node(plan.chain.full).keys() & {one for one in ddl if isinstance(ddl[one], AdaptedDdl)}
-    if plan.request.groups or not shards:
+    if not plan.request.is_with_all_rows or plan.request.scope.no_owner or not shards:
         return
     from restore.rows.large_objects import find_actors
 
     actors = find_actors(session, plan.chain.full, shards, plan.store, run.progress)
+    names = dict(plan.request.scope.role_map)
     for target in plan.targets:
-        connection, found = run.connections[target.shard], actors.get(target.shard, {})
-        names = name_bytes(connection, found, plan.chain.baseline[target.shard].encoding)
-        check_memberships(target, connection, dict(zip(map(raw_text, names), found.values(), strict=True)))
+        connection, found = run.connections[target.shard], dict[str, list[str]]()
+        for role, things in actors.get(target.shard, {}).items():
+            found.setdefault(names.get(role, role), []).extend(things)
+        stored = name_bytes(connection, found, plan.chain.baseline[target.shard].encoding)
+        check_memberships(target, connection, dict(zip(map(raw_text, stored), found.values(), strict=True)))
 
 
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl]) -> None:
@@ -183,14 +188,15 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
 
     Notes each materialized view that could not be populated, with the reason.
     """
-    chain, watch = run.plan.chain, run.watch
+    chain, watch, is_empty = run.plan.chain, run.watch, run.plan.request.scope.schema_only
 
     def finish(target: Target) -> list[str]:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if run.records[shard].phase == Phase.LOADING:
             run.enter(target, Phase.INDEXING, rows=count_rows(database, watch))
-        problems = finish_database(database, ddl[shard], chain.sequences(shard), watch)
+        sequences = () if is_empty else chain.sequences(shard)
+        problems = finish_database(database, ddl[shard], sequences, run.plan.moves(shard), watch)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began
         return problems

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
-from fleet.tables.names import is_matching
 from restore.copies.choice import CopyChoice, Wanted, settle_copies
 from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
+from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
@@ -52,7 +53,15 @@ class RestorePlan:
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
-        return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+        return {
+            target.shard: tuple(filter(self.request.chooses, self.chain.groups(target.shard)))
+            for target in self.targets
+        }
+
+    def moves(self, shard: str) -> list[TableMove]:
+        """The tables of the shard that get other names."""
+        found = {(group.schema, group.table) for group in self.groups[shard]}
+        return [one for one in self.request.scope.moves if (one.schema, one.table) in found]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
@@ -60,7 +69,7 @@ class RestorePlan:
         borrowed = dict(self.copies.borrowed)
         for shard, groups in self.groups.items():
             lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
-            if lent or self.request.groups:
+            if lent or not self.request.is_with_all_rows:
                 borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
         return borrowed
 
@@ -92,19 +101,29 @@ class RestorePlan:
             in_doubt=find_in_doubt(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
+            warnings=warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries),
+            moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one.shard)],
         )
 
 
-def choose_groups(chain: Chain, shard: str, patterns: tuple[str, ...]) -> tuple[Group, ...]:
-    """The shard's groups that match one of the patterns; all groups if there are no patterns."""
-    return tuple(group for group in chain.groups(shard) if not patterns or is_matching(group.name, patterns))
+def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
+    """The warning that only `nodes` of the snapshot's `shards` are restored; none if these are all."""
+    chosen = set(nodes)
+    others = sorted(set(shards) - chosen)
+    if not chosen or not others:
+        return []
+    return [
+        f"only {', '.join(sorted(chosen))} is restored: what spans shards is as of the cut there, and on"
+        f" {', '.join(others)} as it is now"
+    ]
 
 
 def wanted_of(request: RestoreRequest) -> Wanted:
     """What the request takes of a chain."""
     return Wanted(
-        lambda chain, shard: choose_groups(chain, shard, request.groups),
-        large_objects=not request.groups,
+        lambda chain, shard: filter(request.chooses, chain.groups(shard)),
+        nodes=request.scope.nodes,
+        large_objects=request.is_with_all_rows,
         use_backup_copies=request.use_backup_copies,
     )
 
@@ -121,29 +140,46 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         replace=record.replace,
         create_roles=record.create_roles,
         use_backup_copies=bool(record.borrowed),
+        scope=record.scope,
     )
     try:
         plan = plan_restore(source, target, request, record)
     except (SnapshotDeletedError, SnapshotMissingError) as error:
         raise UnfinishedRestoreError(
             f"operation {record.operation} can't go on: {error.message}",
-            hint=[f"to undo it: snapshot restore {record.snapshot} --abandon", SAME_TARGET],
+            hint=[f"to undo it: {record.command} --abandon", SAME_TARGET],
             details={"operation": record.operation},
         ) from error
     if plan.chain.last.digest != record.digest:
         raise UnfinishedRestoreError(
             f"{increment_label(record.snapshot, record.increment)} is not the one that operation {record.operation}"
             " began to restore",
-            hint=f"undo the restore: snapshot restore {record.snapshot} --abandon; and run: snapshot check",
+            hint=f"undo the restore: {record.command} --abandon; and run: snapshot check",
             details={"operation": record.operation},
         )
     return plan
 
 
-def provisional_targets(fleet: Fleet) -> tuple[Target, ...]:
-    """The targets of all primaries, before it is known which restore they are of."""
+def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
+    """The targets of all primaries, or of `nodes` alone, before it is known which restore they are of.
+
+    Raises UsageError naming a node that is no primary.
+    """
     operation = new_operation("restore", "", 0, ()).operation
-    return _find_targets(fleet, [node.id for node in fleet.primaries], "", operation)
+    chosen = _choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
+    return _find_targets(fleet, chosen, "", operation)
+
+
+def _choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
+    """Those of `primaries` that are named; all if none is. Raises UsageError naming one that is not among them."""
+    wanted, primaries = set(nodes), list(primaries)
+    if unknown := sorted(wanted - set(primaries)):
+        raise UsageError(
+            f"--node {', '.join(unknown)}: {place} has no such primary",
+            hint=f"its primaries are: {', '.join(primaries)}",
+            details={"nodes": unknown},
+        )
+    return [one for one in primaries if not wanted or one in wanted]
 
 
 def plan_restore(
@@ -164,7 +200,7 @@ def plan_restore(
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
-    shards = [identity.node for identity in chain.nodes if identity.backup_of is None]
+    shards = _choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
     for shard in shards:
         find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
@@ -181,12 +217,32 @@ def plan_restore(
         except ObjectDamagedError as error:
             damage = error
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage)
-    if request.groups and not any(plan.groups.values()):
+    _check_tables(plan)
+    return plan
+
+
+def _check_tables(plan: RestorePlan) -> None:
+    """Raise UsageError if a schema has no tables in the shards that are restored, or if no table matches."""
+    request = plan.request
+    known = {group.schema for target in plan.targets for group in plan.chain.groups(target.shard)}
+    if unknown := sorted(set(request.scope.schemas) - known):
+        raise UsageError(
+            f"no tables of snapshot {request.name} are in --schema {', '.join(unknown)}",
+            hint=f"schemas with tables: {', '.join(sorted(known))}" if known else f"see: snapshot show {request.name}",
+            details={"schemas": unknown},
+        )
+    for move in request.scope.moves:
+        if not any(move in plan.moves(target.shard) for target in plan.targets):
+            raise UsageError(
+                f"--group {move.label}: no rows of the first table are in snapshot {request.name}",
+                hint=f"see: snapshot show {request.name}   the rows of a partitioned table are in its partitions",
+                details={"table": move.label},
+            )
+    if request.is_partial and not any(plan.groups.values()):
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(request.groups)}",
             hint=f"see: snapshot show {request.name}",
         )
-    return plan
 
 
 def _find_targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:

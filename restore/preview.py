@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
+from msgspec import structs
 
+from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from fleet.progress import Progress
 from fleet.tables.groups import Group
@@ -17,7 +19,7 @@ from restore.build import read_shard_ddl
 from restore.copies.choice import explain_damage
 from restore.database_records import list_databases
 from restore.databases import find_slots
-from restore.ddl.ddl import Ddl
+from restore.ddl.ddl import ChangedRoles, Ddl, StoredDdl, show_name
 from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.newest import read_newest_figures
@@ -25,10 +27,11 @@ from restore.estimates.volumes import ShardVolume, measure_volume, newest_facts
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_extensions, check_locales, check_tablespaces
+from restore.parts.scope import TableMove
 from restore.plan import RestorePlan, wanted_of
 from restore.rehearsal import check_memberships, read_our_name
 from restore.request import RestoreRequest
-from restore.roles import missing_roles
+from restore.roles import check_mapped, find_role_changes, missing_roles, name_bytes
 from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
 from restore.unfinished import check_no_unfinished
 from snapshots.ddl.archive import ArchiveEntry
@@ -38,6 +41,9 @@ from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
 
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
+
+# NAMEDATALEN - 1.
+NAME_BYTES_MAX = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         reached = [target for target in plan.targets if target.shard in connections]
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        if plan.request.groups:
-            preview.left_out.extend(left_large_objects(plan.chain))
+        preview.left_out.extend(left_rows(plan))
         return replace(preview, replaces=find_replaced(plan, connections))
 
 
@@ -161,7 +166,7 @@ def check_targets(
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(shard)))
         with obstacles.collecting(node.id):
-            roles = chain.roles(shard)
+            roles = request.scope.roles_needed(chain.roles(shard))
             missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
         if place in places:
             error = TargetUnfitError(
@@ -184,19 +189,24 @@ def read_all_ddl(
 
     Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
     """
-    checked = CheckedDdl()
+    checked, met = CheckedDdl(), set[str]()
     for number, target in enumerate(targets):
         shard, connection = target.shard, connections[target.shard]
         try:
-            ddl = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
+            stored = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error))
             continue
-        if plan.request.groups:
-            ddl, dependents = ddl.without_dependents()
-            checked.left_out.extend(f"{name} on {shard}" for name in dependents)
-        check_extensions(target.node, connection, ddl.entries, newest_facts(plan.chain, shard), obstacles)
-        check_tablespaces(target.maintenance, ddl.entries, obstacles)
+        check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, shard), obstacles)
+        check_tablespaces(target.maintenance, stored.entries, obstacles)
+        if plan.request.scope.changes_roles:
+            stored, changed = _change_roles(plan, target, connection, stored)
+            checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
+            met |= changed.met
+        if moves := plan.moves(shard):
+            stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[shard].encoding))
+        ddl, lines = _choose_ddl(plan.request, stored)
+        checked.left_out.extend(f"{line} on {shard}" for line in lines)
         checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
         if not read_role(target.node, connection).is_super:
             ddl, grants = ddl.without_system_grants()
@@ -207,12 +217,56 @@ def read_all_ddl(
                 check_memberships(target, connection, ours.roles)
             checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
             checked.ddl[shard] = ours
+    if len(checked.ddl) == len(plan.targets):
+        with obstacles.collecting():
+            check_mapped(plan, met)
     return checked
 
 
-def left_large_objects(chain: Chain) -> list[str]:
-    """The large objects that a restore of some tables leaves out, a line for each shard."""
-    return [f"{count} large objects on {shard}" for shard, count in count_by_node(chain.full).items()]
+def _choose_ddl(request: RestoreRequest, ddl: StoredDdl) -> tuple[StoredDdl, list[str]]:
+    """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
+    if request.is_partial:
+        return ddl.without_dependents()
+    return ddl.without_view_rows() if request.scope.schema_only else (ddl, [])
+
+
+def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], encoding: str) -> list[TableMove]:
+    """The moves with all names as raw text; raise TargetUnfitError if a database can't have one."""
+    names = [one for move in moves for one in structs.astuple(move)]
+    stored = name_bytes(connection, names, encoding)
+    for name, body in zip(names, stored, strict=True):
+        if len(body) > NAME_BYTES_MAX:
+            raise TargetUnfitError(
+                f"--group: PostgreSQL would shorten the name {name} to {NAME_BYTES_MAX} bytes",
+                hint="choose a shorter name",
+            )
+    raw = [raw_text(body) for body in stored]
+    return [TableMove(*raw[start : start + 4]) for start in range(0, len(raw), 4)]
+
+
+def _change_roles(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: StoredDdl
+) -> tuple[StoredDdl, ChangedRoles]:
+    """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
+    shard, chain = target.shard, plan.chain
+    changes = find_role_changes(target, connection, plan)
+    changed, found = ddl.with_roles(changes)
+    roles = chain.roles(shard)
+    names = map(raw_text, name_bytes(connection, roles, chain.baseline[shard].encoding))
+    lacking = [role for role, name in zip(roles, names, strict=True) if changes.lacks(name)]
+    left_out = dict(found.left_out)
+    if lacking and plan.request.is_with_all_rows and count_by_node(chain.full).get(shard):
+        left_out[f"any privileges on large objects of role {', '.join(lacking)}"] = "the target has no such role"
+    return changed, ChangedRoles(left_out, frozenset(map(show_name, found.met)))
+
+
+def left_rows(plan: RestorePlan) -> list[str]:
+    """What a restore of the DDL alone leaves out of rows and sequences, and one of some tables of large objects."""
+    if plan.request.is_with_all_rows:
+        return []
+    counts = count_by_node(plan.chain.full)
+    rows = ["all rows, and the values of all sequences"] if plan.request.scope.schema_only else []
+    return rows + [f"{counts[one.shard]} large objects on {one.shard}" for one in plan.targets if counts.get(one.shard)]
 
 
 def find_replaced(plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:

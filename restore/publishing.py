@@ -82,7 +82,7 @@ def publish_database(target: Target, connection: psycopg.Connection[Any], record
     if target.loading not in found:
         raise RestoredMissingError(
             f"node {target.node.id}: database {target.loading}, which the restore made, is gone",
-            hint=f"somebody dropped or renamed it; to undo the restore: snapshot restore {record.snapshot} --abandon",
+            hint=f"somebody dropped or renamed it; to undo the restore: {record.command} --abandon",
             details={"node": target.node.id, "database": target.loading},
         )
     is_replacing = target.database in found

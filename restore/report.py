@@ -46,11 +46,12 @@ class RestoreReport:
 
     `aside`: the names that existing databases were given. `left_out`: what the snapshot has and was not restored.
     `not_in_snapshot`: what the snapshot lacks. `open_operations`: operations on the snapshot that had no outcome.
-    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
-    not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
+    `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that were
+    not dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
     (`node: role`) remain if the restore fails. `is_resumed`: another process began it. `in_doubt`: the transactions in
     doubt at the cut, None if that is not known. `borrowed`: what was taken from standbys' copies, because of the
-    objects in `damaged`; a resumed restore does not look for these again.
+    objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
+    not. `moved`: tables that got other names, as `node: name=other`.
     """
 
     snapshot: str
@@ -72,3 +73,5 @@ class RestoreReport:
     in_doubt: tuple[InDoubtTransaction, ...] | None = None
     borrowed: tuple[BorrowedRows, ...] = ()
     damaged: tuple[Damage, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from fleet.tables.groups import Group
+from fleet.tables.names import is_matching
+from restore.parts.scope import WHOLE, RestoreScope
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What to restore: a snapshot, and `groups` by pattern (none: all).
+    """What to restore: a snapshot, and of it the tables that match `groups` or are in a schema of `scope` (none: all).
 
     `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
 
-    `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks. `use_backup_copies`:
-    take the rows that a primary's copy lacks from a standby's.
+    `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
+    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's.
     """
 
     name: str
@@ -23,3 +27,21 @@ class RestoreRequest:
     replace: bool = False
     create_roles: bool = False
     use_backup_copies: bool = False
+    scope: RestoreScope = WHOLE
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the rows of some tables alone are restored."""
+        return bool(self.groups or self.scope.schemas or self.scope.moves)
+
+    @property
+    def is_with_all_rows(self) -> bool:
+        """Whether the rows of all tables are restored, and so the large objects."""
+        return not self.is_partial and not self.scope.schema_only
+
+    def chooses(self, group: Group) -> bool:
+        """Whether the rows of this table are restored."""
+        moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
+        return (
+            self.is_with_all_rows or moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
+        )

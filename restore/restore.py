@@ -21,7 +21,8 @@ from restore.database_records import Phase, clear_record, list_databases
 from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
-from restore.plan import RestorePlan, plan_resumed, provisional_targets
+from restore.parts.scope import restore_command
+from restore.plan import RestorePlan, plan_resumed, provisional_targets, warn_of_nodes
 from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
@@ -30,10 +31,9 @@ from restore.target import Connections, Target, lock_targets, naming_lost_nodes,
 from restore.unfinished import (
     SAME_TARGET,
     UnfinishedRestore,
-    UnfinishedRestoreError,
     check_names_all,
     check_no_unfinished,
-    find_unfinished,
+    find_resumable,
     settle_recorded,
 )
 from snapshots.listing.in_doubt import find_in_doubt
@@ -86,20 +86,24 @@ def restore_fleet(
     return run.report
 
 
-def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, progress: Progress) -> RestoreReport:
+def resume_restore(
+    source: Fleet, target: Fleet, name: str, spark: SparkSource, progress: Progress, nodes: tuple[str, ...] = ()
+) -> RestoreReport:
     """Go on with the unfinished restore of snapshot `name` into the target, and do only what is not done.
+
+    With `nodes` only these are contacted.
 
     Raises UnfinishedRestoreError if there is none, or if it can only be undone.
     """
     began = time.monotonic()
-    provisional = provisional_targets(target)
+    provisional = provisional_targets(target, nodes)
     store = source.store.open()
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
-        found = _find_resumable(store, name, provisional, locked)
+        found = find_resumable(store, name, provisional, locked)
         check_names_all(found, provisional)
         if found.is_published:
-            return _end_published(store, found, provisional, locked)
+            return _end_published(store, target, found, provisional, locked)
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True
@@ -118,7 +122,11 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
 
 
 def _end_published(
-    store: ObjectStore, found: UnfinishedRestore, provisional: Iterable[Target], connections: Connections
+    store: ObjectStore,
+    fleet: Fleet,
+    found: UnfinishedRestore,
+    provisional: Iterable[Target],
+    connections: Connections,
 ) -> RestoreReport:
     """End a restore of which nothing is missing but its outcome. The snapshot may be gone by now."""
     record = found.last_record
@@ -129,6 +137,8 @@ def _end_published(
         report.in_doubt = find_in_doubt(read_chain(store, record.snapshot, record.increment).last)
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
+    report.slots_left += _find_slots_elsewhere(fleet, targets, report.slots_dropped)
+    report.warnings = warn_of_nodes(record.scope.nodes, [one.id for one in fleet.primaries])
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
     if record.in_store:
         with suppress(ObjectMissingError):
@@ -136,33 +146,6 @@ def _end_published(
     _clear_records(targets, connections)
     report.rows = sum(node.rows for node in nodes)
     return report
-
-
-def _find_resumable(
-    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections
-) -> UnfinishedRestore:
-    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed."""
-    unfinished = find_unfinished(store, targets, connections)
-    if not unfinished:
-        settle_recorded(store, targets, connections)
-        raise UnfinishedRestoreError(
-            "no restore into these databases is unfinished", hint="run the restore without --resume"
-        )
-    if len(unfinished) > 1:
-        raise UnfinishedRestoreError(
-            f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",
-            hint=f"undo them, and begin again: snapshot restore {name} --abandon",
-        )
-    (found,) = unfinished
-    if found.record is None or found.is_abandoned:
-        what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
-        raise UnfinishedRestoreError(f"{found.label()} {what}", hint=f"run: snapshot restore {name} --abandon")
-    if found.record.snapshot != name:
-        raise UnfinishedRestoreError(
-            f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",
-            hint=f"run: snapshot restore {found.record.snapshot} --resume",
-        )
-    return found
 
 
 def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
@@ -178,7 +161,7 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out = preview.left_out
-            if len(run.shards_in(Phase.INDEXING)) < len(preview.ddl):
+            if len(run.shards_in(Phase.INDEXING)) < len(preview.ddl) and not plan.request.scope.schema_only:
                 spark.begin()
             with naming_lost_rows(run):
                 if plan.request.use_backup_copies and not is_resumed:
@@ -196,6 +179,7 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
         ending = store if run.in_store else None
         report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
+        report.slots_left += _find_slots_elsewhere(plan.target_fleet, plan.targets, report.slots_dropped)
         run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
         if run.pace:
@@ -203,6 +187,17 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_records(plan.targets, run.connections)
     report.rows = sum(node.rows for node in report.nodes)
+
+
+def _find_slots_elsewhere(fleet: Fleet, targets: Sequence[Target], dropped: Iterable[str]) -> list[str]:
+    """The slots of ended chains on the nodes of other shards than the targets', as `node: slot`.
+
+    A chain has its slot on every node.
+    """
+    slots = dict.fromkeys(one.rpartition(": ")[2] for one in dropped)
+    shards = {target.node.id for target in targets}
+    others = [node.id for node in fleet.nodes if (node.backup_of or node.id) not in shards]
+    return [f"{node}: {slot}" for node in others for slot in slots]
 
 
 def _clear_records(targets: Iterable[Target], connections: Connections) -> None:
@@ -245,7 +240,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
 
 def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
-    command = f"snapshot restore {run.plan.request.name}"
+    command = restore_command(run.plan.request.name, run.plan.request.scope)
     lines = [f"to go on with it: {command} --resume", f"to undo it: {command} --abandon", SAME_TARGET]
     if isinstance(error, SnapshotError):
         error.hint = "\n".join(filter(None, [error.hint, *lines]))

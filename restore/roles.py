@@ -6,17 +6,21 @@ bytes in databases of every encoding. So names are compared as bytes in the enco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.encodings import RAW
+from fleet.nodes.encodings import RAW, raw_text
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.server_messages import shorten_message
+from restore.parts.role_changes import RoleChanges
+from restore.plan import RestorePlan
+from restore.rehearsal import read_our_name
 from restore.target import Target, TargetUnfitError
+from storage.errors import UsageError
 
 # The stored bytes: a raw session converts nothing.
 KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
@@ -61,9 +65,41 @@ def missing_roles(
 
 
 def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encoding: str) -> list[bytes]:
-    """The roles' names as a server stores them that were created in a database of `encoding`."""
+    """The roles' names as a server stores them that were created in a database of `encoding`.
+
+    Raises TargetUnfitError if it lacks a character.
+    """
     names = [role.encode() for role in roles]
-    return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
+    try:
+        return [bytes(name) for (name,) in connection.execute(BYTES_QUERY, (encoding, names))]
+    except psycopg.errors.UntranslatableCharacter as error:
+        raise TargetUnfitError(
+            f"a database of encoding {encoding} can't have a name of --role-map or --group: {shorten_message(error)}",
+            hint="choose a name in the characters of that encoding",
+        ) from error
+
+
+def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
+    """Which role takes the place of which in the target's DDL (raw text)."""
+    scope, encoding = plan.request.scope, plan.chain.baseline[target.shard].encoding
+    before, after = (
+        map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
+    )
+    pairs = dict(zip(before, after, strict=True))
+    with connect(target.maintenance, client_encoding=RAW) as raw:
+        known = frozenset(raw_text(bytes(name)) for (name,) in raw.execute(KNOWN_QUERY))
+    return RoleChanges(pairs, scope.no_owner, read_our_name(target), known)
+
+
+def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
+    """Raise UsageError if the snapshot has none of a role that --role-map names; `met` are the roles of its DDL."""
+    known = {role for target in plan.targets for role in plan.chain.roles(target.shard)}
+    if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
+        raise UsageError(
+            f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
+            hint=f"its roles are: {', '.join(sorted(known))}",
+            details={"roles": unknown},
+        )
 
 
 def create_roles(target: Target, roles: Iterable[str]) -> list[str]:

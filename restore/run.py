@@ -94,6 +94,7 @@ class RestoreRun:
             groups=plan.request.groups,
             replace=plan.request.replace,
             create_roles=plan.request.create_roles,
+            scope=plan.request.scope,
             in_store=self.in_store,
             phase=Phase.CREATED,
             shards=tuple(target.shard for target in plan.targets),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,8 @@ import psycopg
 
 from fleet.nodes.beside import LOADING, is_beside
 from restore.database_records import DatabaseRecord, Phase, list_databases
-from restore.target import Target, place_of, suffix_of
+from restore.parts.scope import WHOLE, RestoreScope, restore_command
+from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
 from snapshots.operations.restore_decisions import PUBLISH
@@ -42,6 +43,11 @@ class UnfinishedRestore:
     def record(self) -> DatabaseRecord | None:
         """The record of any of its databases; None if none has one."""
         return next(iter(self.records.values()), None)
+
+    @property
+    def scope(self) -> RestoreScope:
+        """What it restores; the whole snapshot if no record says so."""
+        return self.record.scope if self.record else WHOLE
 
     @property
     def last_record(self) -> DatabaseRecord:
@@ -105,7 +111,7 @@ def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None
     if lacking:
         raise UsageError(
             f"{found.label()} has shards that are not named here: {', '.join(lacking)}",
-            hint="give the --to FILE that the restore had",
+            hint="give the --to FILE and the --node that the restore had",
         )
 
 
@@ -144,7 +150,7 @@ def check_no_unfinished(
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections):
         where = ", ".join(f"{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
-        command = f"snapshot restore {found.record.snapshot if found.record else name}"
+        command = restore_command(found.record.snapshot if found.record else name, found.scope)
         ends = [] if found.is_published else [f"to undo it: {command} --abandon"]
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
@@ -153,3 +159,32 @@ def check_no_unfinished(
             hint=[*ends, SAME_TARGET],
             details={"operation": found.record.operation if found.record else None, "databases": found.databases},
         )
+
+
+def find_resumable(
+    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections
+) -> UnfinishedRestore:
+    """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed."""
+    unfinished = find_unfinished(store, targets, connections)
+    if not unfinished:
+        settle_recorded(store, targets, connections)
+        raise UnfinishedRestoreError(
+            "no restore into these databases is unfinished", hint="run the restore without --resume"
+        )
+    if len(unfinished) > 1:
+        raise UnfinishedRestoreError(
+            f"several restores are unfinished: {'; '.join(one.label() for one in unfinished)}",
+            hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
+        )
+    (found,) = unfinished
+    if found.record is None or found.is_abandoned:
+        what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
+        raise UnfinishedRestoreError(
+            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope)} --abandon"
+        )
+    if found.record.snapshot != name:
+        raise UnfinishedRestoreError(
+            f"the unfinished restore is of snapshot {found.record.snapshot}, not of {name}",
+            hint=f"run: {found.record.command} --resume",
+        )
+    return found

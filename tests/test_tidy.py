@@ -33,6 +33,7 @@ FLOORS = (
     ("snapshots/base_copy", "snapshots/listing", "snapshots/removal"),
     ("snapshots/fold", "snapshots/create"),
     ("snapshots/restore_point",),
+    ("restore/parts",),
     ("restore/ddl", "restore/estimates", "restore/copies"),
     ("restore/rows", "restore/obstacles"),
     ("restore", "check"),

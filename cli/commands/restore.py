@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from cli.commands.drill import run_drill_command
+from cli.commands.restore_ends import (
+    ABANDON,
+    DISCARD_OLD,
+    ENDS,
+    RESUME,
+    Confirmation,
+    check_ends,
+    drop_old_databases,
+    undo_restore,
+)
 from cli.output.arguments import (
+    Abandon,
     At,
+    CreateRoles,
+    DiscardOld,
     Drill,
     DryRun,
-    Groups,
+    GroupsOrMoves,
     Increment,
     Junit,
+    Nodes,
+    NoOwner,
+    Replace,
+    Resume,
+    RoleMap,
+    SchemaOnly,
+    Schemas,
     SnapshotName,
+    To,
     UseBackupCopies,
-    parse_moment,
+    Yes,
+    parse_at,
 )
-from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.context import command_context
-from cli.output.format import count_text, seconds_text, size_text
-from cli.output.left_out import left_out_lines
 from cli.output.recovery import write_transactions
 from cli.output.restore_plan import plan_document, plan_lines
+from cli.output.restore_report import document_of, lines_of, preview_document, preview_lines
+from cli.output.restore_scope import check_options, parse_groups, parse_role_map
 from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
 from fleet.config import Fleet, load_fleet
-from fleet.hints import NEW_CHAIN
-from fleet.nodes.beside import OldDatabase
 from fleet.progress import Noting, Progress
-from fleet.record import to_builtins
-from restore.abandoning import abandon_restore
-from restore.abandoning import discard_old as discard_old_databases
+from restore.parts.scope import RestoreScope
 from restore.plan import RestorePlan, plan_restore
 from restore.preview import RestorePreview, preview_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from snapshots.listing.name_templates import newest_name
-from storage.errors import RefusedError, UsageError
-
-SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
-ENDS = ("--resume", "--abandon", "--discard-old")
-SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
-ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
 
 
 def restore(
@@ -59,96 +68,72 @@ def restore(
     *,
     increment: Increment = None,
     at: At = None,
-    to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Restore into the fleet that this file describes.")
-    ] = None,
-    group: Groups = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
-    create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
+    to: To = None,
+    group: GroupsOrMoves = None,
+    schema: Schemas = None,
+    node: Nodes = None,
+    no_owner: NoOwner = False,
+    role_map: RoleMap = None,
+    schema_only: SchemaOnly = False,
+    replace: Replace = False,
+    create_roles: CreateRoles = False,
     use_backup_copies: UseBackupCopies = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")] = False,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")] = False,
-    discard_old: Annotated[
-        bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")
-    ] = False,
+    resume: Resume = False,
+    abandon: Abandon = False,
+    discard_old: DiscardOld = False,
     drill: Drill = False,
     junit: Junit = None,
-    yes: Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Restore the fleet's databases as they were at an increment."""
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
     target = load_fleet(to) if to else source
-    name = newest_name(source, name)
-    confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
-    if at is not None and increment is not None:
-        raise UsageError("--increment and --at exclude each other", hint="give one of the two")
-    moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(
-        name,
-        increment,
-        moment,
-        tuple(group or ()),
-        replace=replace,
-        create_roles=create_roles,
-        use_backup_copies=use_backup_copies,
+    groups, moves = parse_groups(group or ())
+    nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
+    scope = RestoreScope(
+        nodes=nodes, schemas=schemas, schema_only=schema_only, no_owner=no_owner, role_map=roles, moves=moves
     )
+    name, moment = newest_name(source, name), parse_at(at, increment)
+    request = RestoreRequest(name, increment, moment, groups, replace, create_roles, use_backup_copies, scope)
+    check_options(request)
+    confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
+    ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]
     if drill or junit is not None:
-        others = any((to, yes, dry_run, resume, abandon, discard_old))
-        run_drill_command(context, source, request, junit, is_drill_alone=drill and not others)
-    if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
-        if len(ends) > 1 or dry_run or request != RestoreRequest(name):
-            raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")
-        end_restore(context, ends[0], source, target, name, confirm)
-    elif dry_run:
-        show_plan(context, plan_restore(source, target, request))
+        is_alone = drill and not any((to, yes, dry_run, ends))
+        run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
+    elif ends:
+        check_ends(ends, request, dry_run=dry_run)
+        commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
+        commands[ends[0]](context, source, target, request, confirm)
     else:
-        plan = plan_restore(source, target, request)
-        announced: dict[str, Any] = {}
-
-        def announce(preview: RestorePreview) -> None:
-            announced["plan"] = plan_document(plan, preview)
-            show_preview(context, plan_lines(plan, preview))
-
-        run_restore(
-            context,
-            source,
-            name,
-            lambda spark, shown: restore_fleet(plan, spark, shown, confirm.replacing, announce),
-            announced,
-        )
+        (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """Asks for --yes, unless it is given or nobody is at a terminal."""
+def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: Confirmation) -> None:
+    """Show the plan once all checks have passed, and run it."""
+    announced: dict[str, Any] = {}
 
-    is_given: bool
+    def announce(preview: RestorePreview) -> None:
+        announced["plan"] = plan_document(plan, preview)
+        show_preview(context, plan_lines(plan, preview))
 
-    def replacing(self, lines: list[str]) -> None:
-        """Raise NotConfirmedError if there is something that the restore ends."""
-        self._ask(lines, "--replace")
+    def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+        return restore_fleet(plan, spark, shown, confirm.replacing, announce)
 
-    def abandoning(self, lines: list[str]) -> None:
-        """Raise NotConfirmedError if a database is dropped that users may have entered."""
-        self._ask(lines, "--abandon")
-
-    def dropping(self, old: list[OldDatabase]) -> None:
-        """Raise NotConfirmedError if there is a database to drop."""
-        self._ask([_old_text(one) for one in old], "--discard-old")
-
-    def _ask(self, lines: list[str], option: str) -> None:
-        if lines and not self.is_given:
-            raise NotConfirmedError(
-                f"{option} has to be confirmed: {'; '.join(lines)}",
-                hint="nothing was changed; if this is meant, add --yes",
-                details={"lines": lines},
-            )
+    run_restore(context, source, plan.request.name, work, announced)
 
 
-class NotConfirmedError(RefusedError):
-    """Somebody at a terminal has not confirmed what can't be undone."""
+def go_on_restore(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
+) -> None:
+    """Go on with an unfinished restore."""
+
+    def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+        return resume_restore(source, target, request.name, spark, shown, request.scope.nodes)
+
+    run_restore(context, source, request.name, work, {})
 
 
 def run_restore(
@@ -165,125 +150,12 @@ def run_restore(
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    document = document_of(report) | dict(announced) | {"warnings": noting.notes}
+    document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes]}
     emit(context, document, lines_of(report) + in_doubt + unseen)
 
 
-def end_restore(
-    context: typer.Context, how: str, source: Fleet, target: Fleet, name: str, confirm: Confirmation
-) -> None:
-    """Go on with an unfinished restore, undo it, or drop what restores have put aside."""
-    if how == "--resume":
-        run_restore(context, source, name, lambda spark, shown: resume_restore(source, target, name, spark, shown), {})
-        return
-    with progress(context) as shown:
-        if how == "--abandon":
-            report = abandon_restore(source, target, name, confirm.abandoning, shown)
-            document = {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}
-            lines = [f"restore {one} is undone" for one in report.operations]
-            lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
-            lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
-            lines += [f"dropped on {one}" for one in sorted(report.dropped)]
-        else:
-            old = discard_old_databases(source, target, name, confirm.dropping, shown)
-            document = {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}
-            lines = [f"dropped: {_old_text(one)}" for one in old]
-            lines = lines or ["no database was put aside"]
-    emit(context, document, lines)
-
-
-def _old_text(one: OldDatabase) -> str:
-    return f"database {one.database} of node {one.node}" + (
-        f", {size_text(one.bytes)}" if one.bytes is not None else ""
-    )
-
-
-def show_plan(context: typer.Context, plan: RestorePlan) -> None:
+def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confirm: Confirmation) -> None:
     """Make all checks, and print what the restore would do."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
-    report = plan.report()
-    report.left_out = preview.left_out
-    lacking = preview.roles_missing
-    missing = sorted({f"{one.node.id}: {role}" for one in plan.targets for role in lacking[one.shard]})
-    document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
-    document["ddl_not_tried"] = preview.untried
-    document["replaces"] = preview.replaces
-    document["warnings"] = preview.warnings
-    document["plan"] = plan_document(plan, preview)
-    lines = [*plan_lines(plan, preview), *(f"left out: {name}" for name in report.left_out)]
-    lines += [f"warning: {text}" for text in preview.warnings]
-    lines += preview.replaces
-    lines += borrowed_lines(report, is_done=False)
-    lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"role would be created, without login, on {role}" for role in missing]
-    lines += [one.text for one in report.open_operations]
-    if preview.untried:
-        where = ", ".join(preview.untried)
-        lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
-    emit(context, document, [*lines, f"every {'other ' * bool(preview.untried)}check passed; nothing was changed"])
-
-
-def document_of(report: RestoreReport) -> dict[str, Any]:
-    """The command's JSON."""
-    return {
-        "schema": SCHEMA,
-        "snapshot": report.snapshot,
-        "increment": report.increment,
-        "operation": report.operation,
-        "seconds": round(report.seconds, 3),
-        "rows": report.rows,
-        "bytes": report.bytes,
-        "nodes": [
-            {"node": n.node, "database": n.database, "rows": n.rows, "seconds": round(n.seconds, 3)}
-            for n in report.nodes
-        ],
-        "aside": report.aside,
-        "resumed": report.is_resumed,
-        "roles_created": report.roles_created,
-        "left_out": report.left_out,
-        "not_in_snapshot": to_builtins(report.not_in_snapshot),
-        "slots_dropped": report.slots_dropped,
-        "slots_left": report.slots_left,
-        "owner_changes": to_builtins(report.owner_changes),
-        "open_operations": [one.to_json() for one in report.open_operations],
-        "transactions": None if report.in_doubt is None else [one.to_json() for one in report.in_doubt],
-        **borrowed_document(report),
-    }
-
-
-def lines_of(report: RestoreReport) -> list[str]:
-    """The output for people."""
-    lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
-    lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
-    lines += [f"previous database kept on {name}" for name in report.aside]
-    for one in report.owner_changes:
-        lines.append(
-            f"{one.node}: database {one.database} belongs to {one.owner}, the previous one to {one.previous};"
-            f" to give it back, run on {one.node}:"
-        )
-        lines.append(one.statement)
-    lines += borrowed_lines(report)
-    lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
-    lines += [f"left out: {name}" for name in report.left_out]
-    lines += left_out_lines(report.not_in_snapshot)
-    lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
-    lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
-    lines += [one.text for one in report.open_operations]
-    if report.aside:
-        lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
-    return lines
-
-
-def _slot_left_lines(name: str) -> list[str]:
-    """The lines on a slot, `node: slot`, that was not dropped, with the statement that drops it."""
-    line = f"warning: slot not dropped, it keeps WAL until it is, on {name}"
-    node, _, slot = name.rpartition(": ")
-    if not SLOT_NAME.fullmatch(slot):
-        # The node was not reachable, so the slots have no names here.
-        return [f"{line}; to drop them, drop that database if it is not needed"]
-    return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
-
-
-def _label(report: RestoreReport, what: str) -> str:
-    return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) {what}"
+    emit(context, preview_document(plan, preview), preview_lines(plan, preview))

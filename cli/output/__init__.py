@@ -3,5 +3,5 @@
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document, and progress JSON lines.
 
 Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `restore.obstacles`,
-`snapshots.listing`, `snapshots.records` and `storage`.
+`restore.parts`, `snapshots.listing`, `snapshots.records` and `storage`.
 """

@@ -40,6 +40,33 @@ Junit = Annotated[
 UseBackupCopies = Annotated[
     bool, typer.Option("--use-backup-copies", help="Take rows that a primary's copy lacks from a standby's.")
 ]
+Schemas = Annotated[
+    list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
+]
+SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
+NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]
+RoleMap = Annotated[
+    list[str] | None,
+    typer.Option("--role-map", metavar="A=B", help="What role A owns or may use is role B's (repeatable)."),
+]
+Nodes = Annotated[
+    list[str] | None, typer.Option("--node", metavar="ID", help="Only this primary and its database (repeatable).")
+]
+GroupsOrMoves = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group", metavar="S.T", help="Only these tables (repeatable; * and ?); S.T=S.T: one under another name."
+    ),
+]
+To = Annotated[
+    Path | None, typer.Option("--to", metavar="FILE", help="Restore into the fleet that this file describes.")
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")]
+CreateRoles = Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")]
+Abandon = Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")]
+DiscardOld = Annotated[bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")]
+Yes = Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 
 
@@ -54,6 +81,13 @@ def parse_moment(option: str, text: str) -> datetime:
         raise UsageError(
             f"{option} {text!r} is no time: {error}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
         ) from error
+
+
+def parse_at(at: str | None, increment: int | None) -> datetime | None:
+    """The moment of --at; raise UsageError if --increment is given, too."""
+    if at is not None and increment is not None:
+        raise UsageError("--increment and --at exclude each other", hint="give one of the two")
+    return None if at is None else parse_moment("--at", at)
 
 
 def check_text(option: str, *values: str) -> None:

@@ -20,7 +20,7 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a restore takes of a chain: the groups of each shard, and large objects or not.
+    """What a restore takes of a chain: the groups of each shard, and large objects or not; `nodes`: of these alone.
 
     `use_backup_copies`: rows that a primary's copy lacks may be taken from a standby's.
     """
@@ -28,6 +28,7 @@ class Wanted:
     groups: Callable[[Chain, str], Iterable[Group]]
     large_objects: bool
     use_backup_copies: bool
+    nodes: tuple[str, ...] = ()
 
     def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
         """The numbers of the shard's groups that are restored."""
@@ -71,7 +72,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
     borrowed: dict[str, frozenset[int]] = {}
     lost: list[LostPart] = []
     used: set[str] = set()
-    for shard in chain.full.primaries:
+    for shard in wanted.nodes or chain.full.primaries:
         numbers = wanted.numbers(chain, shard)
         missing, at_fault = _missing(chain, shard, numbers, objects)
         used |= at_fault

@@ -16,10 +16,15 @@ from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.watch import Watch
 from fleet.programs.clients import restoring_programs
 from fleet.tables.names import quote_identifier
-from restore.ddl.ddl import show_name
+from restore.ddl.ddl import ChangedRoles, show_name
 from restore.ddl.marks import BuiltObject, drop_statement, mark, name_marks, read_existing, read_marks
+from restore.ddl.moved_tables import check_moves
 from restore.ddl.pg_restore import OBJECTS_AT_ONCE, ArchivePart, Manner, run_part, write_script
+from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES, RoleStatements
+from restore.ddl.role_statements import KINDS as ROLE_KINDS
 from restore.ddl.side_by_side import find_side_by_side
+from restore.parts.role_changes import RoleChanges
+from restore.parts.scope import TableMove
 from snapshots.ddl.archive import (
     AFTER_ROWS,
     BEFORE_ROWS,
@@ -35,7 +40,7 @@ from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH, SEA
 from snapshots.ddl.fingerprint import OWN_PUBLICATION
 
 VIEW_ROWS, EVENT_TRIGGER = "MATERIALIZED VIEW DATA", "EVENT TRIGGER"
-PRIVILEGES, SYSTEM_SCHEMAS = "ACL", ("pg_catalog", "information_schema")
+SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 # Entries that say something about another one, which they name by its type.
 REMARKS = ("COMMENT", "SECURITY LABEL")
 # The comment on Cutline's own publication records a node's settings before it was made read-only, and a restored
@@ -66,14 +71,47 @@ class ArchiveDdl:
 
     def without_dependents(self) -> tuple[ArchiveDdl, list[str]]:
         """The DDL for a restore of some tables, and what it leaves out."""
-        keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
-        views = [entry for entry in self.entries if _section_of(entry) == REFRESH]
-        # A comment on a foreign key goes with it.
-        left = with_dependents(self.entries, [entry.number for entry in (*keys, *views)])
         by_number = {entry.number: entry for entry in self.entries}
-        names = [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys]
-        names += [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
-        return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
+        keys = [entry for entry in self.entries if entry.kind == FOREIGN_KEY]
+        ddl, views = self._without(keys).without_view_rows()
+        return ddl, [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys] + views
+
+    def without_view_rows(self) -> tuple[ArchiveDdl, list[str]]:
+        """The DDL without the rows of materialized views, and what is left out."""
+        views = [entry for entry in self.entries if _section_of(entry) == REFRESH]
+        return self._without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
+
+    def _without(self, entries: Iterable[ArchiveEntry]) -> ArchiveDdl:
+        """The DDL without these entries and what depends on them, such as a comment."""
+        left = with_dependents(self.entries, [entry.number for entry in entries])
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left))
+
+    def with_roles(self, changes: RoleChanges) -> tuple[ArchiveDdl, ChangedRoles]:
+        """The DDL with other roles, in the archive itself; and what is left out, and which roles it named."""
+        body = self.path.read_bytes()
+        contents = read_contents(body)
+        work = RoleStatements(changes)
+        statements = {
+            entry.number: work.change(entry, statements_of_entry(body, entry))
+            for entry in contents.entries
+            if entry.kind in ROLE_KINDS
+        }
+        owners = {
+            entry.number: "" if changes.no_owner else changes.of(entry.owner)
+            for entry in contents.entries
+            if entry.owner
+        }
+        work.met.update(entry.owner for entry in contents.entries if entry.owner)
+        changed = read_archive(rewrite(body, contents, statements, owners=owners), self.path)
+        empty = [entry for entry in changed.entries if statements.get(entry.number) == ""]
+        # Of the privileges of a table, those of its columns depend; a comment on a policy goes with it.
+        kept = changed._without(entry for entry in empty if entry.kind not in (PRIVILEGES, DEFAULT_PRIVILEGES))
+        entries = tuple(entry for entry in kept.entries if statements.get(entry.number) != "")
+        return replace(kept, entries=entries), ChangedRoles(work.left_out, frozenset(work.met))
+
+    def check_moves(self, moves: Iterable[TableMove]) -> None:
+        """Raise TableInTheWayError if a table can't have another name."""
+        check_moves(self.entries, moves)
 
     def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
         """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""
@@ -109,11 +147,11 @@ class ArchiveDdl:
                 part = ArchivePart(path, POST_DATA, [marking, *chunk], Manner.ONE_TRANSACTION)
                 run_part(part, self.writer, node, watch)
 
-    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Drop the ledger and create event triggers, in one transaction."""
-        drop = NewEntry(MARK, EVENT_TRIGGERS, drop_statement(ledger))
-        path, first = self._with_first(self.path.read_bytes(), EVENT_TRIGGERS, [drop])
-        entries = [*first, *self._of(EVENT_TRIGGERS)]
+    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
+        """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""
+        drop = NewEntry(MARK, EVENT_TRIGGERS, first + drop_statement(ledger))
+        path, added = self._with_first(self.path.read_bytes(), EVENT_TRIGGERS, [drop])
+        entries = [*added, *self._of(EVENT_TRIGGERS)]
         run_part(ArchivePart(path, EVENT_TRIGGERS, entries, Manner.ONE_TRANSACTION), self.writer, node, watch)
 
     def _with_first(self, body: bytes, section: str, first: list[NewEntry]) -> tuple[Path, tuple[ArchiveEntry, ...]]:

@@ -5,10 +5,10 @@ Names of views are raw text, quoted (fleet.nodes.encodings).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import psycopg
 
@@ -17,6 +17,8 @@ from fleet.nodes.connections import connect, raising_unreachable, shut_down, unr
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
+from restore.parts.role_changes import RoleChanges
+from restore.parts.scope import TableMove
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.records.commit import Sequence as StoredSequence
 from storage.errors import RefusedError
@@ -53,8 +55,18 @@ class Ddl(Protocol):
     def run_after_rows(self, node: Node, ledger: str, watch: Watch) -> None:
         """Run what follows the rows, but event triggers and no refresh; what an earlier process has run is left out."""
 
-    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Drop the ledger and create event triggers, in one transaction: they would act on dropping it."""
+    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
+        """Run the statements `first` (raw text), drop the ledger and create event triggers, in one transaction.
+
+        Event triggers would act on the others.
+        """
+
+
+class ChangedRoles(NamedTuple):
+    """What is left out of DDL whose roles were changed, and why, and the roles that it had named (raw text)."""
+
+    left_out: Mapping[str, str]
+    met: frozenset[str]
 
 
 class StoredDdl(Ddl, Protocol):
@@ -70,6 +82,15 @@ class StoredDdl(Ddl, Protocol):
         Also returns what is left out. A view that is filled from some of the tables would be wrong, and nothing would
         show it.
         """
+
+    def without_view_rows(self) -> tuple[StoredDdl, list[str]]:
+        """The DDL without the rows of materialized views, and what is left out."""
+
+    def with_roles(self, changes: RoleChanges) -> tuple[StoredDdl, ChangedRoles]:
+        """The DDL with other roles; raise RefusedError naming what can't be changed with certainty."""
+
+    def check_moves(self, moves: Iterable[TableMove]) -> None:
+        """Raise RefusedError if something has a name that a table is to have (raw text)."""
 
     def without_system_grants(self) -> tuple[StoredDdl, list[str]]:
         """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""

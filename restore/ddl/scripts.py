@@ -7,7 +7,7 @@ among whole statements.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,14 @@ from fleet.config import Node
 from fleet.nodes.connections import TRANSACTION_TIMEOUT_VERSION, connect, raising_unreachable, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.watch import Watch
-from restore.ddl.ddl import ending, refused_error, show_name
+from restore.ddl.ddl import ChangedRoles, ending, refused_error, show_name
 from restore.ddl.marks import drop_statement, mark, name_marks, read_marks
 from restore.ddl.statements import batches, settings_of, statements_of
+from restore.parts.role_changes import RoleChanges
+from restore.parts.scope import TableMove
 from snapshots.ddl.dump import EVENT_TRIGGERS, POST_DATA, PRE_DATA, REFRESH
 from snapshots.ddl.search_path import read_stored_path
+from storage.errors import RefusedError
 
 # Whole statements, as the scanner of restore/ddl/statements.py finds them. pg_dump quotes every identifier, and writes
 # a foreign key without ONLY for a partitioned table.
@@ -36,6 +39,10 @@ REFRESH_VIEW = re.compile(rf"REFRESH MATERIALIZED VIEW (?P<view>{RELATION});")
 # pg_dump 18 writes this for servers of every version.
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 BUILD_SETTINGS = {"maintenance_work_mem": "256MB", "synchronous_commit": "off"}
+
+
+class StoredScriptError(RefusedError):
+    """Roles and names in stored scripts can't be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +69,27 @@ class ScriptDdl:
     def without_dependents(self) -> tuple[ScriptDdl, list[str]]:
         """The DDL for a restore of some tables, and what it leaves out."""
         post_data, keys = remove_foreign_keys(self.scripts[POST_DATA])
-        views = [f"rows of materialized view {show_name(name)}" for name in self.views]
-        ddl = ScriptDdl({**self.scripts, POST_DATA: post_data, REFRESH: ""})
+        ddl, views = ScriptDdl({**self.scripts, POST_DATA: post_data}).without_view_rows()
         return ddl, [*(f"foreign key {name}" for name in keys), *views]
+
+    def without_view_rows(self) -> tuple[ScriptDdl, list[str]]:
+        """The DDL without the rows of materialized views, and what is left out."""
+        views = [f"rows of materialized view {show_name(name)}" for name in self.views]
+        return ScriptDdl({**self.scripts, REFRESH: ""}), views
+
+    def with_roles(self, _changes: RoleChanges) -> tuple[ScriptDdl, ChangedRoles]:
+        """Refuse: a script does not tell what is an owner."""
+        raise StoredScriptError(
+            "an early version of Cutline stored the DDL of this snapshot as scripts, whose roles can't be changed",
+            hint="restore without --no-owner and --role-map, or take a new full snapshot: snapshot create NAME",
+        )
+
+    def check_moves(self, _moves: Iterable[TableMove]) -> None:
+        """Refuse: a script does not tell which names are taken."""
+        raise StoredScriptError(
+            "an early version of Cutline stored the DDL of this snapshot as scripts, so its tables keep their names",
+            hint="restore the table under its own name: --group S.T",
+        )
 
     def without_system_grants(self) -> tuple[ScriptDdl, list[str]]:
         """The DDL as it is: a script does not tell what its privileges are of."""
@@ -82,9 +107,9 @@ class ScriptDdl:
         """Run the batches of what follows the rows that the ledger has no mark of."""
         run_script(node, POST_DATA, self.scripts[POST_DATA], watch, ledger)
 
-    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Drop the ledger and create event triggers, in one transaction."""
-        run_whole(node, EVENT_TRIGGERS, drop_statement(ledger) + self.scripts[EVENT_TRIGGERS], watch)
+    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
+        """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""
+        run_whole(node, EVENT_TRIGGERS, first + drop_statement(ledger) + self.scripts[EVENT_TRIGGERS], watch)
 
 
 def run_script(node: Node, section: str, script: str, watch: Watch, ledger: str | None = None) -> None:

@@ -60,9 +60,9 @@ class AdaptedDdl:
         """Run the batches of what follows the rows that an earlier process has not run."""
         self.ddl.run_after_rows(node, ledger, watch)
 
-    def run_last(self, node: Node, ledger: str, watch: Watch) -> None:
-        """Drop the ledger and create event triggers."""
-        self.ddl.run_last(node, ledger, watch)
+    def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
+        """Run the statements `first`, drop the ledger and create event triggers."""
+        self.ddl.run_last(node, ledger, watch, first)
 
 
 @dataclass(slots=True)

@@ -6,17 +6,19 @@ ledger: the transaction locks every large object whose owner it sets, and the se
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from msgspec import structs
 from psycopg import sql
 
 from fleet.config import Node
 from fleet.nodes.connections import connect
 from fleet.progress import Progress
 from fleet.tables.large_objects import count_large_objects
+from restore.parts.role_changes import UNCHANGED, RoleChanges
 from restore.rows.ledger import LoadError
 from restore.rows.load import LoadReport, load_error
 from restore.rows.load_target import LoadTarget
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
 PRIVILEGES = {"SELECT": sql.SQL("SELECT"), "UPDATE": sql.SQL("UPDATE")}
 
 
+KNOWN_QUERY = """
+SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg_roles WHERE rolname = role)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
     """Stored objects, in the order in which they were written, and the database and ledger they are loaded into."""
@@ -49,6 +56,7 @@ class LargeLoadTask:
     node: Node
     ledger: str
     store: StoreLocation
+    roles: RoleChanges
 
 
 def load_large_objects(
@@ -57,13 +65,16 @@ def load_large_objects(
     targets: Mapping[str, LoadTarget],
     store: StoreLocation,
     progress: Progress,
+    roles: RoleChanges = UNCHANGED,
 ) -> None:
     """Load the large objects of a full snapshot into the targets of their shards; one without a target is loaded.
+
+    `roles` are as text.
 
     Raises the first error of a task, and LoadError if a target has another number of large objects afterwards.
     """
     tasks = [
-        LargeLoadTask(objects, target.node, target.ledger, store)
+        LargeLoadTask(objects, target.node, target.ledger, store, roles)
         for objects in group_by_copy_task(list_large_objects(full))
         for target in [targets.get(objects[0].node)]
         if target is not None
@@ -139,7 +150,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
                 for number, parts in enumerate(read_parts(stored, body, order)):
-                    total += _load_parts(connection, task.ledger, f"{stored.key} {number}", parts)
+                    total += _load_parts(connection, task, f"{stored.key} {number}", parts)
         return LoadReport(total)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
@@ -147,9 +158,9 @@ def load_large(task: LargeLoadTask) -> LoadReport:
         return LoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def _load_parts(connection: psycopg.Connection[Any], ledger: str, name: str, parts: list[StoredPart]) -> int:
+def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> int:
     """Load a batch unless it is in the ledger, by its `name`; return the number of large objects created."""
-    entry = f"INSERT INTO {ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
+    entry = f"INSERT INTO {task.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:
         if cursor.execute(entry.encode(), (name,)).rowcount == 0:
@@ -158,26 +169,52 @@ def _load_parts(connection: psycopg.Connection[Any], ledger: str, name: str, par
         added = [(part.oid, part.offset, part.data) for part in parts if not part.definition]
         cursor.executemany("SELECT lo_from_bytea(%s::oid, %b)", created)
         cursor.executemany("SELECT lo_put(%s::oid, %s::bigint, %b)", added)
-        user = connection.info.user
+        roles = _with_known(cursor, task.roles, [definition for _, definition in defined])
         for part, definition in defined:
-            for statement in definition_statements(part.oid, definition, user):
+            for statement in definition_statements(part.oid, definition, connection.info.user, roles):
                 cursor.execute(statement)
     return len(defined)
 
 
-def definition_statements(oid: int, definition: LargeObjectDefinition, user: str) -> list[sql.Composed]:
+def _with_known(
+    cursor: psycopg.Cursor[Any], roles: RoleChanges, definitions: Iterable[LargeObjectDefinition]
+) -> RoleChanges:
+    """The changes with those grantees that the server has, if others are left out."""
+    if not roles.no_owner:
+        return roles
+    grantees = {roles.of(grant.grantee) for one in definitions for grant in one.grants or ()}
+    known = cursor.execute(KNOWN_QUERY, (list(grantees),)).fetchall()
+    return replace(roles, known=frozenset(role for (role,) in known))
+
+
+def definition_statements(
+    oid: int, definition: LargeObjectDefinition, user: str, roles: RoleChanges = UNCHANGED
+) -> list[sql.Composed]:
     """The statements that restore comment, owner and grants of a large object created by `user`."""
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
-    owner = sql.Identifier(definition.owner)
+    owner = user if roles.no_owner else roles.of(definition.owner)
     statements: list[sql.Composed] = []
     if definition.comment is not None:
         statements.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition.comment)))
-    if definition.owner != user:
-        statements.append(sql.SQL("ALTER {} OWNER TO {}").format(which, owner))
+    if owner != user:
+        statements.append(sql.SQL("ALTER {} OWNER TO {}").format(which, sql.Identifier(owner)))
     if definition.grants is not None:
-        statements.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, owner))
-        statements += [_grant_statement(which, definition.owner, grant) for grant in definition.grants]
+        if not roles.no_owner:
+            statements.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, sql.Identifier(owner)))
+        grants = (_change_grant(grant, definition.owner, owner, roles) for grant in definition.grants)
+        statements += [_grant_statement(which, owner, grant) for grant in grants if grant]
     return statements
+
+
+def _change_grant(grant: Grant, previous: str, owner: str, roles: RoleChanges) -> Grant | None:
+    """The grant with other roles; None if it is none any more. `previous` was the owner."""
+    if roles.no_owner and (grant.grantee == previous or (grant.grantee and roles.lacks(grant.grantee))):
+        return None
+    grantee = roles.of(grant.grantee) if grant.grantee else ""
+    grantor = owner if roles.no_owner else roles.of(grant.grantor)
+    if grantee == grantor and grant.grantee != grant.grantor and grantor != owner:
+        return None
+    return structs.replace(grant, grantee=grantee, grantor=grantor)
 
 
 def _grant_statement(which: sql.Composed, owner: str, grant: Grant) -> sql.Composed:

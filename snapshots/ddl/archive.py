@@ -37,7 +37,7 @@ class ArchiveEntry:
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
     BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
-    archive has its statements.
+    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none.
     """
 
     number: int
@@ -50,6 +50,9 @@ class ArchiveEntry:
     dependencies: tuple[int, ...]
     begin: int
     end: int
+    owner: str
+    owner_begin: int
+    owner_end: int
     tablespace: str = ""
 
 
@@ -121,13 +124,18 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     reader.string()
     if version >= WITH_RELATION_KIND:
         reader.integer()
-    reader.string()
+    owner_begin = reader.offset
+    owner = reader.text()
+    owner_end = reader.offset
     reader.string()
     dependencies: list[int] = []
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
-    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end, tablespace)
+    places = begin, end, owner, owner_begin, owner_end
+    return ArchiveEntry(
+        number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, tablespace=tablespace
+    )
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
@@ -135,8 +143,14 @@ def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:
     return _Reader(body, entry.begin).text()
 
 
-def rewrite(body: bytes, contents: Contents, statements: Mapping[int, str], first: Sequence[NewEntry]) -> bytes:
-    """The archive with other `statements` for the entries of these numbers, and new entries before all others."""
+def rewrite(
+    body: bytes,
+    contents: Contents,
+    statements: Mapping[int, str],
+    first: Sequence[NewEntry] = (),
+    owners: Mapping[int, str] | None = None,
+) -> bytes:
+    """The archive with other `statements` and `owners` for the entries of these numbers, and new ones before all."""
     number = max((entry.number for entry in contents.entries), default=0)
     begin = _Reader(body, contents.count_at)
     count = begin.integer()
@@ -147,6 +161,9 @@ def rewrite(body: bytes, contents: Contents, statements: Mapping[int, str], firs
         if entry.number in statements:
             pieces += [body[done : entry.begin], _string(statements[entry.number])]
             done = entry.end
+        if owners and entry.number in owners:
+            pieces += [body[done : entry.owner_begin], _string(owners[entry.number])]
+            done = entry.owner_end
     return b"".join([*pieces, body[done:]])
 
 

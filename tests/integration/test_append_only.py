@@ -19,8 +19,8 @@ import snapshots.create.increment_attempt
 from cli.commands.check import lines_of as check_lines
 from cli.commands.create import document_of as create_document
 from cli.commands.create import lines_of as create_lines
-from cli.commands.restore import document_of as restore_document
-from cli.commands.restore import lines_of as restore_lines
+from cli.output.restore_report import document_of as restore_document
+from cli.output.restore_report import lines_of as restore_lines
 from fleet.config import Fleet
 from fleet.nodes.connections import connect
 from fleet.tables.append_only import AppendOnlyChangedError, Counters, are_counters_unknown, has_changed, read_counters

@@ -15,7 +15,7 @@ import pytest
 
 from cli.commands.check import lines_of as check_lines
 from cli.commands.create import lines_of as create_lines
-from cli.commands.restore import lines_of as restore_lines
+from cli.output.restore_report import lines_of as restore_lines
 from fleet.progress import Silent
 from restore.plan import plan_restore
 from restore.request import RestoreRequest

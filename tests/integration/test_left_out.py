@@ -16,7 +16,7 @@ import pytest
 
 from cli.commands.check import lines_of as check_lines
 from cli.commands.create import lines_of as create_lines
-from cli.commands.restore import lines_of as restore_lines
+from cli.output.restore_report import lines_of as restore_lines
 from fleet.nodes.connections import with_database
 from fleet.tables.left_out import LeftOut, LeftOutKind
 from snapshots.records.commits import read_chain

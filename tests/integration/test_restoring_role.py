@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cli.commands.restore import lines_of
+from cli.output.restore_report import lines_of
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent

@@ -14,7 +14,7 @@ import pytest
 
 import restore.loading
 import snapshots.operations.leases
-from cli.commands.restore import Confirmation, NotConfirmedError
+from cli.commands.restore_ends import Confirmation, NotConfirmedError
 from fleet.nodes.beside import read_old
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError, lock_fleet

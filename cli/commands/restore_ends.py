@@ -1,0 +1,88 @@
+"""`snapshot restore NAME --resume`, `--abandon` and `--discard-old`, and what is asked before something is dropped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import typer
+
+from cli.output.format import size_text
+from cli.output.results import emit, progress
+from fleet.config import Fleet
+from fleet.nodes.beside import OldDatabase
+from fleet.record import to_builtins
+from restore.abandoning import abandon_restore, discard_old
+from restore.parts.scope import RestoreScope
+from restore.request import RestoreRequest
+from storage.errors import RefusedError, UsageError
+
+RESUME, ABANDON, DISCARD_OLD = ENDS = ("--resume", "--abandon", "--discard-old")
+ABANDON_SCHEMA, DISCARD_SCHEMA = "cutline/restore-abandon/1", "cutline/restore-discard/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Asks for --yes, unless it is given or nobody is at a terminal."""
+
+    is_given: bool
+
+    def replacing(self, lines: list[str]) -> None:
+        """Raise NotConfirmedError if there is something that the restore ends."""
+        self._ask(lines, "--replace")
+
+    def abandoning(self, lines: list[str]) -> None:
+        """Raise NotConfirmedError if a database is dropped that users may have entered."""
+        self._ask(lines, "--abandon")
+
+    def dropping(self, old: list[OldDatabase]) -> None:
+        """Raise NotConfirmedError if there is a database to drop."""
+        self._ask([old_text(one) for one in old], "--discard-old")
+
+    def _ask(self, lines: list[str], option: str) -> None:
+        if lines and not self.is_given:
+            raise NotConfirmedError(
+                f"{option} has to be confirmed: {'; '.join(lines)}",
+                hint="nothing was changed; if this is meant, add --yes",
+                details={"lines": lines},
+            )
+
+
+class NotConfirmedError(RefusedError):
+    """Somebody at a terminal has not confirmed what can't be undone."""
+
+
+def check_ends(words: list[str], request: RestoreRequest, *, dry_run: bool) -> None:
+    """Raise UsageError unless one of ENDS is given alone, or with --node."""
+    alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
+    if len(words) > 1 or dry_run or request != alone:
+        raise UsageError(f"{words[0]} takes only --to, --node and --yes", hint="leave the others out")
+
+
+def undo_restore(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, confirm: Confirmation
+) -> None:
+    """Undo an unfinished restore."""
+    with progress(context) as shown:
+        report = abandon_restore(source, target, request.name, confirm.abandoning, shown, request.scope.nodes)
+    lines = [f"restore {one} is undone" for one in report.operations]
+    lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
+    lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
+    lines += [f"dropped on {one}" for one in sorted(report.dropped)]
+    emit(context, {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}, lines)
+
+
+def drop_old_databases(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, confirm: Confirmation
+) -> None:
+    """Drop what restores have put aside."""
+    with progress(context) as shown:
+        old = discard_old(source, target, request.name, confirm.dropping, shown, request.scope.nodes)
+    lines = [f"dropped: {old_text(one)}" for one in old] or ["no database was put aside"]
+    emit(context, {"schema": DISCARD_SCHEMA, "discarded": [asdict(one) for one in old]}, lines)
+
+
+def old_text(one: OldDatabase) -> str:
+    """A database that was put aside, with its size if that is known."""
+    return f"database {one.database} of node {one.node}" + (
+        f", {size_text(one.bytes)}" if one.bytes is not None else ""
+    )

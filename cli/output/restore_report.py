@@ -1,0 +1,122 @@
+"""What a restore has done, or would do, as JSON and for people."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cli.output.borrowed import borrowed_document, borrowed_lines
+from cli.output.format import count_text, seconds_text, size_text
+from cli.output.left_out import left_out_lines
+from cli.output.restore_plan import plan_document, plan_lines
+from fleet.hints import NEW_CHAIN
+from fleet.record import to_builtins
+from restore.plan import RestorePlan
+from restore.preview import RestorePreview
+from restore.report import RestoreReport
+
+SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
+SCHEMA, PLAN_SCHEMA = "cutline/restore/1", "cutline/restore-plan/1"
+
+
+def document_of(report: RestoreReport) -> dict[str, Any]:
+    """The command's JSON."""
+    return {
+        "schema": SCHEMA,
+        "snapshot": report.snapshot,
+        "increment": report.increment,
+        "operation": report.operation,
+        "seconds": round(report.seconds, 3),
+        "rows": report.rows,
+        "bytes": report.bytes,
+        "nodes": [
+            {"node": n.node, "database": n.database, "rows": n.rows, "seconds": round(n.seconds, 3)}
+            for n in report.nodes
+        ],
+        "aside": report.aside,
+        "resumed": report.is_resumed,
+        "roles_created": report.roles_created,
+        "left_out": report.left_out,
+        "not_in_snapshot": to_builtins(report.not_in_snapshot),
+        "slots_dropped": report.slots_dropped,
+        "slots_left": report.slots_left,
+        "owner_changes": to_builtins(report.owner_changes),
+        "open_operations": [one.to_json() for one in report.open_operations],
+        "transactions": None if report.in_doubt is None else [one.to_json() for one in report.in_doubt],
+        **borrowed_document(report),
+        "warnings": report.warnings,
+        "moved": report.moved,
+    }
+
+
+def lines_of(report: RestoreReport) -> list[str]:
+    """The output for people."""
+    lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
+    lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
+    lines += [f"restored under another name on {one}" for one in report.moved]
+    lines += [f"warning: {text}" for text in report.warnings]
+    lines += [f"previous database kept on {name}" for name in report.aside]
+    for one in report.owner_changes:
+        lines.append(
+            f"{one.node}: database {one.database} belongs to {one.owner}, the previous one to {one.previous};"
+            f" to give it back, run on {one.node}:"
+        )
+        lines.append(one.statement)
+    lines += borrowed_lines(report)
+    lines += [f"role created, without login or password, on {name}" for name in report.roles_created]
+    lines += [f"left out: {name}" for name in report.left_out]
+    lines += left_out_lines(report.not_in_snapshot)
+    lines += [f"slot dropped, its chain has ended, on {name}" for name in report.slots_dropped]
+    lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
+    lines += [one.text for one in report.open_operations]
+    if report.aside:
+        lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
+    return lines
+
+
+def _slot_left_lines(name: str) -> list[str]:
+    """The lines on a slot, `node: slot`, that was not dropped, with the statement that drops it."""
+    line = f"warning: slot not dropped, it keeps WAL until it is, on {name}"
+    node, _, slot = name.rpartition(": ")
+    if not SLOT_NAME.fullmatch(slot):
+        # The node was not reachable, so the slots have no names here.
+        return [f"{line}; to drop them, drop that database if it is not needed"]
+    return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
+
+
+def _label(report: RestoreReport, what: str) -> str:
+    return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) {what}"
+
+
+def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
+    """The JSON of a restore that only makes its checks."""
+    return document_of(plan.report()) | {
+        "schema": PLAN_SCHEMA,
+        "left_out": preview.left_out,
+        "roles_missing": _missing_roles(plan, preview),
+        "ddl_not_tried": preview.untried,
+        "replaces": preview.replaces,
+        "warnings": [*plan.report().warnings, *preview.warnings],
+        "plan": plan_document(plan, preview),
+    }
+
+
+def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
+    """The output for people of a restore that only makes its checks."""
+    report = plan.report()
+    lines = [*plan_lines(plan, preview), *(f"left out: {name}" for name in preview.left_out)]
+    lines += [f"restored under another name on {one}" for one in report.moved]
+    lines += [f"warning: {text}" for text in (*report.warnings, *preview.warnings)]
+    lines += preview.replaces
+    lines += borrowed_lines(report, is_done=False)
+    lines += left_out_lines(report.not_in_snapshot)
+    lines += [f"role would be created, without login, on {role}" for role in _missing_roles(plan, preview)]
+    lines += [one.text for one in report.open_operations]
+    if preview.untried:
+        where = ", ".join(preview.untried)
+        lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
+    return [*lines, f"every {'other ' * bool(preview.untried)}check passed; nothing was changed"]
+
+
+def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:
+    return sorted({f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing[one.shard]})

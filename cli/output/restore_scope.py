@@ -1,0 +1,81 @@
+"""The options of `restore` that name a part of a snapshot, or another form of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from cli.output.arguments import check_text
+from restore.parts.scope import TableMove
+from restore.request import RestoreRequest
+from storage.errors import UsageError
+
+QUOTED = r'"(?:[^"]|"")+"'
+ROLE_PAIR = re.compile(rf"(?P<before>{QUOTED}|[^\"=][^=]*)=(?P<after>{QUOTED}|[^\"=][^=]*)", re.DOTALL)
+TABLE_PART = rf"({QUOTED}|[^\".=*?\[]+)"
+TABLE_PAIR = re.compile(rf"{TABLE_PART}\.{TABLE_PART}={TABLE_PART}\.{TABLE_PART}", re.DOTALL)
+# They stand for all roles and for none; a server has no roles of these names.
+NO_ROLES = ("public", "none")
+
+
+def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The pairs of roles that --role-map names; raise UsageError."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        check_text("--role-map", pair)
+        names = ROLE_PAIR.fullmatch(pair)
+        if names is None:
+            raise UsageError(
+                f"--role-map {pair!r} is no pair of roles",
+                hint="write it as before=after; a name that has = in it, or begins with a quote, is quoted as in SQL:"
+                " '\"a=b\"=c'",
+            )
+        before, after = _unquote(names["before"]), _unquote(names["after"])
+        if before in found:
+            raise UsageError(f"--role-map names role {before} twice", hint="give each role one other role")
+        if reserved := [name for name in (before, after) if name in NO_ROLES]:
+            raise UsageError(f"--role-map {pair!r}: {reserved[0]} is no role", hint="name roles")
+        found[before] = after
+    return tuple(found.items())
+
+
+def _unquote(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+
+
+def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMove, ...]]:
+    """The patterns of --group, and the tables that get other names; raise UsageError."""
+    patterns, moves = list[str](), list[TableMove]()
+    for value in values:
+        if "=" not in value:
+            patterns.append(value)
+            continue
+        check_text("--group", value)
+        names = TABLE_PAIR.fullmatch(value)
+        if names is None:
+            raise UsageError(
+                f"--group {value!r} does not name one table and its other name",
+                hint='write it as schema.table=schema.table, without patterns; a name that has one of .=*?[" in it is'
+                " quoted as in SQL",
+            )
+        move = TableMove(*map(_unquote, names.groups()))
+        same = [one for one in moves if (one.schema, one.table) == (move.schema, move.table)]
+        if same or (move.schema, move.table) == (move.to_schema, move.to_table):
+            raise UsageError(
+                f"--group {value!r}: a table gets one other name", hint="name each table once, with its other name"
+            )
+        moves.append(move)
+    return tuple(patterns), tuple(moves)
+
+
+def check_options(request: RestoreRequest) -> None:
+    """Raise UsageError if options exclude each other."""
+    scope = request.scope
+    if scope.schema_only and request.is_partial:
+        raise UsageError(
+            "--schema-only restores no rows, so there are none of --group or --schema", hint="give one or the other"
+        )
+    if scope.no_owner and request.create_roles:
+        raise UsageError(
+            "--no-owner needs no roles, so there are none for --create-roles to create", hint="give one or the other"
+        )

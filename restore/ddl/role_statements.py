@@ -1,0 +1,184 @@
+"""Give the statements of pg_dump that name roles other roles, or leave out those of roles that the target lacks.
+
+Owners are values of their own in an archive. Roles that are granted something, grantors, and the roles of policies, of
+default privileges and of user mappings are in statements: these have one of few forms, with all identifiers quoted, and
+one that has none of them is refused. Texts are raw (fleet.nodes.encodings).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from fleet.tables.names import quote_identifier
+from restore.ddl.ddl import shorten_statement, show_name
+from restore.ddl.statements import statements_of
+from restore.parts.role_changes import RoleChanges
+from snapshots.ddl.archive import ArchiveEntry
+from storage.errors import RefusedError
+
+PRIVILEGES, DEFAULT_PRIVILEGES, POLICY, USER_MAPPING = KINDS = ("ACL", "DEFAULT ACL", "POLICY", "USER MAPPING")
+NAME = r'"(?:[^"]|"")++"'
+OBJECT = rf"(?:[^\"';]|{NAME})*?"
+GRANT = re.compile(
+    rf"(?P<begin>(?P<verb>GRANT|REVOKE) {OBJECT} (?:TO|FROM) )(?P<role>PUBLIC|{NAME})(?P<end>(?: WITH GRANT OPTION)?;)",
+    re.DOTALL,
+)
+GRANTOR = re.compile(rf"SET SESSION AUTHORIZATION (?P<role>{NAME});", re.DOTALL)
+NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
+DEFAULTS = re.compile(
+    rf"(?P<begin>ALTER DEFAULT PRIVILEGES FOR ROLE )(?P<role>{NAME})(?P<schema>(?: IN SCHEMA {NAME})?) (?P<grant>.*)",
+    re.DOTALL,
+)
+# The condition, which follows the roles, is any text.
+POLICY_ROLES = re.compile(
+    rf"(?P<begin>CREATE POLICY {NAME} ON {NAME}\.{NAME}(?: AS RESTRICTIVE)?(?: FOR (?:SELECT|INSERT|UPDATE|DELETE))?)"
+    rf"(?: TO (?P<roles>{NAME}(?:, {NAME})*))?(?P<end>(?: USING | WITH CHECK |;).*)",
+    re.DOTALL,
+)
+MAPPING = re.compile(
+    rf"(?P<begin>CREATE USER MAPPING FOR )(?P<role>{NAME})(?P<end> SERVER (?P<server>{NAME}).*)", re.DOTALL
+)
+
+
+class RoleUnmappableError(RefusedError):
+    """A statement names roles in a way that leaves it uncertain what it means with other roles."""
+
+
+@dataclass(slots=True)
+class RoleStatements:
+    """Changes the roles in one archive's statements, entry by entry.
+
+    `met` are the roles that the statements name, `left_out` what is not restored, and why not.
+    """
+
+    changes: RoleChanges
+    met: set[str] = field(default_factory=set)
+    left_out: dict[str, str] = field(default_factory=dict)
+    _sole: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def change(self, entry: ArchiveEntry, statements: str) -> str:
+        """The entry's statements with other roles, "" if nothing is left of them; raise RoleUnmappableError."""
+        by_kind = {
+            PRIVILEGES: self._privileges,
+            DEFAULT_PRIVILEGES: self._default_privileges,
+            POLICY: self._policy,
+            USER_MAPPING: self._user_mapping,
+        }
+        return "".join(f"{one}\n" for one in by_kind[entry.kind](entry, statements))
+
+    def _privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
+        """Change grants and their grantors. With no_owner the role that restores grants all of them."""
+        grantor = ""
+        for one in statements_of(statements):
+            if found := GRANTOR.fullmatch(one.bare):
+                grantor = self._meet(found["role"])
+                if not self.changes.no_owner:
+                    yield f"SET SESSION AUTHORIZATION {quote_identifier(self.changes.of(grantor))};"
+            elif one.bare == NO_GRANTOR:
+                grantor = ""
+                if not self.changes.no_owner:
+                    yield one.bare
+            elif one.bare:
+                yield from self._grant(entry, one.bare, grantor)
+
+    def _grant(self, entry: ArchiveEntry, statement: str, grantor: str) -> Iterator[str]:
+        if not (found := GRANT.fullmatch(statement)):
+            raise _unmappable(entry, statement)
+        if found["role"] == "PUBLIC":
+            yield statement
+            return
+        role = self._meet(found["role"])
+        if self.changes.no_owner and role == entry.owner:
+            # What an owner has of its own objects is the restoring role's.
+            return
+        if self.changes.lacks(role):
+            if found["verb"] == "GRANT":
+                self._leave_out(entry, role)
+        elif not grantor or role == grantor or self.changes.of(role) != self.changes.of(grantor):
+            # A role that has become its own grantor has the privilege already.
+            yield found["begin"] + quote_identifier(self.changes.of(role)) + found["end"]
+
+    def _default_privileges(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
+        for one in statements_of(statements):
+            if not one.bare:
+                continue
+            if not (found := DEFAULTS.fullmatch(one.bare)):
+                raise _unmappable(entry, one.bare)
+            role = self._meet(found["role"])
+            mapped = self.changes.of(role)
+            self._check_sole(entry, role, (entry.kind, entry.schema, entry.name, mapped))
+            if self.changes.no_owner and mapped != self.changes.ours:
+                self._leave_out(entry, role)
+                continue
+            begin = f"{found['begin']}{quote_identifier(mapped)}{found['schema']} "
+            # Its own privileges of its own objects: there is no other owner.
+            yield from (begin + grant for grant in self._grant(_without_owner(entry), found["grant"], ""))
+
+    def _policy(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
+        if not (found := POLICY_ROLES.fullmatch(statements.rstrip())):
+            raise _unmappable(entry, statements)
+        if found["roles"] is None:
+            yield statements.rstrip()
+            return
+        roles = [self._meet(name) for name in re.findall(NAME, found["roles"])]
+        for role in filter(self.changes.lacks, roles):
+            self._leave_out(entry, role)
+        kept = dict.fromkeys(self.changes.of(role) for role in roles if not self.changes.lacks(role))
+        if kept:
+            yield f"{found['begin']} TO {', '.join(map(quote_identifier, kept))}{found['end']}"
+
+    def _user_mapping(self, entry: ArchiveEntry, statements: str) -> Iterator[str]:
+        if not (found := MAPPING.fullmatch(statements.rstrip())):
+            raise _unmappable(entry, statements)
+        role = self._meet(found["role"])
+        self._check_sole(entry, role, (entry.kind, found["server"], self.changes.of(role)))
+        if self.changes.lacks(role):
+            self._leave_out(entry, role)
+        else:
+            yield found["begin"] + quote_identifier(self.changes.of(role)) + found["end"]
+
+    def _meet(self, quoted: str) -> str:
+        role = quoted[1:-1].replace('""', '"')
+        self.met.add(role)
+        return role
+
+    def _leave_out(self, entry: ArchiveEntry, role: str) -> None:
+        reason = "the target has no such role" if self.changes.lacks(role) else "it is not the role that restores"
+        self.left_out[show_name(f"{_describe(entry)} of role {role}")] = reason
+
+    def _check_sole(self, entry: ArchiveEntry, role: str, what: tuple[str, ...]) -> None:
+        """Raise RoleUnmappableError if another role that becomes the same one has such an entry, too."""
+        first = self._sole.setdefault(what, role)
+        if first != role:
+            raise RoleUnmappableError(
+                f"roles {show_name(first)} and {show_name(role)} can't both become {show_name(self.changes.of(role))}:"
+                f" both have {show_name(entry.name)}",
+                hint="give one of them another role with --role-map",
+                details={"object": show_name(entry.name)},
+            )
+
+
+def _describe(entry: ArchiveEntry) -> str:
+    """The object of a privilege, or the entry itself; its name begins with its type, except for a policy."""
+    schema = f"{quote_identifier(entry.schema)}." if entry.schema else ""
+    if entry.kind == PRIVILEGES:
+        kind, _, name = entry.name.partition(" ")
+        return f"privileges on {kind.lower()} {schema}{name}"
+    if entry.kind == DEFAULT_PRIVILEGES:
+        return entry.name.lower() + (f" in schema {quote_identifier(entry.schema)}" if schema else "")
+    return f"policy {schema}{entry.name}" if entry.kind == POLICY else entry.name
+
+
+def _without_owner(entry: ArchiveEntry) -> ArchiveEntry:
+    return replace(entry, owner="")
+
+
+def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:
+    return RoleUnmappableError(
+        f"the roles of {entry.kind} {show_name(entry.name)} can't be changed with certainty:"
+        f" {shorten_statement(show_name(statement))}",
+        hint="restore without --no-owner and --role-map, and change the roles afterwards",
+        details={"object": show_name(entry.name)},
+    )

@@ -1,0 +1,37 @@
+"""`restore --schema`: the rows of the tables in some schemas, with and without `--group`."""
+
+from __future__ import annotations
+
+import psycopg
+
+from fleet.config import Fleet
+from tests.integration.parts.two_places import TwoPlaces
+
+ROWS = ("public.item", "sales.invoice", "app.customer", "app.line")
+
+
+def counts(fleet: Fleet) -> dict[str, int]:
+    with psycopg.connect(fleet.primaries[0].dsn) as connection:
+        found = {}
+        for table in ROWS:
+            ((found[table],),) = connection.execute(f"SELECT count(*) FROM {table}".encode())
+        return found
+
+
+def test_the_rows_of_a_schema_are_restored_and_those_of_a_pattern(places: TwoPlaces) -> None:
+    words = ["--schema", "sales", "--group", "app.l*"]
+    planned = places.restore(*words, "--dry-run", to=places.beside)
+    done = places.restore(*words, to=places.beside)
+    assert counts(places.beside) == {"public.item": 0, "sales.invoice": 20, "app.customer": 0, "app.line": 7}
+    assert done["rows"] == 27
+    assert done["left_out"] == planned["left_out"]
+    assert any("foreign key" in one for one in done["left_out"])
+    assert "1 large objects on s1" in done["left_out"]
+
+
+def test_an_unknown_schema_is_refused_by_name(places: TwoPlaces) -> None:
+    for words in (["--schema", "nowhere"], ["--schema", "sales", "--schema", "nowhere"], ["--schema", "s*"]):
+        refused = places.refuse(*words, to=places.beside)
+        assert (refused["code"], refused["error"]) == (2, "usage")
+        assert words[-1] in refused["message"]
+        assert "app, public, sales" in refused["hint"]

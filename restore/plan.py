@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -13,11 +13,14 @@ from restore.database_records import DatabaseRecord
 from restore.report import NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
+from restore.topology.same_sources import check_large_objects_routed, check_sources
+from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
+from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
 from snapshots.records.cut_times import chain_at
 from snapshots.records.operation_records import Intent
@@ -38,11 +41,21 @@ class RestorePlan:
     targets: tuple[Target, ...]
     intent: Intent
     open_operations: tuple[OpenOperation, ...]
+    topology: Topology | None = None
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
-        return {target.shard: choose_groups(self.chain, target.shard, self.request.groups) for target in self.targets}
+        return {target.shard: choose_groups(self.chain, target.source, self.request.groups) for target in self.targets}
+
+    def sequences(self, target: Target) -> tuple[Sequence, ...]:
+        """The sequences of a target, with their values."""
+        return self.topology.sequences(self.chain) if self.topology else self.chain.sequences(target.source)
+
+    def roles(self, target: Target) -> tuple[str, ...]:
+        """The roles that the DDL of a target's sources names."""
+        sources = target.sources or (target.source,)
+        return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
 
     def report(self) -> RestoreReport:
         """The report of this restore before it begins."""
@@ -54,6 +67,8 @@ class RestorePlan:
             bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
             not_in_snapshot=self.chain.left_out,
             open_operations=self.open_operations,
+            routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
+            remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
         )
 
 
@@ -71,6 +86,7 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         record.snapshot,
         record.increment,
         groups=record.groups,
+        routes=record.routes,
         replace=record.replace,
         create_roles=record.create_roles,
     )
@@ -89,13 +105,19 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
             hint=f"undo the restore: snapshot restore {record.snapshot} --abandon; and run: snapshot check",
             details={"operation": record.operation},
         )
+    if (shards := tuple(target.shard for target in plan.targets)) != record.shards:
+        raise UsageError(
+            f"operation {record.operation} restores into {', '.join(record.shards)}, and {target.path} has"
+            f" {', '.join(shards)}",
+            hint="give the --to FILE that the restore had, with its primaries in the same order",
+        )
     return plan
 
 
 def provisional_targets(fleet: Fleet) -> tuple[Target, ...]:
     """The targets of all primaries, before it is known which restore they are of."""
     operation = new_operation("restore", "", 0, ()).operation
-    return _find_targets(fleet, [node.id for node in fleet.primaries], "", operation)
+    return _find_targets(fleet, [node.id for node in fleet.primaries], operation)
 
 
 def plan_restore(
@@ -103,8 +125,9 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    Raises UsageError if the target lacks a shard or no group matches, and what read_chain, check_archive and
-    find_ddl_objects raise.
+    If the target lacks a shard, or there are routes, all of the target's primaries are targets, and the routes decide.
+    Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
+    and what read_chain, check_archive and find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -121,8 +144,16 @@ def plan_restore(
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
-    targets = _find_targets(target, shards, request.name, intent.id)
-    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations)
+    targets, topology = _find_targets(target, shards, intent.id), None
+    if request.routes or len(targets) < len(shards):
+        targets = _find_targets(target, [node.id for node in target.primaries], intent.id)
+        targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
+        chosen = choose_groups(chain, shards[0], request.groups)
+        topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
+        check_sources(store, chain, shards)
+        if not request.groups:
+            check_large_objects_routed(chain, shards)
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, topology)
     if request.groups and not any(plan.groups.values()):
         raise UsageError(
             f"no group of snapshot {request.name} matches {', '.join(request.groups)}",
@@ -131,12 +162,8 @@ def plan_restore(
     return plan
 
 
-def _find_targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:
+def _find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
+    """The targets with these ids that the fleet has."""
     primaries = {node.id: node for node in fleet.primaries}
-    if missing := [shard for shard in shards if shard not in primaries]:
-        raise UsageError(
-            f"{fleet.path} lacks primaries that snapshot {snapshot} has: {', '.join(missing)}",
-            hint="restore matches nodes by id: give the target's primaries the ids that they have in the snapshot",
-        )
-    backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in shards}
-    return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in shards)
+    backups = {one: tuple(node for node in fleet.nodes if node.backup_of == one) for one in ids}
+    return tuple(target_of(one, primaries[one], backups[one], operation) for one in ids if one in primaries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +13,6 @@ import psycopg
 
 from fleet.nodes.privileges import read_role
 from fleet.progress import Progress
-from fleet.tables.groups import Group
 from restore.build import read_shard_ddl
 from restore.database_records import list_databases
 from restore.databases import find_slots
@@ -20,9 +20,9 @@ from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
 from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
-from restore.request import RestoreRequest
 from restore.roles import missing_roles
 from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
+from restore.topology.foreign_keys import keeps_foreign_key
 from restore.unfinished import check_no_unfinished
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.chain import Chain
@@ -52,7 +52,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     progress.step("check targets")
     with lock_targets(plan.targets) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         check_no_unfinished(plan.store.open(), plan.request.name, plan.targets, connections)
-        missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, connections)
+        missing = check_targets(plan, plan.targets, connections)
         ddl, left_out = read_all_ddl(plan.store.open(), plan, plan.targets, connections, Path(folder))
         if plan.request.groups:
             left_out += left_large_objects(plan.chain)
@@ -61,24 +61,22 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
 
 
 def check_targets(
-    targets: Iterable[Target],
-    chain: Chain,
-    groups: Mapping[str, Iterable[Group]],
-    request: RestoreRequest,
-    connections: Mapping[str, psycopg.Connection[Any]],
+    plan: RestorePlan, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
 ) -> dict[str, list[str]]:
-    """Raise unless every target can take its shard; return the roles that it lacks, by shard.
+    """Raise unless every one of the `targets` can take its shard; return the roles that it lacks, by shard.
 
-    `groups` and `connections` are by shard. Raises TargetUnfitError, TargetExistsError.
+    Raises TargetUnfitError, TargetExistsError.
     """
+    chain, request, groups = plan.chain, plan.request, plan.groups
     places: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     for target in targets:
         shard, connection = target.shard, connections[target.shard]
-        source = chain.baseline[shard]
+        newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
+        source = chain.baseline[newest]
         place = check_target(target, connection, source, replace=request.replace)
-        check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(shard)))
-        roles = chain.roles(shard)
+        check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
+        roles = plan.roles(target)
         missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
         if place in places:
             raise TargetUnfitError(
@@ -104,10 +102,13 @@ def read_all_ddl(
     left_out: list[str] = []
     for number, target in enumerate(targets):
         shard, connection = target.shard, connections[target.shard]
-        ddl = read_shard_ddl(store, plan.chain, shard, folder / f"archive-{number}")
+        ddl = read_shard_ddl(store, plan.chain, target.source, folder / f"archive-{number}")
         if plan.request.groups:
             ddl, dependents = ddl.without_dependents()
             left_out += [f"{name} on {shard}" for name in dependents]
+        elif plan.topology:
+            ddl, keys = ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
+            left_out += [f"{name} on {shard}: rows that it joins may be on different targets" for name in keys]
         found[shard] = ddl
         if not read_role(target.node, connection).is_super:
             ddl, grants = ddl.without_system_grants()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleet.tables.left_out import LeftOut
+from restore.topology.topology import ShownRoute
 from snapshots.operations.open_operations import OpenOperation
 
 
@@ -38,6 +39,8 @@ class RestoreReport:
     `slots_dropped`: slots of the chains that ended when their databases were put aside; `slots_left`: those that could
     not be dropped. `owner_changes`: restored databases that do not belong to the previous owner. `roles_created`
     (`node: role`) remain if the restore fails. `is_resumed`: another process began it.
+    `routes`: how the rows of each table were divided, if the targets are not the snapshot's shards; `remarks`: what
+    that means for other things.
     """
 
     snapshot: str
@@ -56,3 +59,5 @@ class RestoreReport:
     open_operations: tuple[OpenOperation, ...] = ()
     roles_created: list[str] = field(default_factory=list)
     is_resumed: bool = False
+    routes: list[ShownRoute] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)

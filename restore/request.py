@@ -12,6 +12,8 @@ class RestoreRequest:
 
     `increment`: at this one; `at`: at the newest cut not after this moment; with neither at the newest.
 
+    `routes` (restore/routing/routes.py) divide the rows of tables among targets that are not the snapshot's shards.
+
     `replace`: put existing databases aside. `create_roles`: create the roles that a target lacks.
     """
 
@@ -19,5 +21,6 @@ class RestoreRequest:
     increment: int | None = None
     at: datetime | None = None
     groups: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
     replace: bool = False
     create_roles: bool = False

@@ -63,7 +63,7 @@ def restore_fleet(
         store = plan.store.open()
         check_no_unfinished(store, plan.request.name, plan.targets, run.connections)
         settle_recorded(store, plan.targets, run.connections)
-        missing = check_targets(plan.targets, plan.chain, plan.groups, plan.request, run.connections)
+        missing = check_targets(plan, plan.targets, run.connections)
         replaced = find_replaced(plan, run.connections)
         if confirm:
             confirm(replaced)
@@ -100,7 +100,7 @@ def resume_restore(source: Fleet, target: Fleet, name: str, spark: SparkSource, 
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             # A statement of a killed process goes on until the server has a row to send.
             end_sessions(run.connections[one.shard], one.loading)
-        missing = check_targets(chosen, plan.chain, plan.groups, plan.request, run.connections)
+        missing = check_targets(plan, chosen, run.connections)
         _restore(run, missing, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report

@@ -31,7 +31,8 @@ class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `folder` is private, for the DDL. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
+    `placed` is how many rows routes lead to each target. `folder` is private, for the DDL. `is_closing`: databases may
+    be closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -42,6 +43,7 @@ class RestoreRun:
     report: RestoreReport
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
+    placed: dict[str, int] = field(default_factory=dict)
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False
@@ -80,6 +82,7 @@ class RestoreRun:
             by=own_label("restore", plan.request.name),
             version=self.version,
             groups=plan.request.groups,
+            routes=plan.request.routes,
             replace=plan.request.replace,
             create_roles=plan.request.create_roles,
             in_store=self.in_store,

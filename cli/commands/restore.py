@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.output.arguments import At, DryRun, Groups, Increment, SnapshotName, parse_moment
+from cli.output.arguments import At, DryRun, Groups, Increment, Routes, SnapshotName, check_text, parse_moment
 from cli.output.context import command_context
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
@@ -49,6 +49,7 @@ def restore(
         Path | None, typer.Option(metavar="FILE", help="Restore into the fleet that this file describes.")
     ] = None,
     group: Groups = None,
+    route: Routes = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rename existing databases and keep them.")] = False,
     create_roles: Annotated[bool, typer.Option("--create-roles", help="Create missing roles, without login.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that ended unfinished.")] = False,
@@ -67,8 +68,9 @@ def restore(
     confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
     if at is not None and increment is not None:
         raise UsageError("--increment and --at exclude each other", hint="give one of the two")
+    check_text("--route", *(route or ()))
     moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(name, increment, moment, tuple(group or ()), replace=replace, create_roles=create_roles)
+    request = RestoreRequest(name, increment, moment, tuple(group or ()), tuple(route or ()), replace, create_roles)
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
         if len(ends) > 1 or dry_run or request != RestoreRequest(name):
             raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")
@@ -163,7 +165,8 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     document = document_of(report) | {"schema": PLAN_SCHEMA, "roles_missing": missing}
     document["ddl_not_tried"] = preview.untried
     document["replaces"] = preview.replaces
-    lines = [_label(report, "would be restored"), *(f"left out: {name}" for name in report.left_out)]
+    lines = [_label(report, "would be restored"), *route_lines(report)]
+    lines += [f"left out: {name}" for name in report.left_out]
     lines += preview.replaces
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in missing]
@@ -171,7 +174,10 @@ def show_plan(context: typer.Context, plan: RestorePlan) -> None:
     if preview.untried:
         where = ", ".join(preview.untried)
         lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
-    emit(context, document, [*lines, f"every {'other ' * bool(preview.untried)}check passed; nothing was changed"])
+    if several := plan.topology is not None and len(plan.topology.sources) > 1:
+        lines.append("not compared: the keys of the sources; the restore does that first")
+    other = "other " * (bool(preview.untried) or several)
+    emit(context, document, [*lines, f"every {other}check passed; nothing was changed"])
 
 
 def document_of(report: RestoreReport) -> dict[str, Any]:
@@ -196,6 +202,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "slots_dropped": report.slots_dropped,
         "slots_left": report.slots_left,
         "owner_changes": to_builtins(report.owner_changes),
+        "routes": [one._asdict() for one in report.routes],
+        "remarks": report.remarks,
         "open_operations": [one.to_json() for one in report.open_operations],
     }
 
@@ -204,6 +212,7 @@ def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
     lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
+    lines += route_lines(report)
     lines += [f"previous database kept on {name}" for name in report.aside]
     for one in report.owner_changes:
         lines.append(
@@ -220,6 +229,11 @@ def lines_of(report: RestoreReport) -> list[str]:
     if report.aside:
         lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
     return lines
+
+
+def route_lines(report: RestoreReport) -> list[str]:
+    """How rows are divided among targets that are not the snapshot's shards, and what that means for other things."""
+    return [*report.remarks, *(f"{one.table} by {one.route}" for one in report.routes)]
 
 
 def _slot_left_lines(name: str) -> list[str]:

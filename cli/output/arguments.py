@@ -26,6 +26,12 @@ At = Annotated[
 Groups = Annotated[
     list[str] | None, typer.Option("--group", metavar="S.T", help="Only these tables (repeatable; * and ?).")
 ]
+Routes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--route", metavar="S.T=EXPR", help="By what rows go to other targets, such as hash(id) (repeatable)."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 
 

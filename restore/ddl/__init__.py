@@ -3,5 +3,6 @@
 A snapshot has an archive of pg_dump, or the scripts that earlier versions stored. A role that is not a superuser runs
 them in a form that is adapted to it. A section is what runs before the rows, after them, or at the end.
 
-Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `snapshots.ddl`, `snapshots.records` and `storage`.
+Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `snapshots.ddl`, `snapshots.records`, `storage`
+and `wal.segments`.
 """

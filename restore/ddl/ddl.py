@@ -5,7 +5,7 @@ Names of views are raw text, quoted (fleet.nodes.encodings).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -64,6 +64,12 @@ class StoredDdl(Ddl, Protocol):
 
         Also returns what is left out. A view that is filled from some of the tables would be wrong, and nothing would
         show it.
+        """
+
+    def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[StoredDdl, list[str]]:
+        """The DDL without the foreign keys whose statements `keeps` denies, and what depends on them; and their names.
+
+        A statement is `ALTER TABLE … ADD CONSTRAINT … FOREIGN KEY …`, with every identifier quoted.
         """
 
     def without_system_grants(self) -> tuple[StoredDdl, list[str]]:

@@ -49,6 +49,7 @@ class ArchiveEntry:
     dependencies: tuple[int, ...]
     begin: int
     end: int
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +115,17 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     end = reader.offset
     reader.string()
     reader.string()
-    schema = reader.text()
-    reader.string()
-    reader.string()
+    schema, tablespace, access = reader.text(), reader.text(), reader.text()
     if version >= WITH_RELATION_KIND:
         reader.integer()
-    reader.string()
+    owner = reader.text()
     reader.string()
     dependencies: list[int] = []
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
-    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end)
+    settings = tablespace, access, owner
+    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), begin, end, settings)
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:

@@ -123,6 +123,9 @@ class RoutedPlace:
         request = RestoreRequest(NAME, increment, groups=groups, routes=routes)
         return plan_restore(self.runs.fleet, self.target(count), request)
 
+    def plan_into(self, path: Path, increment: int) -> RestorePlan:
+        return plan_restore(self.runs.fleet, load_fleet(path), RestoreRequest(NAME, increment))
+
     def restore(self, plan: RestorePlan) -> RestoreReport:
         return restore_fleet(plan, self.runs.spark, Silent())
 
@@ -188,7 +191,13 @@ def make_routed_place(servers: EmbeddedFleet, folder: Path, spark: SparkSession)
     fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store")
     runs = Runs(fleet, Ready(spark))
     for shard, dsn in enumerate(servers.dsns()):
-        execute(dsn, "DROP TABLE account, transfer", "CREATE ROLE other", DEFINITIONS, *(text.format(shard=shard) for text in (ROWS, FAULTS)))
+        execute(
+            dsn,
+            "DROP TABLE account, transfer",
+            "CREATE ROLE other",
+            DEFINITIONS,
+            *(text.format(shard=shard) for text in (ROWS, FAULTS)),
+        )
     runs.init()
     runs.full(NAME)
     for shard, dsn in enumerate(servers.dsns()):

@@ -68,7 +68,7 @@ INSERT INTO person SELECT format(E'%s\\t\\\\ %s\\n ü %s', {shard}, i, repeat('x
 INSERT INTO person VALUES ('long {shard}', repeat('y', 100000), NULL);
 INSERT INTO entry SELECT i, i, {shard} * 1000 + 1 + i % 300, 'r' || 1 + i % 5 FROM generate_series(1, 900) AS i;
 INSERT INTO badge SELECT md5('{shard} ' || i)::uuid, {shard} * 1000 + i FROM generate_series(1, 100) AS i;
-INSERT INTO log SELECT i, 'line ' || i % 7 FROM generate_series(1, 100) AS i;
+INSERT INTO log SELECT i, 'line ' || i % 7 FROM generate_series(1, 100 + {shard}) AS i;
 SELECT setval('upward', 10 + {shard}), setval('downward', -10 - {shard});
 REFRESH MATERIALIZED VIEW total;
 """

@@ -30,7 +30,7 @@ from tests.integration.routing.routed_place import (
 )
 from tests.run.soak import SOAK_SECONDS, draw
 
-KILL_SECONDS_MAX = 120
+KILL_SECONDS_MAX = 240
 ROOT = Path(__file__).parents[3]
 KEYS_QUERY = (
     "SELECT conrelid::regclass::text, confrelid::regclass::text FROM pg_constraint WHERE contype = 'f' ORDER BY 1, 2"

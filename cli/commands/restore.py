@@ -70,7 +70,8 @@ def restore(
         raise UsageError("--increment and --at exclude each other", hint="give one of the two")
     check_text("--route", *(route or ()))
     moment = None if at is None else parse_moment("--at", at)
-    request = RestoreRequest(name, increment, moment, tuple(group or ()), tuple(route or ()), replace, create_roles)
+    groups, routes = tuple(group or ()), tuple(route or ())
+    request = RestoreRequest(name, increment, moment, groups, routes, replace=replace, create_roles=create_roles)
     if ends := [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]:
         if len(ends) > 1 or dry_run or request != RestoreRequest(name):
             raise UsageError(f"{ends[0]} takes no other options than --to and --yes", hint="leave the others out")

@@ -19,24 +19,20 @@ from restore.ddl.archive import read_archive
 from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
 from restore.ddl.moved_tables import move_statements
 from restore.ddl.scripts import ScriptDdl
+from restore.ddl.stored import read_stored_ddl
 from restore.parts.scope import TableMove
 from restore.rows.ledger import check_counts, create_ledger, has_ledger
 from restore.rows.load_target import LoadTarget
 from restore.rows.partition_roots import find_roots
-from snapshots.ddl.dump import find_ddl_objects, read_ddl
 from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
 from snapshots.records.commit import DDL_ARCHIVE, Sequence
 from storage.store import ObjectStore
-from wal.segments.damage import read_listed
 
 
 def read_shard_ddl(store: ObjectStore, chain: Chain, shard: str, path: Path) -> StoredDdl:
     """Read a shard's DDL; an archive is written to the file `path` in a private folder, where pg_restore reads it."""
-    found: dict[str, bytes] = {}
-    for stored in find_ddl_objects(chain, shard):
-        body = read_listed(store, shard, stored.key, (stored.size, stored.digest))
-        found[stored.kind] = read_ddl(body, stored)
+    found = read_stored_ddl(store, chain, shard)
     if DDL_ARCHIVE in found:
         return read_archive(found[DDL_ARCHIVE], path)
     return ScriptDdl({section: raw_text(script) for section, script in found.items()})

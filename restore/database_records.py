@@ -41,7 +41,7 @@ class Phase(StrEnum):
 
 
 class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag="cutline/restoring/1"):
-    """What a restore, which restores `shards`, records on one of its databases.
+    """What a restore, which restores the targets `shards`, records on one of its databases.
 
     `digest` is that of the last commit restored. `version` is Cutline's, `parts` the number of Spark partitions of the
     changed rows: only with the same of both are the tasks of another process those in `ledger`. `in_store`: whether the
@@ -58,6 +58,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     by: str
     version: str
     groups: tuple[str, ...]
+    routes: tuple[str, ...] = ()
     replace: bool
     create_roles: bool
     in_store: bool

@@ -31,9 +31,11 @@ from restore.preview import left_rows
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
-from restore.rows.load_target import LoadTarget, LoadTargets
+from restore.rows.ledger import LoadError
+from restore.rows.load_target import LoadTarget
 from restore.run import RestoreRun
 from restore.target import Target
+from restore.topology.feeds import find_feeds
 from snapshots.operations.spark_jobs import SparkSource
 from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list[str]], spark: SparkSource) -> None:
     """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
     plan, progress = run.plan, run.progress
+    check_sources_apart(run, spark)
     progress.step("create databases")
     run.report.roles_created = make_databases(run, missing, ddl)
     databases = create_all_tables(run, ddl)
@@ -91,6 +94,21 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         raise explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error) from error
 
 
+def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
+    """Raise KeyConflictError if rows of several sources can't be in one target, before anything is created.
+
+    A restore that is resumed with something created has passed this.
+    """
+    topology = run.plan.topology
+    if topology is None or len(topology.sources) == 1 or run.records:
+        return
+    from restore.topology.conflicts import check_conflicts
+
+    session = spark.session()
+    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+        check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
+
+
 def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mapping[str, Ddl]) -> list[str]:
     """Create the empty databases and the missing roles; return the roles created here, as `node: role`.
 
@@ -102,7 +120,7 @@ def make_databases(run: RestoreRun, missing: Mapping[str, list[str]], ddl: Mappi
     def create(target: Target) -> None:
         run.records.pop(target.shard, None)
         run.created.add(target.shard)
-        create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.shard])
+        create_database(target, run.connections[target.shard], run.plan.chain.baseline[target.source])
         run.enter(target, Phase.CREATED)
 
     def try_first(target: Target) -> None:
@@ -127,7 +145,7 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> dict[str, Load
         ledger = run.records[shard].ledger
         if run.records[shard].phase != Phase.CREATED and ledger:
             return find_load_target(target.loaded, ddl[shard], groups[shard], ledger)
-        check = partial(check_against_ddl, chain, shard)
+        check = partial(check_against_ddl, chain, target.source)
         created = create_tables(target.loaded, ddl[shard], groups[shard], check, run.watch)
         run.enter(target, Phase.LOADING, ledger=created.ledger)
         return created
@@ -150,8 +168,12 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
         if run.records[target.shard].parts != parts:
             run.enter(target, Phase.LOADING, parts=parts)
     databases = {target.shard: databases[target.shard] for target in targets}
-    loads = LoadTargets(tuple(target.shard for target in plan.targets), databases, parts, plan.chosen)
-    load_rows(session, plan.chain, loads, plan.store, run.progress)
+    shards = tuple(target.shard for target in plan.targets)
+    loads = find_feeds(plan.chain, shards, plan.topology, databases, parts)
+    loads = replace(loads, chosen=plan.chosen)
+    placed = load_rows(session, plan.chain, loads, plan.store, run.progress)
+    if plan.topology:
+        run.placed = {one.shard: placed[number] for number, one in enumerate(plan.targets)}
     if count_by_node(plan.chain.full) and plan.request.is_with_all_rows:
         scope = plan.request.scope
         roles = RoleChanges(dict(scope.role_map), scope.no_owner)
@@ -188,21 +210,25 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
 
     Notes each materialized view that could not be populated, with the reason.
     """
-    chain, watch, is_empty = run.plan.chain, run.watch, run.plan.request.scope.schema_only
+    watch, is_empty = run.watch, run.plan.request.scope.schema_only
 
     def finish(target: Target) -> list[str]:
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if run.records[shard].phase == Phase.LOADING:
-            run.enter(target, Phase.INDEXING, rows=count_rows(database, watch))
-        sequences = () if is_empty else chain.sequences(shard)
-        problems = finish_database(database, ddl[shard], sequences, run.plan.moves(shard), watch)
+            rows = count_rows(database, watch)
+            check_placed(run, target, rows)
+            run.enter(target, Phase.INDEXING, rows=rows)
+        sequences = () if is_empty else run.plan.sequences(target)
+        problems = finish_database(database, ddl[shard], sequences, run.plan.moves(target), watch)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began
         return problems
 
     seconds: dict[str, float] = {}
     targets = [target for target in run.plan.targets if target.shard in databases]
+    for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
+        check_placed(run, target, run.records[target.shard].rows)
     tallies = [
         indexes_tally(databases[one.shard].node, volume.indexes, volume.rows)
         for one in targets
@@ -216,3 +242,17 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
         NodeReport(one.node.id, one.database, run.records[one.shard].rows, seconds.get(one.shard, 0.0))
         for one in run.plan.targets
     ]
+
+
+def check_placed(run: RestoreRun, target: Target, rows: int) -> None:
+    """Raise LoadError if a target has another number of `rows` than routes have led to it from all sources.
+
+    A process that has loaded no rows knows nothing of that: it resumes what another one has checked.
+    """
+    if run.placed and rows != run.placed[target.shard]:
+        raise LoadError(
+            f"node {target.node.id}: {rows} rows are loaded, but the routes lead {run.placed[target.shard]} rows of"
+            f" {', '.join(target.sources)} to it",
+            hint="see whether something else writes to the restored database, then repeat the command",
+            details={"node": target.node.id, "rows": rows, "placed": run.placed[target.shard]},
+        )

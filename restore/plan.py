@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -16,12 +16,15 @@ from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
+from restore.topology.same_sources import check_large_objects_routed, check_sources
+from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations
 from snapshots.operations.operation import new_operation
 from snapshots.records.chain import Chain
+from snapshots.records.commit import Sequence
 from snapshots.records.commits import SnapshotMissingError, increment_label, read_chain
 from snapshots.records.cut_times import chain_at
 from snapshots.records.only_cut import check_has_rows
@@ -49,27 +52,43 @@ class RestorePlan:
     open_operations: tuple[OpenOperation, ...]
     copies: CopyChoice = field(default_factory=CopyChoice)
     damage: ObjectDamagedError | None = None
+    topology: Topology | None = None
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
         return {
-            target.shard: tuple(filter(self.request.chooses, self.chain.groups(target.shard)))
+            target.shard: tuple(filter(self.request.chooses, self.chain.groups(target.source)))
             for target in self.targets
         }
 
-    def moves(self, shard: str) -> list[TableMove]:
-        """The tables of the shard that get other names."""
-        found = {(group.schema, group.table) for group in self.groups[shard]}
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The snapshot's shards whose rows are restored."""
+        return self.topology.sources if self.topology else tuple(target.shard for target in self.targets)
+
+    def sequences(self, target: Target) -> tuple[Sequence, ...]:
+        """The sequences of a target, with their values."""
+        return self.topology.sequences(self.chain) if self.topology else self.chain.sequences(target.source)
+
+    def roles(self, target: Target) -> tuple[str, ...]:
+        """The roles that the DDL of a target's sources names."""
+        sources = target.sources or (target.source,)
+        return tuple(dict.fromkeys(role for source in sources for role in self.chain.roles(source)))
+
+    def moves(self, target: Target) -> list[TableMove]:
+        """The tables of a target that get other names."""
+        found = {(group.schema, group.table) for group in self.groups[target.shard]}
         return [one for one in self.request.scope.moves if (one.schema, one.table) in found]
 
     @property
     def chosen(self) -> dict[str, frozenset[int]]:
         """The numbers of the groups that are taken from each copy, by node; all of a shard that is not in it."""
         borrowed = dict(self.copies.borrowed)
-        for shard, groups in self.groups.items():
+        for shard in self.sources:
             lent = [numbers for node, numbers in borrowed.items() if self.chain.shard_of(node) == shard]
             if lent or not self.request.is_with_all_rows:
+                groups = filter(self.request.chooses, self.chain.groups(shard))
                 borrowed[shard] = frozenset(group.number for group in groups).difference(*lent)
         return borrowed
 
@@ -102,7 +121,9 @@ class RestorePlan:
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
             warnings=warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries),
-            moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one.shard)],
+            moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one)],
+            routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
+            remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
         )
 
 
@@ -137,6 +158,7 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
         record.snapshot,
         record.increment,
         groups=record.groups,
+        routes=record.routes,
         replace=record.replace,
         create_roles=record.create_roles,
         use_backup_copies=bool(record.borrowed),
@@ -157,6 +179,12 @@ def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> Restor
             hint=f"undo the restore: {record.command} --abandon; and run: snapshot check",
             details={"operation": record.operation},
         )
+    if (shards := tuple(target.shard for target in plan.targets)) != record.shards:
+        raise UsageError(
+            f"operation {record.operation} restores into {', '.join(record.shards)}, and {target.path} has"
+            f" {', '.join(shards)}",
+            hint="give the --to FILE that the restore had, with its primaries in the same order",
+        )
     return plan
 
 
@@ -167,7 +195,7 @@ def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Targ
     """
     operation = new_operation("restore", "", 0, ()).operation
     chosen = _choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
-    return _find_targets(fleet, chosen, "", operation)
+    return _find_targets(fleet, chosen, operation)
 
 
 def _choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
@@ -187,8 +215,10 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    What a listing shows that the copies lack is the plan's `damage`. Raises UsageError if the target lacks a shard or
-    no group matches, and what read_chain, check_archive and find_ddl_objects raise.
+    What a listing shows that the copies lack is the plan's `damage`. If the target lacks a shard, or there are routes,
+    all of the target's primaries are targets, and the routes decide. Raises UsageError if a table has no route then or
+    no group matches, SourcesDifferError, LargeObjectsUnroutedError, and what read_chain, check_archive and
+    find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -206,7 +236,16 @@ def plan_restore(
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
-    targets = _find_targets(target, shards, request.name, intent.id)
+    targets, topology = _find_targets(target, shards, intent.id), None
+    if request.routes or len(targets) < len(shards):
+        check_routable(request)
+        targets = _find_targets(target, [node.id for node in target.primaries], intent.id)
+        targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
+        chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
+        topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
+        check_sources(store, chain, shards)
+        if request.is_with_all_rows:
+            check_large_objects_routed(chain, shards)
     # One that goes on takes its rows from the same copies as before.
     copies, damage = CopyChoice(), None
     if resumed:
@@ -216,15 +255,31 @@ def plan_restore(
             copies = settle_copies(store, chain, wanted_of(request), find_listed_damage(store, chain))
         except ObjectDamagedError as error:
             damage = error
-    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage)
+    plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return plan
+
+
+def check_routable(request: RestoreRequest) -> None:
+    """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
+    scope = request.scope
+    options = {
+        "--node": scope.nodes,
+        "--schema-only": scope.schema_only,
+        "--group S.T=S.T": scope.moves,
+        "--use-backup-copies": request.use_backup_copies,
+    }
+    if given := [option for option, value in options.items() if value]:
+        raise UsageError(
+            f"{', '.join(given)}: not if rows go to other targets than the snapshot's shards",
+            hint="leave it out, or restore to the same shards: without --route, to a FILE that has their ids",
+        )
 
 
 def _check_tables(plan: RestorePlan) -> None:
     """Raise UsageError if a schema has no tables in the shards that are restored, or if no table matches."""
     request = plan.request
-    known = {group.schema for target in plan.targets for group in plan.chain.groups(target.shard)}
+    known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
     if unknown := sorted(set(request.scope.schemas) - known):
         raise UsageError(
             f"no tables of snapshot {request.name} are in --schema {', '.join(unknown)}",
@@ -232,7 +287,7 @@ def _check_tables(plan: RestorePlan) -> None:
             details={"schemas": unknown},
         )
     for move in request.scope.moves:
-        if not any(move in plan.moves(target.shard) for target in plan.targets):
+        if not any(move in plan.moves(target) for target in plan.targets):
             raise UsageError(
                 f"--group {move.label}: no rows of the first table are in snapshot {request.name}",
                 hint=f"see: snapshot show {request.name}   the rows of a partitioned table are in its partitions",
@@ -245,12 +300,8 @@ def _check_tables(plan: RestorePlan) -> None:
         )
 
 
-def _find_targets(fleet: Fleet, shards: list[str], snapshot: str, operation: str) -> tuple[Target, ...]:
+def _find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, ...]:
+    """The targets with these ids that the fleet has."""
     primaries = {node.id: node for node in fleet.primaries}
-    if missing := [shard for shard in shards if shard not in primaries]:
-        raise UsageError(
-            f"{fleet.path} lacks primaries that snapshot {snapshot} has: {', '.join(missing)}",
-            hint="restore matches nodes by id: give the target's primaries the ids that they have in the snapshot",
-        )
-    backups = {shard: tuple(node for node in fleet.nodes if node.backup_of == shard) for shard in shards}
-    return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in shards)
+    backups = {one: tuple(node for node in fleet.nodes if node.backup_of == one) for one in ids}
+    return tuple(target_of(one, primaries[one], backups[one], operation) for one in ids if one in primaries)

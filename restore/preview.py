@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,6 @@ from msgspec import structs
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.privileges import read_role
 from fleet.progress import Progress
-from fleet.tables.groups import Group
 from restore.build import read_shard_ddl
 from restore.copies.choice import explain_damage
 from restore.database_records import list_databases
@@ -23,20 +23,19 @@ from restore.ddl.ddl import ChangedRoles, Ddl, StoredDdl, show_name
 from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.newest import read_newest_figures
-from restore.estimates.volumes import ShardVolume, measure_volume, newest_facts
+from restore.estimates.volumes import ShardVolume, combine_volumes, measure_volume, newest_facts
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_extensions, check_locales, check_tablespaces
 from restore.parts.scope import TableMove
 from restore.plan import RestorePlan, wanted_of
 from restore.rehearsal import check_memberships, read_our_name
-from restore.request import RestoreRequest
 from restore.roles import check_mapped, find_role_changes, missing_roles, name_bytes
 from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
+from restore.topology.foreign_keys import keeps_foreign_key
 from restore.unfinished import check_no_unfinished
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
-from snapshots.records.chain import Chain
 from snapshots.records.large_objects import count_by_node
 from wal.segments.damage import ObjectDamagedError
 
@@ -97,13 +96,11 @@ def check_restore(
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
         obstacles.add(plan.damage)
-    missing = check_targets(targets, plan.chain, plan.groups, plan.request, connections, obstacles)
-    readable = [one for one in targets if not plan.lacks_ddl(one.shard)]
+    missing = check_targets(plan, targets, connections, obstacles)
+    readable = [one for one in targets if not plan.lacks_ddl(one.source)]
     checked = read_all_ddl(plan, readable, connections, folder, obstacles)
     volumes = {
-        one.shard: measure_volume(plan.chain, one.shard, plan.groups[one.shard], checked.entries[one.shard])
-        for one in readable
-        if one.shard in checked.entries
+        one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
@@ -122,6 +119,15 @@ def check_restore(
         disks=disks,
         estimate=estimate_restore(volumes.values(), figures, basis),
     )
+
+
+def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
+    """What a target gets: a shard, or with routes an equal part of all sources."""
+    volumes = [
+        measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
+        for one in target.sources or (target.source,)
+    ]
+    return combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
 
 
 def _space_of(target: Target, connection: psycopg.Connection[Any], volume: ShardVolume) -> DatabaseSpace:
@@ -145,28 +151,25 @@ class CheckedDdl:
 
 
 def check_targets(
+    plan: RestorePlan,
     targets: Iterable[Target],
-    chain: Chain,
-    groups: Mapping[str, Iterable[Group]],
-    request: RestoreRequest,
     connections: Mapping[str, psycopg.Connection[Any]],
     obstacles: Obstacles,
 ) -> dict[str, list[str]]:
-    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard.
-
-    `groups` and `connections` are by shard.
-    """
+    """Add what keeps a target from taking its shard; return the roles that it lacks, by shard."""
+    chain, request, groups = plan.chain, plan.request, plan.groups
     places: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     for target in targets:
         node, shard, connection = target.node, target.shard, connections[target.shard]
-        source = chain.baseline[shard]
+        newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
+        source = chain.baseline[newest]
         place = check_target(target, connection, source, obstacles, replace=request.replace)
-        check_locales(node, connection, source, newest_facts(chain, shard), obstacles)
+        check_locales(node, connection, source, newest_facts(chain, target.source), obstacles)
         with obstacles.collecting(node.id):
-            check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(shard)))
+            check_xml(target, connection, source, find_xml_columns(groups[shard], chain.tables(target.source)))
         with obstacles.collecting(node.id):
-            roles = request.scope.roles_needed(chain.roles(shard))
+            roles = request.scope.roles_needed(plan.roles(target))
             missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
         if place in places:
             error = TargetUnfitError(
@@ -193,19 +196,19 @@ def read_all_ddl(
     for number, target in enumerate(targets):
         shard, connection = target.shard, connections[target.shard]
         try:
-            stored = read_shard_ddl(plan.store.open(), plan.chain, shard, folder / f"archive-{number}")
+            stored = read_shard_ddl(plan.store.open(), plan.chain, target.source, folder / f"archive-{number}")
         except ObjectDamagedError as error:
             obstacles.add(explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error))
             continue
-        check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, shard), obstacles)
+        check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)
         if plan.request.scope.changes_roles:
             stored, changed = _change_roles(plan, target, connection, stored)
             checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
             met |= changed.met
-        if moves := plan.moves(shard):
-            stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[shard].encoding))
-        ddl, lines = _choose_ddl(plan.request, stored)
+        if moves := plan.moves(target):
+            stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
+        ddl, lines = _choose_ddl(plan, stored)
         checked.left_out.extend(f"{line} on {shard}" for line in lines)
         checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
         if not read_role(target.node, connection).is_super:
@@ -223,11 +226,14 @@ def read_all_ddl(
     return checked
 
 
-def _choose_ddl(request: RestoreRequest, ddl: StoredDdl) -> tuple[StoredDdl, list[str]]:
+def _choose_ddl(plan: RestorePlan, ddl: StoredDdl) -> tuple[StoredDdl, list[str]]:
     """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
-    if request.is_partial:
+    if plan.request.is_partial:
         return ddl.without_dependents()
-    return ddl.without_view_rows() if request.scope.schema_only else (ddl, [])
+    if plan.topology:
+        ddl, keys = ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
+        return ddl, [f"{name}, as rows that it joins may be on different targets," for name in keys]
+    return ddl.without_view_rows() if plan.request.scope.schema_only else (ddl, [])
 
 
 def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], encoding: str) -> list[TableMove]:
@@ -248,10 +254,10 @@ def _change_roles(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: StoredDdl
 ) -> tuple[StoredDdl, ChangedRoles]:
     """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
-    shard, chain = target.shard, plan.chain
+    shard, chain = target.source, plan.chain
     changes = find_role_changes(target, connection, plan)
     changed, found = ddl.with_roles(changes)
-    roles = chain.roles(shard)
+    roles = plan.roles(target)
     names = map(raw_text, name_bytes(connection, roles, chain.baseline[shard].encoding))
     lacking = [role for role, name in zip(roles, names, strict=True) if changes.lacks(name)]
     left_out = dict(found.left_out)
@@ -266,7 +272,7 @@ def left_rows(plan: RestorePlan) -> list[str]:
         return []
     counts = count_by_node(plan.chain.full)
     rows = ["all rows, and the values of all sequences"] if plan.request.scope.schema_only else []
-    return rows + [f"{counts[one.shard]} large objects on {one.shard}" for one in plan.targets if counts.get(one.shard)]
+    return rows + [f"{counts[one]} large objects on {one}" for one in plan.sources if counts.get(one)]
 
 
 def find_replaced(plan: RestorePlan, connections: Mapping[str, psycopg.Connection[Any]]) -> list[str]:

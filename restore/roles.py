@@ -81,7 +81,7 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
 
 def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
     """Which role takes the place of which in the target's DDL (raw text)."""
-    scope, encoding = plan.request.scope, plan.chain.baseline[target.shard].encoding
+    scope, encoding = plan.request.scope, plan.chain.baseline[target.source].encoding
     before, after = (
         map(raw_text, name_bytes(connection, [pair[side] for pair in scope.role_map], encoding)) for side in (0, 1)
     )
@@ -93,7 +93,7 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
 
 def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
     """Raise UsageError if the snapshot has none of a role that --role-map names; `met` are the roles of its DDL."""
-    known = {role for target in plan.targets for role in plan.chain.roles(target.shard)}
+    known = {role for target in plan.targets for role in plan.roles(target)}
     if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",

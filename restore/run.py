@@ -34,9 +34,9 @@ class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `obstacles` has the nodes that can't be reached: they have no connection. `folder` is private, for the DDL.
-    `pace` measures a restore that loads everything itself; `volumes` are by shard. `is_closing`: databases may be
-    closed; `is_deciding`: the decision may be stored.
+    `obstacles` has the nodes that can't be reached: they have no connection. `placed` is how many rows routes lead to
+    each target. `folder` is private, for the DDL. `pace` measures a restore that loads everything itself; `volumes` are
+    by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -50,6 +50,7 @@ class RestoreRun:
     created: set[str] = field(default_factory=set)
     pace: RestorePace | None = None
     volumes: Mapping[str, ShardVolume] = field(default_factory=dict)
+    placed: dict[str, int] = field(default_factory=dict)
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False
@@ -92,6 +93,7 @@ class RestoreRun:
             by=own_label("restore", plan.request.name),
             version=self.version,
             groups=plan.request.groups,
+            routes=plan.request.routes,
             replace=plan.request.replace,
             create_roles=plan.request.create_roles,
             scope=plan.request.scope,

@@ -71,7 +71,8 @@ class TargetExistsError(RefusedError):
 class Target:
     """Where one shard is restored to: `database` is its real name, `loading` its name until the swap.
 
-    `aside` is the name that an existing database gets.
+    `aside` is the name that an existing database gets. If the targets are not the snapshot's shards, `shard` is the
+    target's own id, and `sources` are the shards whose rows it gets; otherwise these are empty.
     """
 
     shard: str
@@ -80,6 +81,12 @@ class Target:
     loading: str
     aside: str
     backups: tuple[Node, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The shard whose DDL and settings the database gets."""
+        return self.sources[0] if self.sources else self.shard
 
     def named(self, suffix: str) -> Target:
         """The target with the names that the operation with this suffix gives."""

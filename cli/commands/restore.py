@@ -35,6 +35,7 @@ from cli.output.arguments import (
     Replace,
     Resume,
     RoleMap,
+    Routes,
     SchemaOnly,
     Schemas,
     SnapshotName,
@@ -47,7 +48,7 @@ from cli.output.context import command_context
 from cli.output.recovery import write_transactions
 from cli.output.restore_plan import plan_document, plan_lines
 from cli.output.restore_report import document_of, lines_of, preview_document, preview_lines
-from cli.output.restore_scope import check_options, parse_groups, parse_role_map
+from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
@@ -72,6 +73,7 @@ def restore(
     group: GroupsOrMoves = None,
     schema: Schemas = None,
     node: Nodes = None,
+    route: Routes = None,
     no_owner: NoOwner = False,
     role_map: RoleMap = None,
     schema_only: SchemaOnly = False,
@@ -90,13 +92,13 @@ def restore(
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
     target = load_fleet(to) if to else source
-    groups, moves = parse_groups(group or ())
+    (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
         nodes=nodes, schemas=schemas, schema_only=schema_only, no_owner=no_owner, role_map=roles, moves=moves
     )
     name, moment = newest_name(source, name), parse_at(at, increment)
-    request = RestoreRequest(name, increment, moment, groups, replace, create_roles, use_backup_copies, scope)
+    request = RestoreRequest(name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, scope)
     check_options(request)
     confirm = Confirmation(is_given=yes or not sys.stdin.isatty())
     ends = [word for word, is_set in zip(ENDS, (resume, abandon, discard_old), strict=True) if is_set]

@@ -67,6 +67,12 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a restore tha
 Abandon = Annotated[bool, typer.Option("--abandon", help="Undo a restore that ended unfinished.")]
 DiscardOld = Annotated[bool, typer.Option("--discard-old", help="Drop the databases that --replace has put aside.")]
 Yes = Annotated[bool, typer.Option("--yes", help="On a terminal: replace or drop databases.")]
+Routes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--route", metavar="S.T=EXPR", help="By what rows go to other targets, such as hash(id) (repeatable)."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make all checks, show the plan, change nothing.")]
 
 

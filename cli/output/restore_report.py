@@ -46,6 +46,8 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         **borrowed_document(report),
         "warnings": report.warnings,
         "moved": report.moved,
+        "routes": [one._asdict() for one in report.routes],
+        "remarks": report.remarks,
     }
 
 
@@ -53,6 +55,7 @@ def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
     lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
+    lines += route_lines(report)
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in report.warnings]
     lines += [f"previous database kept on {name}" for name in report.aside]
@@ -72,6 +75,11 @@ def lines_of(report: RestoreReport) -> list[str]:
     if report.aside:
         lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
     return lines
+
+
+def route_lines(report: RestoreReport) -> list[str]:
+    """How rows are divided among targets that are not the snapshot's shards, and what that means for other things."""
+    return [*report.remarks, *(f"{one.table} by {one.route}" for one in report.routes)]
 
 
 def _slot_left_lines(name: str) -> list[str]:
@@ -104,7 +112,8 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     """The output for people of a restore that only makes its checks."""
     report = plan.report()
-    lines = [*plan_lines(plan, preview), *(f"left out: {name}" for name in preview.left_out)]
+    lines = [*plan_lines(plan, preview), *route_lines(report)]
+    lines += [f"left out: {name}" for name in preview.left_out]
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in (*report.warnings, *preview.warnings)]
     lines += preview.replaces
@@ -115,7 +124,10 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     if preview.untried:
         where = ", ".join(preview.untried)
         lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
-    return [*lines, f"every {'other ' * bool(preview.untried)}check passed; nothing was changed"]
+    if several := plan.topology is not None and len(plan.topology.sources) > 1:
+        lines.append("not compared: the keys of the sources; the restore does that first")
+    other = "other " * (bool(preview.untried) or several)
+    return [*lines, f"every {other}check passed; nothing was changed"]
 
 
 def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:

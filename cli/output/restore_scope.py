@@ -68,6 +68,13 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
     return tuple(patterns), tuple(moves)
 
 
+def parse_routes(values: Iterable[str]) -> tuple[str, ...]:
+    """The routes of --route, which are read when the tables are known; raise UsageError."""
+    routes = tuple(values)
+    check_text("--route", *routes)
+    return routes
+
+
 def check_options(request: RestoreRequest) -> None:
     """Raise UsageError if options exclude each other."""
     scope = request.scope

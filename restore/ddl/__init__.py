@@ -4,5 +4,5 @@ A snapshot has an archive of pg_dump, or the scripts that earlier versions store
 them in a form that is adapted to it. A section is what runs before the rows, after them, or at the end.
 
 Imports `fleet`, `fleet.nodes`, `fleet.programs`, `fleet.tables`, `restore.parts`, `snapshots.ddl`,
-`snapshots.records` and `storage`.
+`snapshots.records`, `storage` and `wal.segments`.
 """

@@ -6,7 +6,7 @@ Which entries are run is decided by their types and dependencies; no statement's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,6 +112,18 @@ class ArchiveDdl:
     def check_moves(self, moves: Iterable[TableMove]) -> None:
         """Raise TableInTheWayError if a table can't have another name."""
         check_moves(self.entries, moves)
+
+    def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[ArchiveDdl, list[str]]:
+        """The DDL without the foreign keys whose statements `keeps` denies, and their names."""
+        body, by_number = self.path.read_bytes(), {entry.number: entry for entry in self.entries}
+        keys = [
+            entry
+            for entry in self.entries
+            if entry.kind == FOREIGN_KEY and not keeps(statements_of_entry(body, entry).strip())
+        ]
+        left = with_dependents(self.entries, [entry.number for entry in keys])
+        names = [f"foreign key {show_name(_name_key(key, by_number))}" for key in keys]
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.number not in left)), names
 
     def without_system_grants(self) -> tuple[ArchiveDdl, list[str]]:
         """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""

@@ -5,7 +5,7 @@ Names of views are raw text, quoted (fleet.nodes.encodings).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -91,6 +91,12 @@ class StoredDdl(Ddl, Protocol):
 
     def check_moves(self, moves: Iterable[TableMove]) -> None:
         """Raise RefusedError if something has a name that a table is to have (raw text)."""
+
+    def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[StoredDdl, list[str]]:
+        """The DDL without the foreign keys whose statements `keeps` denies, and what depends on them; and their names.
+
+        A statement is `ALTER TABLE … ADD CONSTRAINT … FOREIGN KEY …`, with every identifier quoted.
+        """
 
     def without_system_grants(self) -> tuple[StoredDdl, list[str]]:
         """The DDL without privileges of PostgreSQL's own objects, which only a superuser grants; and what is left."""

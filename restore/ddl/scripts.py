@@ -7,7 +7,7 @@ among whole statements.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,11 @@ class ScriptDdl:
             "an early version of Cutline stored the DDL of this snapshot as scripts, so its tables keep their names",
             hint="restore the table under its own name: --group S.T",
         )
+
+    def without_foreign_keys(self, keeps: Callable[[str], bool]) -> tuple[ScriptDdl, list[str]]:
+        """The DDL without the foreign keys whose statements `keeps` denies, and their names."""
+        post_data, keys = remove_foreign_keys(self.scripts[POST_DATA], keeps)
+        return ScriptDdl({**self.scripts, POST_DATA: post_data}), [f"foreign key {name}" for name in keys]
 
     def without_system_grants(self) -> tuple[ScriptDdl, list[str]]:
         """The DDL as it is: a script does not tell what its privileges are of."""
@@ -175,15 +180,15 @@ def _find_refused(connection: psycopg.Connection[Any], statements: str) -> str:
     return statement
 
 
-def remove_foreign_keys(script: str) -> tuple[str, list[str]]:
-    """The post-data script without foreign keys and the comments on them, and their names.
+def remove_foreign_keys(script: str, keeps: Callable[[str], bool] = lambda _: False) -> tuple[str, list[str]]:
+    """The post-data script without foreign keys that `keeps` denies and the comments on them, and their names.
 
     Some of the tables alone may violate them.
     """
     kept: list[str] = []
     removed: list[tuple[str, str]] = []
     for one in statements_of(script):
-        if match := FOREIGN_KEY.fullmatch(one.bare):
+        if (match := FOREIGN_KEY.fullmatch(one.bare)) and not keeps(one.bare):
             removed.append((match["name"], match["table"]))
         elif not ((match := COMMENT.fullmatch(one.bare)) and (match["name"], match["table"]) in removed):
             kept.append(one.text)

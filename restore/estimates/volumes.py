@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.tables.groups import Group
@@ -87,6 +87,24 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
         is_rough,
         len(chosen),
         count_indexes(entries),
+    )
+
+
+def combine_volumes(volumes: Sequence[ShardVolume], parts: int) -> ShardVolume:
+    """What each of `parts` targets gets of several shards with the same tables, if it gets an equal part."""
+    rows: Counter[str] = Counter()
+    for one in volumes:
+        rows.update(one.rows)
+    return ShardVolume(
+        {table: count // parts for table, count in rows.items()},
+        sum(one.changes for one in volumes) // parts,
+        sum(one.base_bytes for one in volumes) // parts,
+        sum(one.large_bytes for one in volumes) // parts,
+        sum(one.stored_bytes for one in volumes) // parts,
+        max(sum(one.size_bytes for one in volumes) // parts, EMPTY_BYTES),
+        is_rough=True,
+        tables=volumes[0].tables,
+        indexes=volumes[0].indexes,
     )
 
 

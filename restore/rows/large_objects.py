@@ -20,8 +20,9 @@ from fleet.progress import Progress
 from fleet.tables.large_objects import count_large_objects
 from restore.parts.role_changes import UNCHANGED, RoleChanges
 from restore.rows.ledger import LoadError
-from restore.rows.load import LoadReport, load_error
+from restore.rows.load import LoadReport
 from restore.rows.load_target import LoadTarget
+from restore.rows.loaders import load_error
 from snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
 from snapshots.operations.spark_jobs import raise_first, run_tasks
 from snapshots.records.commit import FullSnapshot, StoredObject
@@ -142,7 +143,7 @@ def read_actors(task: ActorsTask) -> ActorsReport:
 
 def load_large(task: LargeLoadTask) -> LoadReport:
     """Load the task's objects."""
-    total, order = 0, PartOrder()
+    order = PartOrder()
     try:
         store = task.store.open()
         with connect(task.node) as connection:
@@ -150,21 +151,21 @@ def load_large(task: LargeLoadTask) -> LoadReport:
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
                 for number, parts in enumerate(read_parts(stored, body, order)):
-                    total += _load_parts(connection, task, f"{stored.key} {number}", parts)
-        return LoadReport(total)
+                    _load_parts(connection, task, f"{stored.key} {number}", parts)
+        return LoadReport()
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
     except psycopg.Error as error:
         return LoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> int:
-    """Load a batch unless it is in the ledger, by its `name`; return the number of large objects created."""
+def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> None:
+    """Load a batch unless it is in the ledger, by its `name`."""
     entry = f"INSERT INTO {task.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:
         if cursor.execute(entry.encode(), (name,)).rowcount == 0:
-            return 0
+            return
         created = [(part.oid, part.data) for part, _ in defined]
         added = [(part.oid, part.offset, part.data) for part in parts if not part.definition]
         cursor.executemany("SELECT lo_from_bytea(%s::oid, %b)", created)
@@ -173,7 +174,6 @@ def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: 
         for part, definition in defined:
             for statement in definition_statements(part.oid, definition, connection.info.user, roles):
                 cursor.execute(statement)
-    return len(defined)
 
 
 def _with_known(

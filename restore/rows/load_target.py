@@ -1,12 +1,13 @@
-"""The database that a shard's rows are loaded into."""
+"""The databases that a shard's rows are loaded into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet.config import Node
 from fleet.tables.groups import Group
+from restore.routing.table_routes import SourceRoutes
 from snapshots.ddl.search_path import DEFAULT
 
 
@@ -31,8 +32,26 @@ class LoadTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """Where the rows of one source go: to the databases in `targets`, by the targets' numbers.
+
+    The databases' groups are by the source's group numbers; their own numbers are those of the ledger. Without `routes`
+    all rows go to the only target. With them, targets that are loaded already are missing, and their rows are left out.
+    """
+
+    targets: Mapping[int, LoadTarget]
+    routes: SourceRoutes | None = None
+
+    def select(self, numbers: Collection[int]) -> Feed:
+        """The same with only the groups of these `numbers`; targets that have none of them are left out."""
+        chosen = {number: one.select(numbers) for number, one in self.targets.items()}
+        routes = self.routes.select(numbers) if self.routes else None
+        return Feed({number: one for number, one in chosen.items() if one.groups}, routes)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """The databases to load, by shard; `shards` are all of the restore, also those that are loaded already.
+    """Where the rows of the `shards`, all sources of the restore, go: the feed of each that is to be loaded, by shard.
 
     `chosen` are by node the numbers of the groups whose rows are taken from its copy; standbys in it lend rows to their
     shards. Of a shard that is not in it, all rows are taken from the primary's copy. `parts` is `partitions_of` the
@@ -40,7 +59,7 @@ class LoadTargets:
     """
 
     shards: tuple[str, ...]
-    databases: Mapping[str, LoadTarget]
+    feeds: Mapping[str, Feed]
     parts: int
     chosen: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
@@ -49,7 +68,8 @@ class LoadTargets:
         """The nodes whose copies are read: those of the shards, then the standbys."""
         return (*self.shards, *sorted(self.chosen.keys() - set(self.shards)))
 
-    def target_of(self, node: str, shard: str) -> LoadTarget | None:
-        """The shard's database with the groups whose rows are taken from the node's copy; None if it is loaded."""
-        target, groups = self.databases.get(shard), self.chosen.get(node)
-        return target if target is None or groups is None else target.select(groups)
+    def feed_of(self, node: str, shard: str) -> Feed | None:
+        """Where the rows go that are taken from the node's copy, which is of the shard; None if nowhere."""
+        feed, groups = self.feeds.get(shard), self.chosen.get(node)
+        chosen = feed if feed is None or groups is None else feed.select(groups)
+        return chosen if chosen and chosen.targets else None

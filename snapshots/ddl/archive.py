@@ -54,6 +54,7 @@ class ArchiveEntry:
     owner_begin: int
     owner_end: int
     tablespace: str = ""
+    access: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,7 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     end = reader.offset
     reader.string()
     reader.string()
-    schema = reader.text()
-    tablespace = reader.text()
-    reader.string()
+    schema, tablespace, access = reader.text(), reader.text(), reader.text()
     if version >= WITH_RELATION_KIND:
         reader.integer()
     owner_begin = reader.offset
@@ -133,9 +132,8 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
     places = begin, end, owner, owner_begin, owner_end
-    return ArchiveEntry(
-        number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, tablespace=tablespace
-    )
+    settings = tablespace, access
+    return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, *settings)
 
 
 def statements_of_entry(body: bytes, entry: ArchiveEntry) -> str:

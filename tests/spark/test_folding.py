@@ -15,7 +15,7 @@ from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.tables.groups import Group
 from restore.rows.load import load_images
-from restore.rows.load_target import LoadTarget
+from restore.rows.load_target import Feed, LoadTarget
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
 from snapshots.fold.fold import CHANGE_ROWS, Fold, _base_rows, _fold_multisets, fold
@@ -111,11 +111,9 @@ def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSessio
     assert folded.images is not None
     batches = folded.images.select("node", "group", "row", "key").toArrow().to_batches()
     group = Group(GROUP, "public", "log", "full", 0, ())
-    targets = {0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group}, "cutline.ledger")}
+    feeds = {0: Feed({0: LoadTarget(Node("a", "postgresql:///nowhere"), {GROUP: group}, "cutline.ledger")})}
     # A batch with such a row is refused before any connection is opened.
-    (report,) = load_images(
-        iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), targets, "images-0"
-    )
+    (report,) = load_images(iter([pa.Table.from_batches(batches).combine_chunks().to_batches()[0]]), feeds, "images-0")
     assert key in report.to_pylist()[0]["problem"]
 
 

@@ -1,0 +1,138 @@
+"""Table routes: the routes of a restore, resolved against the tables' definitions and the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.tables.groups import Column, Group
+from fleet.tables.names import is_matching
+from restore.routing.routes import FORMS, Route, RouteKind
+from storage.errors import UsageError
+
+NAMED_MAX = 20
+INTEGERS = ("smallint", "integer", "bigint")
+TEXTS = ("text", "character varying")
+UUID = "uuid"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoute:
+    """Where the rows of one table go.
+
+    `number` is the table's among those of the restore. `field` is the index of the route's column in a stored line of
+    `width` fields, of which the first `key_width` are the key; `type` is the column's. `target` is the number of the
+    only target, where there is one.
+    """
+
+    table: str
+    number: int
+    kind: RouteKind
+    text: str
+    key_width: int
+    width: int
+    column: str = ""
+    field: int = 0
+    type: str = ""
+    bounds: tuple[int, ...] = ()
+    target: int = 0
+
+    @property
+    def divides_like(self) -> tuple[object, ...]:
+        """What two tables have in common whose rows with equal values in the routes' columns go to the same target."""
+        of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
+        return self.kind, self.bounds, self.target, of_type
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRoutes:
+    """The table routes of one source, by its group numbers; of a table with route `all` only the first source counts.
+
+    `targets` are the targets' ids, by number.
+    """
+
+    source: str
+    is_first: bool
+    targets: tuple[str, ...]
+    by_group: Mapping[int, TableRoute]
+
+    def select(self, numbers: Iterable[int]) -> SourceRoutes:
+        """The same with only the groups of these `numbers`."""
+        chosen = {one: self.by_group[one] for one in numbers if one in self.by_group}
+        return SourceRoutes(self.source, self.is_first, self.targets, chosen)
+
+
+def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tuple[str, ...]) -> dict[str, TableRoute]:
+    """The route of every table, by name: the first whose pattern matches. Of one target, no route is needed.
+
+    Raises UsageError that lists all tables without a route, or for a route that does not fit its table or matches none.
+    """
+    found: dict[str, TableRoute] = {}
+    for number, group in enumerate(groups):
+        route = next((one for one in routes if is_matching(group.name, [one.pattern])), None)
+        if route is not None:
+            found[group.name] = _resolve(group, number, route, targets)
+        elif len(targets) == 1:
+            found[group.name] = _to_one(group, number, targets, f"node('{targets[0]}')", 0)
+    if lacking := [group.name for group in groups if group.name not in found]:
+        more = f" and {len(lacking) - NAMED_MAX} more" if len(lacking) > NAMED_MAX else ""
+        raise UsageError(
+            f"the rows of these tables have no route to {', '.join(targets)}: {', '.join(lacking[:NAMED_MAX])}{more}",
+            hint=[
+                f"give each a --route 'SCHEMA.TABLE=…' with {FORMS}; patterns such as 'public.*=hash(id)' are allowed",
+                "to restore each shard to a target of its own instead, give these the shards' ids",
+            ],
+            details={"tables": lacking, "targets": list(targets)},
+        )
+    for route in routes:
+        if not any(is_matching(group.name, [route.pattern]) for group in groups):
+            raise UsageError(
+                f"--route {route.pattern}={route.text}: no table that is restored matches {route.pattern}",
+                hint="see: snapshot show NAME",
+            )
+    return found
+
+
+def _to_one(group: Group, number: int, targets: tuple[str, ...], text: str, target: int) -> TableRoute:
+    assert target < len(targets)
+    return TableRoute(group.name, number, RouteKind.NODE, text, group.key_width, len(group.columns), target=target)
+
+
+def _resolve(group: Group, number: int, route: Route, targets: tuple[str, ...]) -> TableRoute:
+    what = f"--route {group.name}={route.text}"
+    if route.kind is RouteKind.ALL:
+        return TableRoute(group.name, number, route.kind, route.text, group.key_width, len(group.columns))
+    if route.kind is RouteKind.NODE:
+        if route.node not in targets:
+            raise UsageError(f"{what}: the target has no node {route.node}", hint=f"its nodes are {', '.join(targets)}")
+        return _to_one(group, number, targets, route.text, targets.index(route.node))
+    names = [column.name for column in group.columns]
+    if route.column not in names:
+        raise UsageError(
+            f"{what}: table {group.name} has no stored column {route.column}",
+            hint=f"its columns are {', '.join(names) or 'none'}",
+        )
+    field = names.index(route.column)
+    type_ = _check_type(what, group.columns[field], route.kind)
+    if route.kind is RouteKind.RANGE and len(route.bounds) != len(targets):
+        raise UsageError(
+            f"{what}: it has {len(route.bounds)} bounds for {len(targets)} targets: {', '.join(targets)}",
+            hint="give the lower bound of each target, in the order of the target's file",
+        )
+    return TableRoute(
+        group.name, number, route.kind, route.text, group.key_width, len(group.columns), route.column, field, type_,
+        route.bounds,
+    )  # fmt: skip
+
+
+def _check_type(what: str, column: Column, kind: RouteKind) -> str:
+    """The column's type without its modifier; raise UsageError if rows can't be divided by it."""
+    type_ = column.type.partition("(")[0]
+    allowed = {
+        RouteKind.HASH: (*INTEGERS, *TEXTS, UUID), RouteKind.RANGE: INTEGERS, RouteKind.COLUMN: TEXTS,
+    }[kind]  # fmt: skip
+    if type_ not in allowed:
+        raise UsageError(
+            f"{what}: column {column.name} is of type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"
+        )
+    return type_

@@ -1,0 +1,7 @@
+"""Topology: restores whose targets are not the shards of the snapshot. All sources feed all targets.
+
+Which definitions the sources share, whether their keys are different, and what becomes of sequences and foreign keys.
+
+Imports `columns`, `fleet`, `fleet.tables`, `restore.ddl`, `restore.routing`, `restore.rows`, `snapshots.base_copy`,
+`snapshots.ddl`, `snapshots.fold`, `snapshots.operations`, `snapshots.records` and `storage`.
+"""

@@ -1,0 +1,1 @@
+"""Restores into targets that are not the shards of the snapshot."""

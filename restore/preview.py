@@ -209,7 +209,8 @@ def read_all_ddl(
         if moves := plan.moves(target):
             stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
         ddl, lines = _choose_ddl(plan, stored)
-        checked.left_out.extend(f"{line} on {shard}" for line in lines)
+        why = ": rows that it joins may be on different targets" if plan.topology else ""
+        checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
         if not read_role(target.node, connection).is_super:
             ddl, grants = ddl.without_system_grants()
@@ -232,7 +233,7 @@ def _choose_ddl(plan: RestorePlan, ddl: StoredDdl) -> tuple[StoredDdl, list[str]
         return ddl.without_dependents()
     if plan.topology:
         ddl, keys = ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
-        return ddl, [f"{name}, as rows that it joins may be on different targets," for name in keys]
+        return ddl, keys
     return ddl.without_view_rows() if plan.request.scope.schema_only else (ddl, [])
 
 

@@ -176,11 +176,11 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             _decide(run)
             run.progress.reached(RestoreCrashPoint.DECIDED)
             report.aside = _publish(run)
-        report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
-        ending = store if run.in_store else None
-        report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
-        report.slots_left += _find_slots_elsewhere(plan.target_fleet, plan.targets, report.slots_dropped)
-        run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
+            report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
+            ending = store if run.in_store else None
+            report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
+            report.slots_left += _find_slots_elsewhere(plan.target_fleet, plan.targets, report.slots_dropped)
+            run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
         if run.pace:
             lease.figures = run.pace.figures(report.bytes)

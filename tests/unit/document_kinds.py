@@ -105,6 +105,7 @@ OPTIONAL = {
     "increment": {"previous", "causes"},
     "fleet": {"format"},
     "intent": {"turn"},
+    "lost": {"restore"},
     # Earlier versions wrote outcomes without a kind; the intent has it.
     "outcome": {"kind", "snapshot", "increment"},
 }

@@ -88,20 +88,19 @@ def test_what_neither_copy_has_is_refused_by_name_and_nothing_is_touched(copied:
     assert copied.restored() == copied.truth[1]
 
 
-def test_without_the_option_a_missing_object_is_refused_before_any_node_is_asked(copied: CopiedChain) -> None:
+def test_without_the_option_a_missing_object_is_an_obstacle_that_no_node_is_asked_for(copied: CopiedChain) -> None:
     copied.damage({copied.base("s2", 2): remove, copied.segment("s1", 2): truncate})
     nowhere = replace(
         copied.target, nodes=tuple(replace(n, dsn="postgresql://127.0.0.1:1/x") for n in copied.target.nodes)
     )
-    with pytest.raises(ObjectDamagedError) as refused:
-        plan_restore(copied.fleet, nowhere, RestoreRequest(NAME))
-    error = refused.value
+    error = plan_restore(copied.fleet, nowhere, RestoreRequest(NAME)).damage
+    assert error
     assert f"snapshot restore {NAME} --use-backup-copies --increment 2" in error.hint
     assert f"increments that can still be restored: 0 to 1; the newest of them: snapshot restore {NAME}" in error.hint
     lost = {(one["shard"], one["what"]) for one in error.details["lost"]}  # type: ignore[attr-defined]
     assert lost == {("s2", "public.second"), *(("s1", name) for name in ALL)}
     # What increment 1 needs is all there.
-    plan_restore(copied.fleet, nowhere, RestoreRequest(NAME, 1))
+    assert plan_restore(copied.fleet, nowhere, RestoreRequest(NAME, 1)).damage is None
 
 
 def test_an_altered_object_is_refused_while_it_is_read_and_nothing_is_left(copied: CopiedChain) -> None:

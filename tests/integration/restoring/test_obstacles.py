@@ -75,7 +75,7 @@ def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place)
     assert isinstance(obstacles, list)
     assert [(one["node"], one["error"]) for one in obstacles] == [
         ("s3", "node-unreachable"),
-        (None, "stored-objects-missing"),
+        ("s2", "object-damaged"),
         ("s1", "target-exists"),
         ("s2", "target-exists"),
     ]
@@ -84,8 +84,8 @@ def test_obstacles_of_the_store_and_of_all_nodes_are_named_at_once(place: Place)
     assert "; (3) node s1: database shop exists already; (4) node s2: database shop exists already" in error.message
     lines = error.hint.split("\n")
     assert lines[0].startswith("for 1: check that the server runs")
-    assert lines[1].endswith(f"see: snapshot check {NAME}")
-    assert lines[2:] == [f"for 3, 4: {EXISTS[0]}"]
+    assert lines[1] == "for 2:"
+    assert lines[-1] == f"for 3, 4: {EXISTS[0]}"
 
 
 def test_a_single_obstacle_is_an_error_of_its_own(place: Place) -> None:
@@ -104,7 +104,7 @@ def test_nodes_that_can_not_be_reached_are_named_at_once(place: Place) -> None:
 
 
 def test_a_missing_segment_is_found_by_its_name_and_a_smaller_one_by_its_size(place: Place) -> None:
-    (lost, *_) = [one.key for one in read_chain(place.fleet.store.open(), NAME).segments("s2")]
+    (lost, *_) = [one.key for one in read_chain(place.fleet.store.open(), NAME).segments("s2") if one.changes]
     with hidden(place, lost):
         for body in (None, b"too short"):
             file = Path(place.fleet.store.open().url.removeprefix("file://")) / lost

@@ -104,6 +104,7 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
         return
     from restore.topology.conflicts import check_conflicts
 
+    run.progress.step("start Spark")
     session = spark.session()
     with run.watch.on_silence(session.sparkContext.cancelAllJobs):
         check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
@@ -201,7 +202,7 @@ def check_large_objects(
         connection, found = run.connections[target.shard], dict[str, list[str]]()
         for role, things in actors.get(target.shard, {}).items():
             found.setdefault(names.get(role, role), []).extend(things)
-        stored = name_bytes(connection, found, plan.chain.baseline[target.shard].encoding)
+        stored = name_bytes(connection, found, plan.chain.baseline[target.source].encoding)
         check_memberships(target, connection, dict(zip(map(raw_text, stored), found.values(), strict=True)))
 
 

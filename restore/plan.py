@@ -134,8 +134,7 @@ def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
     if not chosen or not others:
         return []
     return [
-        f"only {', '.join(sorted(chosen))} is restored: what spans shards is as of the cut there, and on"
-        f" {', '.join(others)} as it is now"
+        f"not restored: {', '.join(others)}; what spans shards is as of the cut on {', '.join(sorted(chosen))} alone"
     ]
 
 
@@ -144,6 +143,7 @@ def wanted_of(request: RestoreRequest) -> Wanted:
     return Wanted(
         lambda chain, shard: filter(request.chooses, chain.groups(shard)),
         nodes=request.scope.nodes,
+        command=request.command,
         large_objects=request.is_with_all_rows,
         use_backup_copies=request.use_backup_copies,
     )
@@ -238,7 +238,7 @@ def plan_restore(
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets, topology = _find_targets(target, shards, intent.id), None
     if request.routes or len(targets) < len(shards):
-        check_routable(request)
+        check_routable(request, target)
         targets = _find_targets(target, [node.id for node in target.primaries], intent.id)
         targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
         chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
@@ -260,9 +260,14 @@ def plan_restore(
     return plan
 
 
-def check_routable(request: RestoreRequest) -> None:
+def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
     """Raise UsageError for options that make no sense if the targets are not the snapshot's shards."""
     scope = request.scope
+    if scope.nodes and not request.routes:
+        raise UsageError(
+            f"--node {', '.join(scope.nodes)}: {fleet.path} does not have these primaries",
+            hint=f"its primaries are: {', '.join(node.id for node in fleet.primaries)}",
+        )
     options = {
         "--node": scope.nodes,
         "--schema-only": scope.schema_only,

@@ -202,14 +202,16 @@ def read_all_ddl(
             continue
         check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)
-        if plan.request.scope.changes_roles:
-            stored, changed = _change_roles(plan, target, connection, stored)
-            checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
-            met |= changed.met
-        if moves := plan.moves(target):
-            stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
+        with obstacles.collecting(target.node.id):
+            if plan.request.scope.changes_roles:
+                stored, changed = _change_roles(plan, target, connection, stored)
+                checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
+                met |= changed.met
+            if moves := plan.moves(target):
+                stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
         ddl, lines = _choose_ddl(plan, stored)
-        why = ": rows that it joins may be on different targets" if plan.topology else ""
+        is_divided = plan.topology is not None and not plan.request.is_partial
+        why = ": rows that it joins may be on different targets" if is_divided else ""
         checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
         checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
         if not read_role(target.node, connection).is_super:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,7 +20,8 @@ class RestoreRequest:
     `routes` (restore/routing/routes.py) divide the rows of tables among targets that are not the snapshot's shards.
 
     `scope`: which part of it. `replace`: put existing databases aside. `create_roles`: create the roles that a target
-    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's.
+    lacks. `use_backup_copies`: take the rows that a primary's copy lacks from a standby's. `is_drill`: into servers
+    made for it.
     """
 
     name: str
@@ -31,6 +33,19 @@ class RestoreRequest:
     create_roles: bool = False
     use_backup_copies: bool = False
     scope: RestoreScope = WHOLE
+    is_drill: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same, but the increment and what does not choose rows."""
+        scope = self.scope
+        words = ["--drill"] if self.is_drill else []
+        words += [word for node in scope.nodes for word in ("--node", node)]
+        words += [word for one in (*self.groups, *(move.label for move in scope.moves)) for word in ("--group", one)]
+        words += [word for schema in scope.schemas for word in ("--schema", schema)]
+        words += [word for route in self.routes for word in ("--route", route)]
+        words += ["--schema-only"] if scope.schema_only else []
+        return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
     @property
     def is_partial(self) -> bool:

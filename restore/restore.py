@@ -116,6 +116,8 @@ def resume_restore(
             # A statement of a killed process goes on until the server has a row to send.
             end_sessions(run.connections[one.shard], one.loading)
         preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles)
+        for warning in preview.warnings:
+            progress.note(warning)
         _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
@@ -134,11 +136,12 @@ def _end_published(
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
     report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
     with suppress(SnapshotError):
-        report.in_doubt = find_in_doubt(read_chain(store, record.snapshot, record.increment).last)
+        chain = read_chain(store, record.snapshot, record.increment)
+        report.in_doubt = find_in_doubt(chain.last)
+        report.warnings = warn_of_nodes(record.scope.nodes, chain.full.primaries)
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
     report.slots_left += _find_slots_elsewhere(fleet, targets, report.slots_dropped)
-    report.warnings = warn_of_nodes(record.scope.nodes, [one.id for one in fleet.primaries])
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
     if record.in_store:
         with suppress(ObjectMissingError):
@@ -182,7 +185,7 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             report.slots_left += _find_slots_elsewhere(plan.target_fleet, plan.targets, report.slots_dropped)
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
-        if run.pace:
+        if run.pace and not plan.intent.is_drill and plan.request.is_with_all_rows and plan.topology is None:
             lease.figures = run.pace.figures(report.bytes)
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_records(plan.targets, run.connections)

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import typer
 
+from cli.output.context import command_context
 from cli.output.drill import EXIT_CODES, drill_document, drill_lines
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cli.output.results import emit, progress
@@ -41,5 +42,7 @@ def run_drill_command(
         noting = Noting(shown)
         report = run_drill(source, request, spark, noting)
     write_report(junit, junit_of_drill(report))
-    emit(context, drill_document(report) | {"warnings": noting.notes}, drill_lines(report))
+    # With --quiet no progress has shown the notes.
+    unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
+    emit(context, drill_document(report) | {"warnings": noting.notes}, drill_lines(report) + unseen)
     raise typer.Exit(EXIT_CODES[report.result])

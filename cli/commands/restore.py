@@ -45,7 +45,7 @@ from cli.output.arguments import (
     parse_at,
 )
 from cli.output.context import command_context
-from cli.output.recovery import write_transactions
+from cli.output.recovery import WARNING, write_transactions
 from cli.output.restore_plan import plan_document, plan_lines
 from cli.output.restore_report import document_of, lines_of, preview_document, preview_lines
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
@@ -150,9 +150,10 @@ def run_restore(
         noting = Noting(shown)
         report = work(spark, noting)
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
+    failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes]}
+    document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
     emit(context, document, lines_of(report) + in_doubt + unseen)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TRANSACTIONS_SCHEMA = "cutline/transactions/1"
+WARNING = "warning: "
 AFTERWARDS = "when every node is promoted and its statements have run, applications may connect"
 
 
@@ -73,5 +74,5 @@ def write_transactions(
     try:
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        return [f"warning: {what}; {path} can't be written: {error.strerror}{again}"]
+        return [f"{WARNING}{what}; {path} can't be written: {error.strerror}{again}"]
     return [f"{what}; how they are decided is in {path}{again}"]

@@ -27,7 +27,8 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         changes = f" and {count_text(volume.changes)} changes" if volume.changes else ""
         lines.append(
             f"{target.shard} to database {target.database} on {preview.servers[target.shard]}:"
-            f" {count_text(volume.row_count)} rows{changes}, {size_text(volume.stored_bytes)} stored,"
+            f" {_about(is_rough=bool(target.sources))}{count_text(volume.row_count)} rows{changes},"
+            f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk"
         )
     return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
@@ -64,6 +65,7 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
         "targets": [
             {
                 "shard": target.shard,
+                "sources": target.sources or (target.shard,),
                 "node": target.node.id,
                 "database": target.database,
                 "server": preview.servers[target.shard],

@@ -53,7 +53,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
 
 def lines_of(report: RestoreReport) -> list[str]:
     """The output for people."""
-    lines = [_label(report, "is restored") + f": {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
+    lines = [f"{_label(report)}: {count_text(report.rows)} rows in {seconds_text(report.seconds)}"]
     lines += [f"{n.node}: database {n.database}, {count_text(n.rows)} rows" for n in report.nodes]
     lines += route_lines(report)
     lines += [f"restored under another name on {one}" for one in report.moved]
@@ -92,8 +92,8 @@ def _slot_left_lines(name: str) -> list[str]:
     return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
 
 
-def _label(report: RestoreReport, what: str) -> str:
-    return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) {what}"
+def _label(report: RestoreReport) -> str:
+    return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) is restored"
 
 
 def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:

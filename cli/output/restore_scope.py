@@ -82,6 +82,11 @@ def check_options(request: RestoreRequest) -> None:
         raise UsageError(
             "--schema-only restores no rows, so there are none of --group or --schema", hint="give one or the other"
         )
+    if scope.schema_only and request.use_backup_copies:
+        raise UsageError(
+            "--schema-only restores no rows, so there are none to take from standbys' copies",
+            hint="leave out --use-backup-copies",
+        )
     if scope.no_owner and request.create_roles:
         raise UsageError(
             "--no-owner needs no roles, so there are none for --create-roles to create", hint="give one or the other"

@@ -22,13 +22,15 @@ NAMED_MAX = 20
 class Wanted:
     """What a restore takes of a chain: the groups of each shard, and large objects or not; `nodes`: of these alone.
 
-    `use_backup_copies`: rows that a primary's copy lacks may be taken from a standby's.
+    `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
+    be taken from a standby's.
     """
 
     groups: Callable[[Chain, str], Iterable[Group]]
     large_objects: bool
     use_backup_copies: bool
     nodes: tuple[str, ...] = ()
+    command: str = ""
 
     def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
         """The numbers of the shard's groups that are restored."""
@@ -143,7 +145,7 @@ def _damage_error(
         _restorable(longest, replace(wanted, use_backup_copies=allowed), damages) for allowed in (False, True)
     )
     number = chain.last.increment
-    command, hints = f"snapshot restore {chain.name}", []
+    command, hints = wanted.command, []
     if not wanted.use_backup_copies and number in with_standbys:
         hints.append(f"standbys' copies have these rows: {command} --use-backup-copies --increment {number}")
     if without:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -101,10 +101,6 @@ class CopyNeeds:
         if one.stored.kind != BASE:
             return frozenset()
         return frozenset(self.numbers[number] for number in one.stored.rows if number in self.numbers)
-
-    def lost_without(self, objects: Iterable[ChainObject]) -> frozenset[int]:
-        """The numbers of the groups whose rows can't be had from this copy without these objects."""
-        return frozenset[int]().union(*map(self.groups_of, objects))
 
 
 def needs_other(chain: Chain, shard: str, one: ChainObject) -> str:

@@ -47,11 +47,12 @@ def verify_copies(
     """
     opened, objects = store.open(), list_objects(chain)
     damages = find_listed_damage(opened, chain)
-    first = [one for one in _needed(chain, chain.full.primaries, wanted, objects.values()) if one.key not in damages]
+    shards = wanted.nodes or chain.full.primaries
+    first = [one for one in _needed(chain, shards, wanted, objects.values()) if one.key not in damages]
     damages |= _verify(session, "verify copies of primaries", first, store, progress)
     choice, _ = choose_copies(chain, wanted, damages)
-    shards = {chain.shard_of(one.node) for one in choice.damaged}
-    standbys = [one.node for one in chain.nodes if one.backup_of in shards]
+    damaged = {chain.shard_of(one.node) for one in choice.damaged}
+    standbys = [one.node for one in chain.nodes if one.backup_of in damaged]
     second = [one for one in _needed(chain, standbys, wanted, objects.values()) if one.key not in damages]
     damages |= _verify(session, "verify copies of standbys", second, store, progress)
     return settle_copies(opened, chain, wanted, damages)

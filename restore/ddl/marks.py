@@ -49,8 +49,9 @@ def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, n
     found = {raw_text(bytes(task)) for (task,) in connection.execute(query.encode())}
     if not found <= set(names):
         raise SchemaLoadError(
-            f"the {section} DDL was begun by other programs, which divide it in another way",
-            hint="go on where the restore began, or undo it",
+            f"the {section} DDL is not the one that the restore began with: the target's roles have changed, or it"
+            " was begun by other programs",
+            hint="go on as the role and on the machine where it began, with the roles that the target had then; or undo it",
         )
     return found
 

@@ -55,7 +55,7 @@ def run_drill(source: Fleet, request: RestoreRequest, spark: SparkSource, progre
     settle_dead_drills(store, datetime.now(UTC))
     check_not_deleted(store, request.name)
     shards = read_full(store, request.name).primaries
-    request = replace(request, create_roles=True)
+    request = replace(request, create_roles=True, is_drill=True)
     plan = plan_restore(source, without_servers(source, shards), request)
     if plan.damage is not None:
         raise plan.damage

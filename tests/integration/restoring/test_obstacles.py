@@ -111,6 +111,6 @@ def test_a_missing_segment_is_found_by_its_name_and_a_smaller_one_by_its_size(pl
             if body is not None:
                 file.write_bytes(body)
             error = refusals(place, place.target, RestoreRequest(NAME))
-            assert (error.slug, error.details["objects"]) == ("stored-objects-missing", [lost])
+            assert (error.slug, error.details["object"]) == ("object-damaged", lost)
             file.unlink(missing_ok=True)
     preview_restore(plan_restore(place.fleet, place.target, RestoreRequest(NAME)), Silent())

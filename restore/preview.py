@@ -23,7 +23,14 @@ from restore.ddl.ddl import ChangedRoles, Ddl, StoredDdl, show_name
 from restore.ddl.unprivileged import AdaptedDdl, adapt_ddl
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.newest import read_newest_figures
-from restore.estimates.volumes import ShardVolume, combine_volumes, measure_volume, newest_facts
+from restore.estimates.volumes import (
+    ShardVolume,
+    combine_volumes,
+    measure_volume,
+    newest_facts,
+    without_large_objects,
+    without_rows,
+)
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_extensions, check_locales, check_tablespaces
@@ -127,7 +134,10 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
         measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
         for one in target.sources or (target.source,)
     ]
-    return combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
+    volume = combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
+    if plan.request.scope.schema_only:
+        return without_rows(volume)
+    return volume if plan.request.is_with_all_rows else without_large_objects(volume)
 
 
 def _space_of(target: Target, connection: psycopg.Connection[Any], volume: ShardVolume) -> DatabaseSpace:

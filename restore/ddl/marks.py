@@ -51,7 +51,7 @@ def read_marks(connection: psycopg.Connection[Any], ledger: str, section: str, n
         raise SchemaLoadError(
             f"the {section} DDL is not the one that the restore began with: the target's roles have changed, or it"
             " was begun by other programs",
-            hint="go on as the role and on the machine where it began, with the roles that the target had then; or undo it",
+            hint="go on as the same role, where it began, with the roles that the target had then; or undo it",
         )
     return found
 

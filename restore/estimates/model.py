@@ -87,6 +87,8 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
         RestoreStep.SWAP: 0,
     }
     skipped = {RestoreStep.CHANGES, RestoreStep.LARGE_OBJECTS}
+    if not amounts[RestoreStep.BASE] and not changes:
+        skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.BASE}
     return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.tables.groups import Group
 from snapshots.ddl.archive import FOREIGN_KEY, ArchiveEntry
@@ -25,14 +25,15 @@ class ShardVolume:
     """What is restored of a shard.
 
     `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
-    `large_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the database takes, rough
-    if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table.
+    `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the
+    database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table.
     """
 
     rows: Mapping[str, int]
     changes: int
     base_bytes: int
     large_bytes: int
+    segment_bytes: int
     stored_bytes: int
     size_bytes: int
     is_rough: bool
@@ -68,6 +69,7 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
     base_bytes = sum(one.size for one in bases)
     large_bytes = sum(one.size for one in large_objects(chain, shard))
     segments = chain.segments(shard)
+    segment_bytes = sum(one.size for one in segments)
     facts = newest_facts(chain, shard)
     size, is_rough = EMPTY_BYTES + EXPANSION * (base_bytes + large_bytes), True
     if facts:
@@ -79,15 +81,27 @@ def measure_volume(chain: Chain, shard: str, groups: Iterable[Group], entries: I
         sum(one.changes for one in segments),
         base_bytes,
         large_bytes,
-        base_bytes
-        + large_bytes
-        + sum(one.size for one in segments)
-        + sum(one.size for one in chain.schema_objects(shard)),
+        segment_bytes,
+        base_bytes + large_bytes + segment_bytes + sum(one.size for one in chain.schema_objects(shard)),
         max(size, EMPTY_BYTES),
         is_rough,
         len(chosen),
         count_indexes(entries),
     )
+
+
+def without_rows(volume: ShardVolume) -> ShardVolume:
+    """The volume of a restore of the DDL alone."""
+    ddl_bytes = volume.stored_bytes - volume.base_bytes - volume.large_bytes - volume.segment_bytes
+    return replace(
+        volume, rows={}, changes=0, base_bytes=0, large_bytes=0, segment_bytes=0,
+        stored_bytes=ddl_bytes, size_bytes=EMPTY_BYTES, is_rough=True,
+    )  # fmt: skip
+
+
+def without_large_objects(volume: ShardVolume) -> ShardVolume:
+    """The volume of a restore of some tables."""
+    return replace(volume, large_bytes=0, stored_bytes=volume.stored_bytes - volume.large_bytes)
 
 
 def combine_volumes(volumes: Sequence[ShardVolume], parts: int) -> ShardVolume:
@@ -100,6 +114,7 @@ def combine_volumes(volumes: Sequence[ShardVolume], parts: int) -> ShardVolume:
         sum(one.changes for one in volumes) // parts,
         sum(one.base_bytes for one in volumes) // parts,
         sum(one.large_bytes for one in volumes) // parts,
+        sum(one.segment_bytes for one in volumes) // parts,
         sum(one.stored_bytes for one in volumes) // parts,
         max(sum(one.size_bytes for one in volumes) // parts, EMPTY_BYTES),
         is_rough=True,

@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def volume(rows: int) -> ShardVolume:
-    return ShardVolume({"s.t": rows}, 0, rows * 50, 0, rows * 60, rows * 200, False, 1, {"s.t": 2})  # noqa: FBT003
+    return ShardVolume({"s.t": rows}, 0, rows * 50, 0, 0, rows * 60, rows * 200, False, 1, {"s.t": 2})  # noqa: FBT003
 
 
 def run_steps(clock: Clock, told: Told, factor: float) -> dict[str, tuple[float, float]]:

@@ -21,7 +21,13 @@ from tests.run.soak import SEED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.run.interrupts", "tests.run.memory_folder", "tests.run.order", "tests.run.times"]
+pytest_plugins = [
+    "tests.run.drawing",
+    "tests.run.interrupts",
+    "tests.run.memory_folder",
+    "tests.run.order",
+    "tests.run.times",
+]
 
 
 def pytest_configure() -> None:

@@ -64,7 +64,8 @@ READING = re.compile(rf"({'|'.join(READING_WORDS)})\b", re.DOTALL | re.IGNORECAS
 ONLY_READING = {
     "pg_logical_slot_peek_binary_changes", "pg_last_wal_replay_lsn", "pg_current_wal_lsn", "pg_sequence_last_value",
     "pg_get_sequence_data",
-    "pg_get_replication_slots", "pg_relation_size", "pg_table_size", "pg_total_relation_size", "set_config",
+    "pg_get_replication_slots", "pg_relation_size", "pg_table_size", "pg_total_relation_size", "pg_database_size",
+    "set_config",
     "pg_is_in_recovery", "pg_control_system", "pg_control_checkpoint", "pg_control_recovery",
     "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "clock_timestamp",
 }  # fmt: skip

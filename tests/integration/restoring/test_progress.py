@@ -23,8 +23,8 @@ from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
 from restore.rows.ledger import create_ledger
-from restore.rows.load import Loader
 from restore.rows.load_target import LoadTarget
+from restore.rows.loaders import Loader
 from tests.commands.snapshot_runs import Ready, command_line
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place
@@ -61,12 +61,12 @@ def test_rows_count_before_they_are_committed_and_no_more_when_rolled_back(place
             count = rows_tally(database, target.ledger, 5)
             with loading.transaction(force_rollback=True):
                 loader = Loader(loading, target, "first")
-                loader.add(batch(number, b"1\n", b"2\n"))
+                loader.add(batch(number, b"1\n", b"2\n"), target.groups)
                 assert count.ask(asking) == 2
             assert count.ask(asking) == 0
             with loading.transaction():
                 loader = Loader(loading, target, "first")
-                loader.add(batch(number, b"1\n", b"2\n", b"3\n"))
+                loader.add(batch(number, b"1\n", b"2\n", b"3\n"), target.groups)
                 assert count.ask(asking) == 3
                 loader.finish()
             # The session is still there.

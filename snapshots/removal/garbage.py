@@ -27,7 +27,7 @@ from typing import Any
 
 from snapshots.operations.deciding import key_of
 from snapshots.operations.leases import open_leases
-from snapshots.operations.open_operations import read_open_operations
+from snapshots.operations.open_operations import RESTORE, read_open_operations
 from snapshots.operations.operation import read_recorded_commits
 from snapshots.records.commit import Commit, Void
 from snapshots.records.commits import find_place, increment_label, increment_numbers, read_chain, read_commit, read_turn
@@ -192,7 +192,12 @@ class GarbageRules:
         """The judge of a lost chain's segments. Its increments are final: all are read, and none may be missing."""
         # A create that was about to begin when the mark was stored has its intent by now.
         is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
-        open_here = [one.id for one in read_open_operations(self.store, self.snapshot)]
+        # A restore needs only what commits list, and may stay unfinished for days.
+        open_here = [
+            one.id
+            for one in read_open_operations(self.store, self.snapshot)
+            if one.operation is None or one.operation.kind != RESTORE
+        ]
         chain = read_chain(self.store, self.snapshot)
         listed = {one.key: (one.node, one.number) for commit in chain.commits for one in _segments_of(commit)}
         last: dict[str, int] = {}

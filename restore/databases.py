@@ -5,14 +5,14 @@ No restored database has its real name until all nodes are loaded and checked (d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from fleet.config import Node
+from fleet.config import Fleet, Node
 from fleet.nodes.baseline import BUILTIN, LIBC, NodeIdentity
 from fleet.nodes.connections import MAINTENANCE_DATABASE, connect, unreachable_error, with_database
 from fleet.nodes.encodings import readable
@@ -123,6 +123,7 @@ def find_slots(connection: psycopg.Connection[Any], database: str) -> list[str]:
 
 def end_chains(
     store: ObjectStore | None,
+    fleet: Fleet,
     targets: Iterable[Target],
     connections: Mapping[str, psycopg.Connection[Any]],
     operation: str,
@@ -130,7 +131,7 @@ def end_chains(
     """End the chains of databases that a restore has put aside: drop Cutline's slots there, which would retain WAL.
 
     Before that the chains are marked in the store, unless that is None because it accepts no writes. Returns the slots
-    that were dropped and those that could not be, each as `node: slot`.
+    that were dropped and those that were not, each as `node: slot`.
     """
     targets = list(targets)
     if store is not None:
@@ -148,7 +149,18 @@ def end_chains(
                         (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
             except (psycopg.Error, SnapshotError):
                 left.append(f"{node.id}: every slot of database {target.aside}")
-    return dropped, left
+    return dropped, left + _find_slots_elsewhere(fleet, targets, dropped)
+
+
+def _find_slots_elsewhere(fleet: Fleet, targets: Sequence[Target], dropped: Iterable[str]) -> list[str]:
+    """The slots of ended chains on the nodes of other shards than the targets', as `node: slot`.
+
+    A chain has its slot on every node.
+    """
+    slots = dict.fromkeys(one.rpartition(": ")[2] for one in dropped)
+    shards = {target.node.id for target in targets}
+    others = [node.id for node in fleet.nodes if (node.backup_of or node.id) not in shards]
+    return [f"{node}: {slot}" for node in others for slot in slots]
 
 
 def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> bool:

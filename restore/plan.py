@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -12,6 +11,7 @@ from fleet.tables.groups import Group
 from restore.copies.choice import CopyChoice, Wanted, settle_copies
 from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
+from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
@@ -127,17 +127,6 @@ class RestorePlan:
         )
 
 
-def warn_of_nodes(nodes: Iterable[str], shards: Iterable[str]) -> list[str]:
-    """The warning that only `nodes` of the snapshot's `shards` are restored; none if these are all."""
-    chosen = set(nodes)
-    others = sorted(set(shards) - chosen)
-    if not chosen or not others:
-        return []
-    return [
-        f"not restored: {', '.join(others)}; what spans shards is as of the cut on {', '.join(sorted(chosen))} alone"
-    ]
-
-
 def wanted_of(request: RestoreRequest) -> Wanted:
     """What the request takes of a chain."""
     return Wanted(
@@ -194,20 +183,8 @@ def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Targ
     Raises UsageError naming a node that is no primary.
     """
     operation = new_operation("restore", "", 0, ()).operation
-    chosen = _choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
+    chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
     return _find_targets(fleet, chosen, operation)
-
-
-def _choose_nodes(nodes: Iterable[str], primaries: Iterable[str], place: str) -> list[str]:
-    """Those of `primaries` that are named; all if none is. Raises UsageError naming one that is not among them."""
-    wanted, primaries = set(nodes), list(primaries)
-    if unknown := sorted(wanted - set(primaries)):
-        raise UsageError(
-            f"--node {', '.join(unknown)}: {place} has no such primary",
-            hint=f"its primaries are: {', '.join(primaries)}",
-            details={"nodes": unknown},
-        )
-    return [one for one in primaries if not wanted or one in wanted]
 
 
 def plan_restore(
@@ -230,7 +207,7 @@ def plan_restore(
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
-    shards = _choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
+    shards = choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
     for shard in shards:
         find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))

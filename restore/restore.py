@@ -7,7 +7,7 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
@@ -21,8 +21,9 @@ from restore.database_records import Phase, clear_record, list_databases
 from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
+from restore.parts.nodes import warn_of_nodes
 from restore.parts.scope import restore_command
-from restore.plan import RestorePlan, plan_resumed, provisional_targets, warn_of_nodes
+from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
@@ -140,8 +141,7 @@ def _end_published(
         report.in_doubt = find_in_doubt(chain.last)
         report.warnings = warn_of_nodes(record.scope.nodes, chain.full.primaries)
     ending = store if record.in_store else None
-    report.slots_dropped, report.slots_left = end_chains(ending, targets, connections, record.operation)
-    report.slots_left += _find_slots_elsewhere(fleet, targets, report.slots_dropped)
+    report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
     if record.in_store:
         with suppress(ObjectMissingError):
@@ -181,8 +181,9 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             report.aside = _publish(run)
             report.owner_changes = find_owner_changes(plan.targets, run.connections) if report.aside else []
             ending = store if run.in_store else None
-            report.slots_dropped, report.slots_left = end_chains(ending, plan.targets, run.connections, run.operation)
-            report.slots_left += _find_slots_elsewhere(plan.target_fleet, plan.targets, report.slots_dropped)
+            report.slots_dropped, report.slots_left = end_chains(
+                ending, plan.target_fleet, plan.targets, run.connections, run.operation
+            )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
         if run.pace and not plan.intent.is_drill and plan.request.is_with_all_rows and plan.topology is None:
@@ -190,17 +191,6 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_records(plan.targets, run.connections)
     report.rows = sum(node.rows for node in report.nodes)
-
-
-def _find_slots_elsewhere(fleet: Fleet, targets: Sequence[Target], dropped: Iterable[str]) -> list[str]:
-    """The slots of ended chains on the nodes of other shards than the targets', as `node: slot`.
-
-    A chain has its slot on every node.
-    """
-    slots = dict.fromkeys(one.rpartition(": ")[2] for one in dropped)
-    shards = {target.node.id for target in targets}
-    others = [node.id for node in fleet.nodes if (node.backup_of or node.id) not in shards]
-    return [f"{node}: {slot}" for node in others for slot in slots]
 
 
 def _clear_records(targets: Iterable[Target], connections: Connections) -> None:

@@ -1,4 +1,4 @@
 """Parts of a restore: which of the snapshot's shards and tables are restored, and in which form.
 
-Imports `fleet` and `fleet.tables`.
+Imports `fleet`, `fleet.tables` and `storage`.
 """

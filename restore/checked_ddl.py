@@ -1,0 +1,133 @@
+"""Read the DDL of a restore as the roles of its targets can run it, and say what is left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from msgspec import structs
+
+from fleet.nodes.encodings import raw_text
+from fleet.nodes.privileges import read_role
+from restore.build import read_shard_ddl
+from restore.copies.choice import explain_damage
+from restore.ddl.ddl import ChangedRoles, Ddl, StoredDdl, show_name
+from restore.ddl.unprivileged import adapt_ddl
+from restore.estimates.volumes import (
+    newest_facts,
+)
+from restore.obstacles.obstacles import Obstacles
+from restore.obstacles.server import check_extensions, check_tablespaces
+from restore.parts.scope import TableMove
+from restore.plan import RestorePlan, wanted_of
+from restore.rehearsal import check_memberships, read_our_name
+from restore.roles import check_mapped, find_role_changes, name_bytes
+from restore.target import Target, TargetUnfitError
+from restore.topology.foreign_keys import keeps_foreign_key
+from snapshots.ddl.archive import ArchiveEntry
+from snapshots.records.large_objects import count_by_node
+from wal.segments.damage import ObjectDamagedError
+
+# NAMEDATALEN - 1.
+NAME_BYTES_MAX = 63
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDdl:
+    """The DDL of some shards as it is run, the entries of their archives, and what is left out of it."""
+
+    ddl: dict[str, Ddl] = field(default_factory=dict)
+    entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def read_all_ddl(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    folder: Path,
+    obstacles: Obstacles,
+) -> CheckedDdl:
+    """Read the DDL of the targets' shards, as the role of its target can run it.
+
+    Adds an obstacle if a server lacks what the DDL needs, or if a role may not act as an owner that it names.
+    """
+    checked, met = CheckedDdl(), set[str]()
+    for number, target in enumerate(targets):
+        shard, connection = target.shard, connections[target.shard]
+        try:
+            stored = read_shard_ddl(plan.store.open(), plan.chain, target.source, folder / f"archive-{number}")
+        except ObjectDamagedError as error:
+            obstacles.add(explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error))
+            continue
+        check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
+        check_tablespaces(target.maintenance, stored.entries, obstacles)
+        with obstacles.collecting(target.node.id):
+            if plan.request.scope.changes_roles:
+                stored, changed = _change_roles(plan, target, connection, stored)
+                checked.left_out.extend(f"{what} on {shard}: {reason}" for what, reason in changed.left_out.items())
+                met |= changed.met
+            if moves := plan.moves(target):
+                stored.check_moves(_raw_moves(moves, connection, plan.chain.baseline[target.source].encoding))
+        ddl, lines = _choose_ddl(plan, stored)
+        is_divided = plan.topology is not None and not plan.request.is_partial
+        why = ": rows that it joins may be on different targets" if is_divided else ""
+        checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
+        checked.ddl[shard], checked.entries[shard] = ddl, ddl.entries
+        if not read_role(target.node, connection).is_super:
+            ddl, grants = ddl.without_system_grants()
+            checked.left_out.extend(f"{name} on {shard}: a superuser grants them" for name in grants)
+            scripts = ddl.write_scripts(target.maintenance)
+            ours = adapt_ddl(scripts, ddl.search_path, read_our_name(target))
+            with obstacles.collecting(target.node.id):
+                check_memberships(target, connection, ours.roles)
+            checked.left_out.extend(f"publication {name} on {shard}: made by: snapshot init" for name in ours.omitted)
+            checked.ddl[shard] = ours
+    if len(checked.ddl) == len(plan.targets):
+        with obstacles.collecting():
+            check_mapped(plan, met)
+    return checked
+
+
+def _choose_ddl(plan: RestorePlan, ddl: StoredDdl) -> tuple[StoredDdl, list[str]]:
+    """The DDL without what would be wrong, or not wanted, without all rows; and what is left out."""
+    if plan.request.is_partial:
+        return ddl.without_dependents()
+    if plan.topology:
+        ddl, keys = ddl.without_foreign_keys(partial(keeps_foreign_key, plan.topology))
+        return ddl, keys
+    return ddl.without_view_rows() if plan.request.scope.schema_only else (ddl, [])
+
+
+def _raw_moves(moves: Sequence[TableMove], connection: psycopg.Connection[Any], encoding: str) -> list[TableMove]:
+    """The moves with all names as raw text; raise TargetUnfitError if a database can't have one."""
+    names = [one for move in moves for one in structs.astuple(move)]
+    stored = name_bytes(connection, names, encoding)
+    for name, body in zip(names, stored, strict=True):
+        if len(body) > NAME_BYTES_MAX:
+            raise TargetUnfitError(
+                f"--group: PostgreSQL would shorten the name {name} to {NAME_BYTES_MAX} bytes",
+                hint="choose a shorter name",
+            )
+    raw = [raw_text(body) for body in stored]
+    return [TableMove(*raw[start : start + 4]) for start in range(0, len(raw), 4)]
+
+
+def _change_roles(
+    plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], ddl: StoredDdl
+) -> tuple[StoredDdl, ChangedRoles]:
+    """The DDL with other roles; and what is left out of it and of large objects, and the roles that it had named."""
+    shard, chain = target.source, plan.chain
+    changes = find_role_changes(target, connection, plan)
+    changed, found = ddl.with_roles(changes)
+    roles = plan.roles(target)
+    names = map(raw_text, name_bytes(connection, roles, chain.baseline[shard].encoding))
+    lacking = [role for role, name in zip(roles, names, strict=True) if changes.lacks(name)]
+    left_out = dict(found.left_out)
+    if lacking and plan.request.is_with_all_rows and count_by_node(chain.full).get(shard):
+        left_out[f"any privileges on large objects of role {', '.join(lacking)}"] = "the target has no such role"
+    return changed, ChangedRoles(left_out, frozenset(map(show_name, found.met)))

@@ -1,0 +1,46 @@
+"""Leave a restore unfinished, and end it in either way."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.progress import Silent
+from restore.abandoning import AbandonReport, abandon_restore
+from restore.crash_points import RestoreCrashPoint
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet, resume_restore
+from tests.commands.snapshot_runs import Ready
+from tests.commands.watching import Reached, Watching
+from tests.integration.restoring.target_place import (
+    NAME,
+    Place,
+)
+
+REQUEST = RestoreRequest(NAME, replace=True)
+
+
+def restore_left(
+    place: Place, point: RestoreCrashPoint, count: int = 1, request: RestoreRequest = REQUEST
+) -> NodeUnreachableError:
+    """Restore until a node goes away at the point; return the error."""
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(point), count):
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    with pytest.raises(NodeUnreachableError) as raised:
+        restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), Watching(then))
+    return raised.value
+
+
+def resume(place: Place) -> list[str]:
+    """Resume the restore; return the points that it reached."""
+    watching = Watching()
+    resume_restore(place.fleet, place.target, NAME, Ready(place.spark), watching)
+    return [one.point for one in watching.reached_points]
+
+
+def abandon(place: Place) -> AbandonReport:
+    return abandon_restore(place.fleet, place.target, NAME, print, Silent())

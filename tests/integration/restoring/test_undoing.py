@@ -1,0 +1,339 @@
+"""Restores that are undone, who waits for whom, and what other commands say of what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import snapshots.operations.leases
+from cli.commands.restore_ends import Confirmation, NotConfirmedError
+from fleet.nodes.beside import read_old
+from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.nodes.lock import FleetBusyError, lock_fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Silent
+from restore.abandoning import OldDatabaseMissingError, abandon_restore, discard_old
+from restore.crash_points import RestoreCrashPoint
+from restore.plan import plan_restore
+from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
+from restore.unfinished import UnfinishedRestoreError
+from snapshots.create.full import create_full
+from snapshots.create.request import CreateRequest
+from snapshots.records.operation_records import read_decision
+from storage.errors import SnapshotError
+from storage.store import StoreUnreachableError
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready
+from tests.commands.watching import Reached, Watching
+from tests.integration.refusing import execute
+from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
+from tests.integration.restoring.target_place import (
+    DATABASE,
+    KILL_SECONDS_MAX,
+    NAME,
+    ROOT,
+    SHARDS,
+    Place,
+    assert_old,
+    assert_restored,
+    await_sessions_over,
+    old_databases,
+    open_restores,
+    plain_restore,
+)
+from tests.run.soak import draw
+
+
+def test_nothing_is_undone_unless_all_old_databases_can_be_put_back(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        gone = place.target.primaries[1]
+        with psycopg.connect(with_database(gone, "postgres").dsn, autocommit=True) as connection:
+            (old,) = read_old(gone, connection)
+            connection.execute(f'DROP DATABASE "{old.database}"'.encode())
+        with pytest.raises(OldDatabaseMissingError, match=old.database):
+            abandon(place)
+        assert place.states() == ["new"] * SHARDS
+        resume(place)
+        assert_restored(place)
+
+
+def test_a_suspended_restore_that_was_undone_renames_nothing(place: Place) -> None:
+    """Its sessions end while it is suspended: so another process may take its locks."""
+    words = ["restore", NAME, "--to", str(place.target.path), "--replace"]
+    point = str(RestoreCrashPoint.CLOSED)
+    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP", point, "1", "--"]
+    with old_databases(place), subprocess.Popen(
+        [*program, "--fleet", str(place.fleet.path), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, cwd=ROOT,
+    ) as process:  # fmt: skip
+        try:
+            os.waitpid(process.pid, os.WUNTRACED)
+            with pytest.raises(FleetBusyError, match="restore shop"):
+                abandon(place)
+            query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ^@ 'cutline'"
+            for node in place.target.primaries:
+                execute(with_database(node, "postgres").dsn, query)
+            abandon(place)
+            assert place.states() == ["old"] * SHARDS
+            process.send_signal(signal.SIGCONT)
+            _, said = process.communicate(timeout=KILL_SECONDS_MAX)
+        finally:
+            process.kill()
+        assert process.returncode not in (0, 70), said
+        assert_old(place)
+        store = place.fleet.store.open()
+        last = sorted(one for one in store.list("operations/") if one.endswith("/decision.json"))[-1]
+        decision = read_decision(store, last.split("/")[1])
+        assert decision
+        assert decision.decision == "abandon"
+
+
+def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
+    """A restore that is undone while it closes the databases publishes none."""
+    from snapshots.operations.restore_decisions import ABANDON, decide_restore
+
+    plan = plan_restore(place.fleet, place.target, REQUEST)
+
+    def then(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.CLOSED):
+            assert decide_restore(place.fleet.store.open(), plan.intent, ABANDON) == ABANDON
+
+    with old_databases(place):
+        with pytest.raises(RestoreAbandonedError) as raised:
+            restore_fleet(plan, Ready(place.spark), Watching(then))
+        assert raised.value.exit_code == 7
+        assert place.states() == ["old"] * SHARDS
+        abandon(place)
+        assert_old(place)
+
+
+def test_a_restore_and_a_create_of_one_fleet_exclude_each_other(place: Place) -> None:
+    own = place.target
+    with old_databases(place):
+        with (
+            open_sessions(own, own.primaries) as sessions,
+            lock_fleet(sessions, own.name, "cutline create daily ops@db7:4711"),
+            pytest.raises(FleetBusyError, match="create daily by ops@db7"),
+        ):
+            restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Silent())
+        refused: list[SnapshotError] = []
+
+        def then(reached: Reached) -> None:
+            if reached.point == str(RestoreCrashPoint.LOCKED):
+                with open_sessions(own, own.primaries) as sessions, pytest.raises(FleetBusyError) as raised:
+                    lock_fleet(sessions, own.name).__enter__()
+                refused.append(raised.value)
+
+        restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Watching(then))
+        assert [one.details["command"] for one in refused] == ["restore"]
+        assert_restored(place)
+
+
+def test_what_a_restore_ends_is_named_and_confirmed_on_a_terminal(place: Place) -> None:
+    """The source is the target: its chain ends."""
+    plan = plan_restore(place.fleet, place.fleet, REQUEST)
+    with pytest.raises(NotConfirmedError) as raised:
+        restore_fleet(plan, Ready(place.spark), Silent(), Confirmation(is_given=False).replacing)
+    assert raised.value.exit_code == 3
+    assert "chain daily ends" in raised.value.message
+    assert "s1: database bank is put aside as bank_before_" in raised.value.message
+    assert [node.dsn for node in place.fleet.primaries if read_old_names(node.dsn)] == []
+
+
+def read_old_names(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'bank_'").fetchall()
+    return [name for (name,) in found]
+
+
+def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place: Place) -> None:
+    with old_databases(place):
+        restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        names = {name for name in place.databases() if name != DATABASE}
+        assert len(names) == 1
+        listed = run_here(place.target, "list")[1]
+        assert [(one["node"], one["database"]) for one in listed["put_aside"]] == [
+            (node.id, *names) for node in place.target.primaries
+        ]
+        assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
+        with pytest.raises(NotConfirmedError):
+            discard_old(place.fleet, place.target, NAME, Confirmation(is_given=False).dropping, Silent())
+        dropped = discard_old(place.fleet, place.target, NAME, Confirmation(is_given=True).dropping, Silent())
+        assert len(dropped) == SHARDS
+        assert place.databases() == {DATABASE}
+        assert place.states() == ["new"] * SHARDS
+
+
+@pytest.mark.parametrize("point", [RestoreCrashPoint.CLOSED, RestoreCrashPoint.DECIDED])
+def test_an_interrupt_leaves_no_database_closed(place: Place, point: RestoreCrashPoint) -> None:
+    def then(reached: Reached) -> None:
+        if reached.point == str(point):
+            raise KeyboardInterrupt
+
+    watching = Watching(then)
+    with old_databases(place):
+        with pytest.raises(KeyboardInterrupt):
+            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), watching)
+        assert place.states() == ["old"] * SHARDS
+        if point == RestoreCrashPoint.CLOSED:
+            assert_old(place)
+        else:
+            assert any("snapshot restore daily --resume" in note for note in watching.notes)
+            resume(place)
+            assert_restored(place)
+
+
+@pytest.mark.parametrize("end", draw(["--resume", "--abandon"]))
+def test_a_restore_ends_as_a_whole(place: Place, tmp_path: Path, end: str) -> None:
+    some = tmp_path / "some.toml"
+    before, _, _ = place.target.path.read_text().rpartition("[[node]]")
+    some.write_text(before)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        code, document = run_here(place.fleet, "restore", NAME, "--to", str(some), end)
+        assert (code, "s3" in document["message"]) == (2, True)
+        assert place.states() == ["new"] * SHARDS
+        abandon(place)
+        assert_old(place)
+
+
+def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_full(place.fleet, CreateRequest("brief"), Ready(place.spark), Silent())
+    brief = replace(REQUEST, name="brief")
+    monkeypatch.setattr(snapshots.operations.leases.Lease, "is_running", lambda *_: False)
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.LOADING, SHARDS, brief)
+        assert run_here(place.fleet, "delete", "brief", "--force")[0] == 0
+        assert len(open_restores(place)) == 1
+        with pytest.raises(UnfinishedRestoreError, match=r"is deleted|was deleted") as raised:
+            resume_restore(place.fleet, place.target, "brief", Ready(place.spark), Silent())
+        assert "snapshot restore brief --abandon" in raised.value.hint
+        abandon_restore(place.fleet, place.target, "brief", print, Silent())
+        assert_old(place)
+    create_full(place.fleet, CreateRequest("brief2"), Ready(place.spark), Silent())
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.SLOTS_RELEASED, 1, replace(REQUEST, name="brief2"))
+        assert run_here(place.fleet, "delete", "brief2", "--force")[0] == 0
+        with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
+            abandon_restore(place.fleet, place.target, "brief2", print, Silent())
+        report = resume_restore(place.fleet, place.target, "brief2", Ready(place.spark), Silent())
+        assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
+        assert place.comments() == []
+        assert open_restores(place) == []
+
+
+def test_an_outcome_that_was_lost_is_recorded_by_the_next_command(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object, **__: object) -> None:
+        raise StoreUnreachableError(url="s3://x", reason="503")
+
+    with old_databases(place):
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshots.operations.leases, "record_outcome", lose)
+            restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+        (operation,) = open_restores(place)
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.unfinished.record_outcome", lose)
+            # A store that accepts no writes keeps nobody from restoring.
+            assert plain_restore(place) is None
+        assert (abandon(place).done, place.states()) == ([operation], ["new"] * SHARDS)
+        assert_restored(place)
+
+
+def test_what_users_may_have_entered_is_dropped_only_if_it_is_confirmed(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED, SHARDS)
+        confirm = Confirmation(is_given=False).abandoning
+        with pytest.raises(NotConfirmedError, match="s1: database shop, which the restore has published, is dropped"):
+            abandon_restore(place.fleet, place.target, NAME, confirm, Silent())
+        assert place.states() == ["new"] * SHARDS
+        abandon(place)
+        assert_old(place)
+
+
+def test_an_undo_that_is_killed_can_only_be_repeated(place: Place) -> None:
+    """When one of the restored databases is dropped, the restore can't be finished any more."""
+
+    def then(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.ABANDONED):
+            raise NodeUnreachableError("node s2: it is gone")
+
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED)
+        with pytest.raises(NodeUnreachableError):
+            abandon_restore(place.fleet, place.target, NAME, print, Watching(then))
+        found = plain_restore(place)
+        assert found
+        assert "--resume" not in found.hint
+        with pytest.raises(UnfinishedRestoreError, match="is being undone"):
+            resume(place)
+        abandon(place)
+        assert_old(place)
+
+
+def test_a_restore_that_ended_well_is_in_nobodys_way_before_its_records_are_removed(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.OUTCOME_STORED)
+        assert len(place.comments()) == SHARDS
+        assert plain_restore(place) is None
+        with pytest.raises(UnfinishedRestoreError, match="no restore"):
+            resume(place)
+
+
+def test_there_is_nothing_to_end(place: Place) -> None:
+    with old_databases(place):
+        for command in (lambda: resume(place), lambda: abandon(place)):
+            with pytest.raises(UnfinishedRestoreError, match="no restore"):
+                command()
+        assert_old(place)
+
+
+def test_another_snapshots_restore_is_named(place: Place) -> None:
+    create_full(place.fleet, CreateRequest("other"), Ready(place.spark), Silent())
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
+            resume_restore(place.fleet, place.target, "other", Ready(place.spark), Silent())
+        with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
+            abandon_restore(place.fleet, place.target, "other", print, Silent())
+        abandon(place)
+        assert_old(place)
+
+
+def test_the_command_ends_a_restore_in_both_ways(place: Place) -> None:
+    to = ("--to", str(place.target.path))
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--replace")
+        assert (code, document["error"]) == (3, "unfinished-restore")
+        code, document = run_here(place.fleet, "restore", NAME, *to, "--abandon")
+        assert (code, len(document["operations"]), len(document["dropped"])) == (0, 1, SHARDS)
+        assert_old(place)
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume")[0] == 3
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--abandon")[0] == 2
+        assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--replace")[0] == 2
+
+
+def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.RENAMED)
+        for node in place.target.primaries:
+            with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
+                connection.execute(f"ALTER DATABASE {DATABASE} WITH ALLOW_CONNECTIONS false")
+        code, document = run_here(place.target, "create", "new")
+        assert code in (3, 6)
+        assert "--resume" in document["hint"]
+        await_sessions_over(place)
+        abandon(place)
+        assert_old(place)

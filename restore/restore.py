@@ -14,7 +14,9 @@ import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
+from fleet.nodes.watch import REACHABLE, SilentNodeError
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
@@ -189,8 +191,23 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         if run.pace and not plan.intent.is_drill and plan.request.is_with_all_rows and plan.topology is None:
             lease.figures = run.pace.figures(report.bytes)
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
-    _clear_records(plan.targets, run.connections)
+    _clear_own_records(run)
     report.rows = sum(node.rows for node in report.nodes)
+
+
+def _clear_own_records(run: RestoreRun) -> None:
+    """Remove the records of the restore, which is done.
+
+    With its outcome in the store they say nothing more: a node that went away by now keeps its own.
+    """
+    try:
+        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
+            _clear_records(run.plan.targets, run.connections)
+    except NodeUnreachableError as error:
+        if not run.in_store:
+            _add_hint(run, error)
+            raise
+        run.report.warnings.append(f"all is restored; then {error}")
 
 
 def _clear_records(targets: Iterable[Target], connections: Connections) -> None:
@@ -215,7 +232,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
     closed are opened in any case.
     """
     try:
-        with naming_lost_nodes(run.plan.targets, run.connections):
+        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
             yield
     except BaseException as error:
         # Until it is known that nothing is left: this, too, may be interrupted.
@@ -235,6 +252,8 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
     command = restore_command(run.plan.request.name, run.plan.request.scope)
     lines = [f"to go on with it: {command} --resume", f"to undo it: {command} --abandon", SAME_TARGET]
+    if isinstance(error, SilentNodeError):
+        error.hint = REACHABLE
     if isinstance(error, SnapshotError):
         error.hint = "\n".join(filter(None, [error.hint, *lines]))
         error.details["unfinished"] = run.operation

@@ -29,6 +29,11 @@ SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
 STOP_SECONDS_MAX = 2.0
 CONNECTING_SECONDS_MAX = 0.5
+REACHABLE = "check that the server runs and can be reached"
+
+
+class SilentNodeError(NodeUnreachableError):
+    """A node stopped answering while an operation used it."""
 
 
 class Watch:
@@ -78,16 +83,26 @@ class Watch:
                 act()
 
     def check(self) -> None:
-        """Raise NodeUnreachableError if a node has fallen silent since the watch began."""
+        """Raise SilentNodeError if a node has fallen silent since the watch began."""
         with self._lock:
             silent = dict(self._silent)
         if silent:
-            raise NodeUnreachableError(
+            raise SilentNodeError(
                 "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
-                hint="check that the server runs and can be reached, then repeat the command: it cleans up"
-                " what this one may have left there",
+                hint=f"{REACHABLE}, then repeat the command: it cleans up what this one may have left there",
                 details={"node": next(iter(silent)), "nodes": list(silent)},
             )
+
+    @contextmanager
+    def naming_silent(self) -> Iterator[None]:
+        """If the block fails after a node fell silent, raise SilentNodeError instead, once."""
+        try:
+            yield
+        except (IndeterminateError, SilentNodeError):
+            raise
+        except Exception:
+            self.check()
+            raise
 
     def _run(self) -> None:
         try:
@@ -192,14 +207,10 @@ class _Probe:
 
 @contextmanager
 def watch_nodes(nodes: Iterable[Node]) -> Iterator[Watch]:
-    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise NodeUnreachableError instead."""
+    """Watch `nodes` while the block runs; if it fails after a node fell silent, raise SilentNodeError instead."""
     watch = Watch(nodes)
     try:
-        yield watch
-    except IndeterminateError:
-        raise
-    except Exception:
-        watch.check()
-        raise
+        with watch.naming_silent():
+            yield watch
     finally:
         watch.stop()

@@ -68,7 +68,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     finish_databases(run, databases, ddl)
     for node in run.report.nodes:
         if run.pace:
-            times = {RestoreStep.BASE: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
+            times = {RestoreStep.ROWS: loaded.get(node.node, 0.0), RestoreStep.INDEXES: node.seconds}
             run.pace.end_node(node.node, node.rows, times)
         node.seconds += seconds
 

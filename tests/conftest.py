@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "tests.run.drawing",
+    "tests.run.folding",
     "tests.run.interrupts",
     "tests.run.memory_folder",
     "tests.run.order",

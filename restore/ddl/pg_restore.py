@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
@@ -25,7 +27,10 @@ from storage.errors import SnapshotError
 # How many entries one pg_restore runs side by side, and how many objects it creates in one transaction otherwise: each
 # holds a lock until the commit.
 JOBS, OBJECTS_AT_ONCE = 4, 200
-BUILD_OPTIONS = "-c maintenance_work_mem=128MB -c synchronous_commit=off"
+BUILD_OPTIONS = "-c synchronous_commit=off"
+# For each of JOBS; more if the server gives more.
+BUILD_MEGABYTES = 128
+MEMORY_QUERY = "SELECT setting::bigint / 1024 FROM pg_settings WHERE name = 'maintenance_work_mem'"
 # What pg_restore says of an error.
 REFUSED, NOT_EXECUTED, COMMAND, CUT_OFF = "pg_restore: error: ", "could not execute query: ", "Command was: ", "..."
 # libpq's own words about a lost session.
@@ -64,7 +69,7 @@ def run_part(part: ArchivePart, writer: int, node: Node, watch: Watch) -> None:
     if not part.entries:
         return
     with raising_unreachable(node), connect(node) as connection:
-        building = replace(node, dsn=_with_options(node.dsn, connection.info.server_version))
+        building = replace(node, dsn=_with_options(node.dsn, connection))
         programs, access = restoring_programs(building, connection, writer)
         if access is not None:
             command = [str(programs.folder / "pg_restore"), "--dbname", access.conninfo, "--exit-on-error"]
@@ -101,10 +106,12 @@ def _options(manner: Manner, programs: ClientPrograms) -> list[str]:
     return [f"--transaction-size={OBJECTS_AT_ONCE}"] if programs.has("--transaction-size") else []
 
 
-def _with_options(dsn: str, version: int) -> str:
-    options = [conninfo_to_dict(dsn).get("options") or "", BUILD_OPTIONS]
+def _with_options(dsn: str, connection: psycopg.Connection[Any]) -> str:
+    (given,) = connection.execute(MEMORY_QUERY).fetchone() or (0,)
+    memory = f"-c maintenance_work_mem={max(given, BUILD_MEGABYTES)}MB"
+    options = [conninfo_to_dict(dsn).get("options") or "", BUILD_OPTIONS, memory]
     # pg_restore sets it from 17 on.
-    options += ["-c transaction_timeout=0"] if version >= TRANSACTION_TIMEOUT_VERSION else []
+    options += ["-c transaction_timeout=0"] if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION else []
     return make_conninfo(dsn, options=" ".join(map(str, options)).strip())
 
 

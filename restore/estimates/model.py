@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from restore.estimates.volumes import ShardVolume
+from snapshots.fold.limits import CHANGES_MAX
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
 
 
@@ -20,8 +21,7 @@ class RestoreStep(StrEnum):
     DATABASES = "create databases"
     SPARK = "start Spark"
     FOLD = "fold changes"
-    BASE = "load base"
-    CHANGES = "load changes"
+    ROWS = "load rows"
     LARGE_OBJECTS = "load large objects"
     INDEXES = "indexes and constraints"
     SWAP = "swap databases"
@@ -49,13 +49,14 @@ class StepCost:
 COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.DATABASES: StepCost(0.6, 0.004),
     RestoreStep.SPARK: StepCost(5.0),
-    RestoreStep.FOLD: StepCost(7.0, 2e-5),
-    RestoreStep.BASE: StepCost(2.2, 2e-6),
-    RestoreStep.CHANGES: StepCost(1.5, 3e-6),
+    RestoreStep.FOLD: StepCost(0.3, 5e-6),
+    RestoreStep.ROWS: StepCost(2.2, 2e-6),
     RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
     RestoreStep.INDEXES: StepCost(0.4, 3e-7),
     RestoreStep.SWAP: StepCost(0.5),
 }
+# If Spark folds them (snapshots/fold/limits.py).
+FOLD_BY_SPARK = StepCost(7.0, 2e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,14 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
         RestoreStep.DATABASES: sum(one.tables for one in volumes),
         RestoreStep.SPARK: 0,
         RestoreStep.FOLD: changes,
-        RestoreStep.BASE: sum(one.row_count for one in volumes),
-        RestoreStep.CHANGES: changes,
+        RestoreStep.ROWS: sum(one.row_count for one in volumes),
         RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
         RestoreStep.INDEXES: sum(one.index_work for one in volumes),
         RestoreStep.SWAP: 0,
     }
-    skipped = {RestoreStep.CHANGES, RestoreStep.LARGE_OBJECTS}
-    if not amounts[RestoreStep.BASE] and not changes:
-        skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.BASE}
+    skipped = {RestoreStep.LARGE_OBJECTS}
+    if not amounts[RestoreStep.ROWS] and not changes:
+        skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.ROWS}
     return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
 
 
@@ -97,8 +97,17 @@ def estimate_restore(
 ) -> Estimate:
     """The estimate of a restore, by the figures of operation `basis` if it has any."""
     amounts = amounts_of(volumes)
-    costs = {
-        step: cost.scaled(measured.steps[step]) if measured and step in measured.steps else cost
-        for step, cost in COSTS.items()
-    }
+    taken = measured.steps if measured else {}
+    costs = {step: _cost_of(step, amount, taken.get(step)) for step, amount in amounts.items()}
     return Estimate({step: costs[step].seconds(amount) for step, amount in amounts.items()}, amounts, basis)
+
+
+def _cost_of(step: RestoreStep, amount: int, measured: StepFigures | None) -> StepCost:
+    cost = COSTS[step]
+    if step == RestoreStep.FOLD:
+        if amount > CHANGES_MAX:
+            cost = FOLD_BY_SPARK
+        if measured and (measured.amount > CHANGES_MAX) != (amount > CHANGES_MAX):
+            # The one way says nothing of the other.
+            return cost
+    return cost.scaled(measured) if measured else cost

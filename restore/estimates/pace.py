@@ -12,9 +12,9 @@ from restore.estimates.model import Estimate, RestoreStep
 from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
 
 # What is part of a step although progress names it otherwise.
-PARTS = {"load long rows": RestoreStep.CHANGES, "check owners of large objects": RestoreStep.LARGE_OBJECTS}
+PARTS = {"check owners of large objects": RestoreStep.LARGE_OBJECTS}
 # Of these a reading says how much is done.
-COUNTED = (RestoreStep.BASE, RestoreStep.INDEXES)
+COUNTED = (RestoreStep.ROWS, RestoreStep.INDEXES)
 # From this part of a step on, its own pace alone counts.
 OWN_PACE_SHARE = 0.5
 # The part of the estimate that has to pass until the pace so far counts as much as the estimate.

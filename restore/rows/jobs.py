@@ -1,31 +1,35 @@
-"""The load jobs: the task that reads a base object loads it; the folded changes are loaded after the base."""
+"""The load jobs: the task that reads a base object loads it; the folded changes are loaded beside the base."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from columns.python_workers import map_batches
-from fleet.progress import Progress
-from restore.rows.load import BaseLoadTask, load_base, load_images
+from fleet.progress import Progress, Silent
+from restore.rows.load import BaseLoadTask, ImageLoadTask, load_images, load_task
 from restore.rows.load_target import Feed, LoadTargets
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
 from snapshots.fold.sources import Sources, sources_of
-from snapshots.operations.spark_jobs import job_progress, raise_first, run_tasks
+from snapshots.operations.spark_jobs import POLL_SECONDS, job_progress, raise_first, run_tasks
 from snapshots.records.chain import Chain
 from storage.location import StoreLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask
 LOADED_ROWS = "placed string, problem string"
 # A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
+IMAGES_PER_TASK = 50_000
 
 
 def load_rows(
@@ -38,7 +42,7 @@ def load_rows(
     progress.step("fold changes")
     nodes, parts = targets.nodes, targets.parts
     sources = sources_of(chain, nodes, store.open(), chosen=targets.chosen)
-    numbered = {
+    feeds = {
         number: feed
         for number, node in enumerate(nodes)
         if (feed := targets.feed_of(node, chain.shard_of(node))) is not None
@@ -46,17 +50,18 @@ def load_rows(
     folded = fold(session, sources, store)
     try:
         raise_first(folded.problems)
-        placed = _load_bases(session, _base_tasks(session, sources, folded, numbered, store), progress)
-        if folded.images is not None:
-            progress.step("load changes")
-            placed += _load_images(session, folded.images, numbered, parts, progress)
-        if folded.long_images is not None:
-            progress.step("load long rows")
+        progress.step("load rows")
+        tasks: list[LoadTask] = list(_base_tasks(session, sources, folded, feeds, store))
+        tasks += _image_tasks(folded.local, feeds)
+        jobs: list[Callable[[], Counter[int]]] = [lambda: _run_tasks(session, tasks)]
+        if (images := folded.images) is not None:
+            jobs.append(lambda: _load_images(session, images, feeds, parts))
+        if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
-            placed += _load_long_images(session, folded.long_images, numbered, parts, reader, progress)
+            jobs.append(lambda: _load_long_images(session, long_images, feeds, parts, reader))
+        return _run_together(session, jobs)
     finally:
         folded.release()
-    return placed
 
 
 def _base_tasks(
@@ -66,26 +71,81 @@ def _base_tasks(
     feeds: Mapping[int, Feed],
     store: StoreLocation,
 ) -> list[BaseLoadTask]:
+    """The tasks of the base objects, the largest first."""
     changed = {number: session.sparkContext.broadcast(found) for number, found in folded.changed.items()}
+    alone = _groups_alone(sources, folded)
     return [
-        BaseLoadTask(base, feed, changed.get(base.source.number), store)
-        for base in sources.bases
+        BaseLoadTask(base, feed, changed.get(base.source.number), store, alone[base.source.number] & base.groups)
+        for base in sorted(sources.bases, key=lambda one: -one.source.size)
         if base.source.number in feeds and (feed := feeds[base.source.number].select(base.groups)).targets
     ]
 
 
-def _load_bases(session: SparkSession, tasks: list[BaseLoadTask], progress: Progress) -> Counter[int]:
-    progress.step("load base", total=len(tasks), unit="objects")
-    reports = run_tasks(session, load_base, tasks, progress)
+def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
+    """By node number the groups that have rows in one base object and nowhere else."""
+    objects: dict[int, Counter[int]] = {}
+    for base in sources.bases:
+        objects.setdefault(base.source.number, Counter()).update(base.groups)
+    # Of a group without a key, inserted lines are not among the changed keys.
+    unsure = sources.multisets if sources.segments else frozenset[int]()
+    return {
+        number: frozenset(group for group, count in found.items() if count == 1)
+        - folded.changed.get(number, {}).keys()
+        - unsure
+        for number, found in objects.items()
+    }
+
+
+def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator[ImageLoadTask]:
+    """The tasks of the images that the driver has folded."""
+    if images is None:
+        return
+    for number, start in enumerate(range(0, len(images), IMAGES_PER_TASK)):
+        part = images.slice(start, IMAGES_PER_TASK).select(["node", "group", "row", "key"])
+        part = part.filter(pc.is_in(part["node"], pa.array(list(feeds), pa.int32())))
+        groups = part.group_by("node").aggregate([("group", "distinct")])
+        chosen = {
+            node: feed
+            for node, found in zip(groups["node"].to_pylist(), groups["group_distinct"].to_pylist(), strict=True)
+            if (feed := feeds[node].select(found)).targets
+        }
+        if chosen:
+            yield ImageLoadTask(f"images-{number}", _stream_of(part), chosen)
+
+
+def _stream_of(table: pa.Table) -> bytes:
+    """The table as an Arrow stream: pickled, a slice would take its whole table with it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
+    """Run jobs side by side, and add up what they have placed; after the first error of one cancel the others."""
+    with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
+        running = [threads.submit(job) for job in jobs]
+        try:
+            done = [one.result() for one in as_completed(running)]
+        except BaseException:
+            # They must have released their sessions before the caller undoes anything.
+            while any(not one.done() for one in running):
+                session.sparkContext.cancelAllJobs()
+                wait(running, timeout=POLL_SECONDS)
+            raise
+    return _sum_placed(done)
+
+
+def _run_tasks(session: SparkSession, tasks: list[LoadTask]) -> Counter[int]:
+    reports = run_tasks(session, load_task, tasks, Silent())
     raise_first([report.problem for report in reports])
-    for broadcast in {id(task.changed): task.changed for task in tasks if task.changed is not None}.values():
+    broadcasts = {id(task.changed): task.changed for task in tasks if isinstance(task, BaseLoadTask) and task.changed}
+    for broadcast in broadcasts.values():
         broadcast.unpersist()
     return _sum_placed(report.placed for report in reports)
 
 
-def _load_images(
-    session: SparkSession, images: Any, feeds: Mapping[int, Feed], parts: int, progress: Progress
-) -> Counter[int]:
+def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], parts: int) -> Counter[int]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
@@ -100,7 +160,7 @@ def _load_images(
     )
     if sum(len(target.groups) for feed in feeds.values() for target in feed.targets.values()) > MIXED_GROUPS_MAX:
         spread = spread.sortWithinPartitions("node", "group")
-    return _run(session, map_batches(spread, load, LOADED_ROWS), progress)
+    return _run(session, map_batches(spread, load, LOADED_ROWS))
 
 
 def _load_long_images(
@@ -109,7 +169,6 @@ def _load_long_images(
     feeds: Mapping[int, Feed],
     parts: int,
     reader: LongImageReader,
-    progress: Progress,
 ) -> Counter[int]:
     def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -118,15 +177,15 @@ def _load_long_images(
         yield from load_images(reader.read_images(batches), feeds, f"long-{context.partitionId() if context else 0}")
 
     chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), parts)
-    return _run(session, map_batches(chosen, load, LOADED_ROWS), progress)
+    return _run(session, map_batches(chosen, load, LOADED_ROWS))
 
 
 def _numbers(feeds: Mapping[int, Feed]) -> str:
     return ", ".join(map(str, feeds))
 
 
-def _run(session: SparkSession, loaded: Any, progress: Progress) -> Counter[int]:
-    with job_progress(session, progress):
+def _run(session: SparkSession, loaded: Any) -> Counter[int]:
+    with job_progress(session, Silent()):
         reports = loaded.collect()  # a row per partition
     raise_first([json.loads(report["problem"]) if report["problem"] else None for report in reports])
     return _sum_placed({int(number): rows for number, rows in json.loads(one["placed"]).items()} for one in reports)

@@ -7,7 +7,7 @@ number of times: a task that is in a database's ledger loads nothing there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +27,25 @@ from storage.location import StoreLocation
 
 @dataclass(frozen=True, slots=True)
 class BaseLoadTask:
-    """A base object to load; `changed` broadcasts the node's changed keys by group: their base rows don't hold."""
+    """A base object to load; `changed` broadcasts the node's changed keys by group: their base rows don't hold.
+
+    `alone` are the groups of which nothing but this object has rows.
+    """
 
     base: BaseSource
     feed: Feed
     changed: Any
     store: StoreLocation
+    alone: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLoadTask:
+    """Images that the driver has folded: an Arrow stream of node, group, row and key. `feeds` are by node."""
+
+    name: str
+    stream: bytes
+    feeds: Mapping[int, Feed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +56,18 @@ class LoadReport:
     problem: ErrorReport | None = None
 
 
-def load_base(task: BaseLoadTask) -> LoadReport:
-    """Load the rows of the object whose key did not change."""
+def load_task(task: BaseLoadTask | ImageLoadTask) -> LoadReport:
+    """Load the rows of a task."""
+    if isinstance(task, ImageLoadTask):
+        return _load_images(pa.ipc.open_stream(task.stream), task.feeds, task.name)
     try:
         tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
         changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
-        with loading({task.base.source.number: task.feed}, task.base.source.key) as loaders:
+        number = task.base.source.number
+        with loading({number: task.feed}, task.base.source.key, task.alone) as loaders:
             for batch in (batch for table in tables for batch in table.to_batches()):
                 holds = find_valid_rows(batch, task.base, changed)
-                loaders.add(task.base.source.number, batch if holds.all() else batch.filter(pa.array(holds)))
+                loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
         return LoadReport(loaders.placed)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
@@ -62,7 +78,10 @@ def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], ta
 
     `task` is its name in the ledgers, and `feeds` are by node.
     """
-    report = LoadReport()
+    yield report_batch(_load_images(batches, feeds, task))
+
+
+def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> LoadReport:
     try:
         with loading(feeds, task) as loaders:
             for batch in batches:
@@ -71,10 +90,9 @@ def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], ta
                 for number in np.unique(node):
                     chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
                     loaders.add(int(number), chosen)
-        report = LoadReport(loaders.placed)
+        return LoadReport(loaders.placed)
     except SnapshotError as error:
-        report = LoadReport(problem=report_of(error))
-    yield report_batch(report)
+        return LoadReport(problem=report_of(error))
 
 
 def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:

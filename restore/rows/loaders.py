@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,6 +29,8 @@ from storage.errors import SnapshotError
 WRITE_BYTES = 1 << 20
 CONTEXT_SHOWN_MAX = 200
 SAY_SECONDS = 0.5
+# Rows of one batch: fewer than this fit into few pages.
+FROZEN_FROM = 10_000
 # Operator intervention: the shutdown of the server, or of all sessions after one has crashed.
 SHUTDOWN = "57P"
 LOADED = "cutline"
@@ -50,12 +52,15 @@ def load_error(node: Node, error: psycopg.Error) -> SnapshotError:
 class Loader:
     """Sends a task's rows to one database in the caller's transaction, group by group.
 
-    If the task is in the ledger already, `add` does nothing.
+    If the task is in the ledger already, `add` does nothing. `alone` are the groups that no other task has rows of.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], target: LoadTarget, task: str) -> None:
-        self._connection, self._target, self._task = connection, target, task
+    def __init__(
+        self, connection: psycopg.Connection[Any], target: LoadTarget, task: str, alone: Set[int] = frozenset()
+    ) -> None:
+        self._connection, self._target, self._task, self._alone = connection, target, task, alone
         self._rows: dict[int, int] = {}
+        self._frozen: set[int] = set()
         self._said = 0.0
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
@@ -78,7 +83,8 @@ class Loader:
         table = self._target.roots.get(group.number) or qualify(group)
         # A table may have no columns, or only generated ones: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
-        statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}')"
+        frozen = ", FREEZE" if self._may_freeze(group, table, len(lines)) else ""
+        statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})"
         stored = _copy_in(self._connection, statement, data)
         if stored != len(lines):
             raise LoadError(
@@ -88,6 +94,18 @@ class Loader:
             )
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self._say()
+
+    def _may_freeze(self, group: Group, table: str, rows: int) -> bool:
+        """Whether the rows can be stored frozen, as VACUUM would leave them: nobody else has stored any in the table.
+
+        PostgreSQL demands that it was emptied in this transaction. That takes longer than few rows are worth.
+        """
+        if group.number not in self._frozen:
+            may = group.number in self._alone and group.number not in self._target.roots and rows >= FROZEN_FROM
+            if may and group.number not in self._rows:
+                self._connection.execute(f"TRUNCATE ONLY {table}".encode())
+                self._frozen.add(group.number)
+        return group.number in self._frozen
 
     def _say(self) -> None:
         """Let progress see what is sent, before it is committed (restore/estimates/tally.py)."""
@@ -133,14 +151,15 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
 
 
 @contextmanager
-def loading(feeds: Mapping[int, Feed], task: str) -> Iterator[Loaders]:
+def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset()) -> Iterator[Loaders]:
     """Load the rows of one task; each database commits when the block ends well, else none does.
 
     A process that ends between two commits leaves a task that some databases have in their ledgers: when it is
-    repeated, the others load their rows. `feeds` are by source. Raises SnapshotError.
+    repeated, the others load their rows. `feeds` are by source; `alone` are the groups that no other task has rows of.
+    Raises SnapshotError.
     """
     with ExitStack() as stack:
-        loaders = Loaders(stack, feeds, task)
+        loaders = Loaders(stack, feeds, task, alone)
         yield loaders
         loaders.finish()
 
@@ -151,9 +170,9 @@ class Loaders:
     Where there are routes, `placed` counts the rows by the targets that they go to, also those that these have already.
     """
 
-    def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str) -> None:
+    def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str, alone: Set[int]) -> None:
         self.placed: Counter[int] = Counter()
-        self._stack, self._feeds, self._task = stack, feeds, task
+        self._stack, self._feeds, self._task, self._alone = stack, feeds, task, alone
         self._loaders: dict[int, Loader] = {}
         self._nodes: dict[int, Node] = {}
 
@@ -202,7 +221,10 @@ class Loaders:
             self._stack.enter_context(_naming(target.node))
             connection = self._stack.enter_context(connect(target.node))
             self._stack.enter_context(connection.transaction())
-            self._loaders[number], self._nodes[number] = Loader(connection, target, self._task), target.node
+            # Rows of several sources may go to one table.
+            alone = frozenset[int]() if feed.routes else self._alone
+            self._loaders[number] = Loader(connection, target, self._task, alone)
+            self._nodes[number] = target.node
 
 
 @contextmanager

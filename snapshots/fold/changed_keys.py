@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from columns.arrow_numbers import to_numpy
@@ -50,12 +51,17 @@ def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
     """
     if changes > COUNTED_FROM and (filters := _build_filters(latest)):
         return filters
-    table = latest.selectExpr("node", "`group`", "key", "op", f"place <> {NO_PLACE} AS is_long").toArrow()
+    return exact_keys(latest.select("node", "group", "key", "op", "place").toArrow())
+
+
+def exact_keys(table: pa.Table) -> ChangedKeys:
+    """The keys of a table (node, group, key, op, place), where each key occurs once; rows of PROBLEM are skipped."""
     is_problem = pc.equal(table["group"], PROBLEM)
     sets = overlays(table.filter(pc.invert(is_problem)))
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
     keys: dict[int, dict[int, Keys]] = {node: dict(of_groups) for node, of_groups in sets.items()}
-    has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, table["is_long"]))
+    is_long = pc.not_equal(table["place"], NO_PLACE)
+    has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, is_long))
     return ChangedKeys(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
 
 

@@ -18,8 +18,9 @@ from columns.bytes_column import column_of
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.fold.base_rows import read_wanted_rows
-from snapshots.fold.changed_keys import Keys, collect_changed_keys
+from snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
 from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
+from snapshots.fold.local import fold_locally
 from snapshots.fold.long_images import LongImageReader
 from snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD, read_with_places, with_stand_ins
 from snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, problem_of, problem_row
@@ -50,11 +51,12 @@ CHANGE_SCHEMA = pa.schema(
 class Fold:
     """The folded changes of some copies.
 
-    `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. Rows with a long line are
-    in `long_images` instead (LONG_IMAGE_ROWS, read by `long_image_reader`). Both may have rows of group PROBLEM, which
-    their reader must look for. Such a row is either an image that can't be completed, because an earlier image or a
-    deleted row is missing; then its `partition` is the group. Or it is the report of an object that was readable at
-    first, but not when Spark read it again.
+    `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. Images that the driver has
+    folded are in `local` instead, in the order of nodes and groups, until they are handed over. Rows with a long line
+    are in `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`). `images` and `long_images` may have rows of
+    group PROBLEM, which their reader must look for. Such a row is either an image that can't be completed, because an
+    earlier image or a deleted row is missing; then its `partition` is the group. Or it is the report of an object that
+    was readable at first, but not when Spark read it again.
 
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
     longer valid. If it is a filter, the unchanged rows that it also matches are among the images. `problems` are the
@@ -67,6 +69,12 @@ class Fold:
     cached: list[DataFrame]
     long_images: DataFrame | None = None
     has_long_lines: bool = False
+    local: pa.Table | None = None
+
+    def hand_over(self, spark: SparkSession) -> None:
+        """Give Spark the images that the driver has folded."""
+        if self.local is not None:
+            self.images, self.local = spark.createDataFrame(self.local), None
 
     def release(self) -> None:
         """Release the cached DataFrames."""
@@ -81,6 +89,8 @@ def fold(spark: SparkSession, sources: Sources, store: StoreLocation) -> Fold:
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
+    if (local := _fold_locally(sources, store)) is not None:
+        return local
     changes = read_changes(spark, sources, store)
     if sources.multisets or sources.has_partials:
         # Folding these reads the changes a second time.
@@ -101,6 +111,31 @@ def fold(spark: SparkSession, sources: Sources, store: StoreLocation) -> Fold:
     if PARTIAL in changed.ops:
         _add_completed(folded, complete_images(spark, sources, base_rows, changes, latest))
     return folded
+
+
+def _fold_locally(sources: Sources, store: StoreLocation) -> Fold | None:
+    """The fold of few changes, without a job; None if Spark has to fold them."""
+    number_of = _segment_numbers(sources)
+
+    def read(one: SegmentSource) -> Iterator[pa.RecordBatch]:
+        return _changes_of(store, number_of[one.source.key], one, sources.multisets)
+
+    latest = fold_locally(sources, read, CHANGE_SCHEMA)
+    if latest is None or (changed := exact_keys(latest)).has_long_lines:
+        return None
+    group = to_numpy(latest["group"])
+    reports = latest.filter(to_mask(group == PROBLEM))["row"].to_pylist()
+    problems = [report for row in reports if (report := problem_of(row))]
+    is_image = ~np.isin(to_numpy(latest["op"]), (DELETE, PARTIAL)) & (group != PROBLEM)
+    images = (
+        latest.filter(to_mask(is_image)).select(IMAGE_COLUMNS).sort_by([("node", "ascending"), ("group", "ascending")])
+    )
+    return Fold(None, changed.keys, problems, [], local=images if len(images) else None)
+
+
+def _segment_numbers(sources: Sources) -> Mapping[str, int]:
+    """The segments' numbers in places: the objects of base copies are numbered first."""
+    return {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:
@@ -171,8 +206,7 @@ def read_changes(spark: SparkSession, sources: Sources, store: StoreLocation) ->
     multisets = sources.multisets
     tasks = min(len(sources.segments), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     segments = balance_by_size(sources.segments, tasks)
-    # In places, the objects of base copies are numbered first.
-    number_of = {one.source.key: number for number, one in enumerate(sources.segments, len(sources.bases))}
+    number_of = _segment_numbers(sources)
     numbers = [number_of[one.source.key] for one in segments]
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

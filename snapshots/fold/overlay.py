@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
 
+# Of the slots that hashes are sorted into by their highest bits, about one in 16 to 32 has a key.
+SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
+
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
@@ -27,16 +30,29 @@ class KeySet:
         """The index of each key in this set, -1 if it is not in it; pass the keys' `hashes` if they are known."""
         if hashes is None:
             hashes = xxhash64(keys)
-        place = np.searchsorted(self.hashes, hashes)
         indexes = np.full(len(keys), -1, np.int64)
+        some = self._maybe_contained(hashes)
+        hashes = hashes[some]
+        place = np.searchsorted(self.hashes, hashes)
         for step in range(self.run_max):
             here = np.minimum(place + step, len(self.hashes) - 1)
-            rows = np.flatnonzero((self.hashes[here] == hashes) & (indexes < 0))
-            if len(rows) == 0:
+            chosen = np.flatnonzero((self.hashes[here] == hashes) & (indexes[some] < 0))
+            if len(chosen) == 0:
                 break
-            same = keys.take(rows).equals(self.keys.take(here[rows]))
-            indexes[rows[same]] = here[rows[same]]
+            rows = some[chosen]
+            same = keys.take(rows).equals(self.keys.take(here[chosen]))
+            indexes[rows[same]] = here[chosen[same]]
         return indexes
+
+    def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
+        """The indexes of the hashes that may be in this set: most others are not searched for, which takes longer."""
+        bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
+        if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
+            return np.arange(len(hashes))
+        shift = np.uint64(64 - bits)
+        slots = np.zeros(1 << bits, np.bool_)
+        slots[self.hashes >> shift] = True
+        return np.flatnonzero(slots[hashes >> shift])
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
         """Which of `keys` are in this set."""

@@ -11,6 +11,7 @@ import pytest
 
 import snapshots.fold.changed_keys
 import snapshots.fold.key_filter
+import snapshots.fold.limits
 from fleet.config import Node
 from fleet.lsn import Lsn
 from fleet.tables.groups import Group
@@ -117,7 +118,10 @@ def test_an_object_damaged_after_its_first_read_ends_the_load(spark: SparkSessio
     assert key in report.to_pylist()[0]["problem"]
 
 
-def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
     store = open_store(f"file://{tmp_path}", {})
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)

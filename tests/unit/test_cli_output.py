@@ -140,7 +140,7 @@ def test_bars_show_every_node_and_how_long_the_whole_takes() -> None:
     stream = io.StringIO()
     with BarProgress(Console(file=stream, force_terminal=True, width=160)) as steps:
         steps.tell(Reading(1, 10, "rows", "s0", "op", 9.0))
-        steps.step("load base", total=3, unit="objects")
+        steps.step("load rows", total=3, unit="objects")
         steps.tell(Reading(2500, 10_000, "rows", "s1", "op", 12.0))
         steps.tell(Reading(2500, 10_000, "rows", "", "op", 12.0))
         steps.advance(1)
@@ -149,7 +149,7 @@ def test_bars_show_every_node_and_how_long_the_whole_takes() -> None:
         steps.step("swap")
         steps._bars.refresh()
         later = stream.getvalue()[len(drawn) :].rpartition("swap")[2]
-    assert "load base (about 12.0 s left in all)" in drawn
+    assert "load rows (about 12.0 s left in all)" in drawn
     assert "2,500 of 10,000 rows" in drawn
     assert "1 of 3 objects" in drawn
     assert ("s0" in drawn, "s1" in later) == (False, False)

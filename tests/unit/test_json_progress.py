@@ -60,7 +60,7 @@ def test_a_step_has_a_first_line_at_most_one_a_second_and_a_last_one(clock: Cloc
 def test_each_node_has_lines_and_a_rate_from_its_first_reading_on(clock: Clock) -> None:
     stream = io.StringIO()
     with JsonProgress(stream, "restore") as steps:
-        steps.step("load base")
+        steps.step("load rows")
         clock.now += 5
         for done in (1000, 1500, 2000):
             steps.tell(Reading(done, 5000, "rows", "s1", "op", 60.0))
@@ -80,7 +80,7 @@ def test_each_node_has_lines_and_a_rate_from_its_first_reading_on(clock: Clock) 
 def test_the_last_reading_is_shown_even_within_the_second(clock: Clock) -> None:
     stream = io.StringIO()
     with JsonProgress(stream, "restore") as steps:
-        steps.step("load base")
+        steps.step("load rows")
         steps.tell(Reading(10, 30, "rows", "s1"))
         clock.now += 0.1
         steps.tell(Reading(30, 30, "rows", "s1"))

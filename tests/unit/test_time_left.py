@@ -11,7 +11,7 @@ from restore.estimates.pace import RestorePace
 from restore.estimates.volumes import ShardVolume
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
 
-SECONDS = {RestoreStep.SPARK: 5.0, RestoreStep.FOLD: 5.0, RestoreStep.BASE: 20.0, RestoreStep.INDEXES: 10.0}
+SECONDS = {RestoreStep.SPARK: 5.0, RestoreStep.FOLD: 5.0, RestoreStep.ROWS: 20.0, RestoreStep.INDEXES: 10.0}
 
 
 class Told(Silent):
@@ -68,7 +68,7 @@ def test_what_takes_otherwise_is_right_from_the_middle_of_the_longest_step_on(cl
     # At the first one nothing is known yet: the estimate is wrong by the factor.
     said, real = found[f"{RestoreStep.SPARK} 0.25"]
     assert abs(said / real - 1) > 0.2
-    for moment in (f"{RestoreStep.BASE} 0.5", f"{RestoreStep.BASE} 0.75", f"{RestoreStep.INDEXES} 0.5"):
+    for moment in (f"{RestoreStep.ROWS} 0.5", f"{RestoreStep.ROWS} 0.75", f"{RestoreStep.INDEXES} 0.5"):
         said, real = found[moment]
         assert said == pytest.approx(real, rel=0.2), moment
 
@@ -85,14 +85,14 @@ def test_the_seconds_of_steps_are_measured_once_each(clock: Clock) -> None:
 
 
 def test_figures_scale_the_fixed_time_of_small_restores_and_the_rate_of_large_ones() -> None:
-    cost = COSTS[RestoreStep.BASE]
+    cost = COSTS[RestoreStep.ROWS]
     for rows in (1, 10**9):
         measured = StepFigures(3 * cost.seconds(rows), rows)
-        figures = RestoreFigures(rows, 0, 0.0, {str(RestoreStep.BASE): measured}, {})
+        figures = RestoreFigures(rows, 0, 0.0, {str(RestoreStep.ROWS): measured}, {})
         for other in (rows, 2 * rows):
-            expected = estimate_restore([volume(other)], figures, "op").seconds[RestoreStep.BASE]
+            expected = estimate_restore([volume(other)], figures, "op").seconds[RestoreStep.ROWS]
             assert expected == pytest.approx(3 * cost.seconds(other), rel=0.01)
     # Much more than was measured: what was fixed says nothing about the rate.
-    figures = RestoreFigures(1, 0, 0.0, {str(RestoreStep.BASE): StepFigures(3 * cost.seconds(1), 1)}, {})
-    far = estimate_restore([volume(10**9)], figures, "op").seconds[RestoreStep.BASE]
+    figures = RestoreFigures(1, 0, 0.0, {str(RestoreStep.ROWS): StepFigures(3 * cost.seconds(1), 1)}, {})
+    far = estimate_restore([volume(10**9)], figures, "op").seconds[RestoreStep.ROWS]
     assert far == pytest.approx(cost.seconds(10**9), rel=0.02)

@@ -1,0 +1,53 @@
+"""Rows of a table that one object has alone are stored frozen: nobody needs to visit its pages again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from embedded.fleet import EmbeddedFleet
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.integration.own_database import own_database, restore_target
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 20_000
+TABLES = f"""
+CREATE TABLE alone (id int PRIMARY KEY, body text NOT NULL);
+CREATE TABLE changed (LIKE alone INCLUDING ALL);
+CREATE TABLE without_key (id int, body text);
+CREATE TABLE small (LIKE alone INCLUDING ALL);
+INSERT INTO alone SELECT i, md5(i::text) FROM generate_series(1, {ROWS}) AS i;
+INSERT INTO changed TABLE alone;
+INSERT INTO without_key TABLE alone;
+INSERT INTO small VALUES (1, 'few');
+ALTER TABLE without_key REPLICA IDENTITY FULL
+"""
+# PostgreSQL leaves some pages between its batches.
+FROZEN_QUERY = "SELECT relallvisible > relpages / 2 FROM pg_class WHERE oid = %s::regclass AND relpages > 0"
+
+
+def test_only_tables_that_one_task_loads_alone_are_frozen(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    with own_database(shared_fleet, tmp_path, "frozen") as fleet:
+        runs, target = Runs(fleet, Ready(spark)), restore_target(fleet)
+        (source,), (back,) = ([node.dsn for node in one.nodes] for one in (fleet, target))
+        execute(source, TABLES)
+        runs.init()
+        runs.full("chain")
+        execute(source, "UPDATE changed SET body = 'new' WHERE id = 7; INSERT INTO without_key VALUES (0, 'new')")
+        runs.increment("chain")
+        runs.restore("chain", target)
+        assert sorted_copies(back) == sorted_copies(source)
+        with psycopg.connect(back, autocommit=True) as connection:
+            connection.execute("ANALYZE")
+            found = {
+                name: connection.execute(FROZEN_QUERY, (name,)).fetchone()
+                for name in ("alone", "changed", "without_key", "small")
+            }
+        assert found == {"alone": (True,), "changed": (False,), "without_key": (False,), "small": (False,)}

@@ -6,14 +6,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from columns.python_workers import map_batches
 from fleet.progress import Progress, Silent
-from restore.rows.load import BaseLoadTask, ImageLoadTask, load_images, load_task
+from restore.rows.load import (
+    BaseLoadTask,
+    ImageLoadTask,
+    LoadTask,
+    SegmentLoadTask,
+    load_images,
+    load_task,
+)
 from restore.rows.load_target import Feed, LoadTargets
 from snapshots.fold.fold import Fold, fold, long_image_reader
 from snapshots.fold.long_images import LongImageReader, order_by_place
@@ -25,7 +32,6 @@ from storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask
 LOADED_ROWS = "placed string, problem string"
 # A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
@@ -47,12 +53,13 @@ def load_rows(
         for number, node in enumerate(nodes)
         if (feed := targets.feed_of(node, chain.shard_of(node))) is not None
     }
-    folded = fold(session, sources, store)
+    folded = fold(session, sources, store, by_segment=True)
     try:
         raise_first(folded.problems)
         progress.step("load rows")
         tasks: list[LoadTask] = list(_base_tasks(session, sources, folded, feeds, store))
         tasks += _image_tasks(folded.local, feeds)
+        tasks += _segment_tasks(sources, folded, feeds, store)
         jobs: list[Callable[[], Counter[int]]] = [lambda: _run_tasks(session, tasks)]
         if (images := folded.images) is not None:
             jobs.append(lambda: _load_images(session, images, feeds, parts))
@@ -111,6 +118,16 @@ def _image_tasks(images: pa.Table | None, feeds: Mapping[int, Feed]) -> Iterator
         }
         if chosen:
             yield ImageLoadTask(f"images-{number}", _stream_of(part), chosen)
+
+
+def _segment_tasks(
+    sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
+) -> Iterator[SegmentLoadTask]:
+    """The tasks of the images that were left in their segments, the largest first."""
+    for one in sorted(sources.segments, key=lambda one: -one.source.size):
+        images = folded.chosen.get(one.source.key)
+        if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
+            yield SegmentLoadTask(one, feed, images.flags, store)
 
 
 def _stream_of(table: pa.Table) -> bytes:

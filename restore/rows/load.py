@@ -9,20 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from columns.arrow_numbers import to_mask
 from restore.rows.ledger import LoadError
 from restore.rows.load_target import Feed
 from restore.rows.loaders import loading
 from snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from snapshots.fold.base_rows import find_valid_rows
+from snapshots.fold.by_segment import unpack_flags
 from snapshots.fold.changed_keys import Keys
-from snapshots.fold.sources import PROBLEM, BaseSource, problem_of, read_at_cut
+from snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
 from storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from storage.location import StoreLocation
+from wal.segments.segment_schema import SEGMENT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,19 @@ class ImageLoadTask:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentLoadTask:
+    """A segment to load: of its changes that belong to the state those whose flag in `chosen` is set."""
+
+    segment: SegmentSource
+    feed: Feed
+    chosen: bytes
+    store: StoreLocation
+
+
+LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """How many rows a task has placed on each target, by its number, or the error that ended it."""
 
@@ -56,21 +72,41 @@ class LoadReport:
     problem: ErrorReport | None = None
 
 
-def load_task(task: BaseLoadTask | ImageLoadTask) -> LoadReport:
+def load_task(task: LoadTask) -> LoadReport:
     """Load the rows of a task."""
-    if isinstance(task, ImageLoadTask):
-        return _load_images(pa.ipc.open_stream(task.stream), task.feeds, task.name)
     try:
-        tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
-        changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
-        number = task.base.source.number
-        with loading({number: task.feed}, task.base.source.key, task.alone) as loaders:
-            for batch in (batch for table in tables for batch in table.to_batches()):
-                holds = find_valid_rows(batch, task.base, changed)
-                loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
-        return LoadReport(loaders.placed)
+        match task:
+            case BaseLoadTask():
+                return _load_base(task)
+            case SegmentLoadTask():
+                return _load_segment(task)
+            case ImageLoadTask():
+                return _load_images(pa.ipc.open_stream(task.stream), task.feeds, task.name)
     except SnapshotError as error:
         return LoadReport(problem=report_of(error))
+
+
+def _load_base(task: BaseLoadTask) -> LoadReport:
+    tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
+    changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
+    number = task.base.source.number
+    with loading({number: task.feed}, task.base.source.key, task.alone) as loaders:
+        for batch in (batch for table in tables for batch in table.to_batches()):
+            holds = find_valid_rows(batch, task.base, changed)
+            loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
+    return LoadReport(loaders.placed)
+
+
+def _load_segment(task: SegmentLoadTask) -> LoadReport:
+    source, seen = task.segment.source, 0
+    with loading({source.number: task.feed}, source.key) as loaders:
+        for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
+            effective = filter_effective(table, task.segment).select(["group", "row", "key"])
+            chosen = effective.filter(to_mask(unpack_flags(task.chosen, seen, len(effective))))
+            seen += len(effective)
+            for batch in chosen.to_batches():
+                loaders.add(source.number, batch)
+    return LoadReport(loaders.placed)
 
 
 def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> Iterator[pa.RecordBatch]:
@@ -78,21 +114,22 @@ def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], ta
 
     `task` is its name in the ledgers, and `feeds` are by node.
     """
-    yield report_batch(_load_images(batches, feeds, task))
+    try:
+        report = _load_images(batches, feeds, task)
+    except SnapshotError as error:
+        report = LoadReport(problem=report_of(error))
+    yield report_batch(report)
 
 
 def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> LoadReport:
-    try:
-        with loading(feeds, task) as loaders:
-            for batch in batches:
-                _check_whole(batch, feeds)
-                node = np.asarray(batch.column("node").to_numpy())
-                for number in np.unique(node):
-                    chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
-                    loaders.add(int(number), chosen)
-        return LoadReport(loaders.placed)
-    except SnapshotError as error:
-        return LoadReport(problem=report_of(error))
+    with loading(feeds, task) as loaders:
+        for batch in batches:
+            _check_whole(batch, feeds)
+            node = np.asarray(batch.column("node").to_numpy())
+            for number in np.unique(node):
+                chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
+                loaders.add(int(number), chosen)
+    return LoadReport(loaders.placed)
 
 
 def _check_whole(batch: pa.RecordBatch, feeds: Mapping[int, Feed]) -> None:

@@ -55,12 +55,15 @@ def collect_changed_keys(latest: DataFrame, changes: int) -> ChangedKeys:
 
 
 def exact_keys(table: pa.Table) -> ChangedKeys:
-    """The keys of a table (node, group, key, op, place), where each key occurs once; rows of PROBLEM are skipped."""
+    """The keys of a table (node, group, key, op, and place), where each key occurs once; rows of PROBLEM are skipped.
+
+    Without a place no line is a stand-in.
+    """
     is_problem = pc.equal(table["group"], PROBLEM)
     sets = overlays(table.filter(pc.invert(is_problem)))
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
     keys: dict[int, dict[int, Keys]] = {node: dict(of_groups) for node, of_groups in sets.items()}
-    is_long = pc.not_equal(table["place"], NO_PLACE)
+    is_long = pc.not_equal(table["place"], NO_PLACE) if "place" in table.column_names else pa.array([False])
     has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, is_long))
     return ChangedKeys(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
 

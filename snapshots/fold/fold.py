@@ -7,7 +7,7 @@ replace them. Changes are shuffled by key. Base rows, which are most of the data
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from columns.bytes_column import column_of
 from columns.python_workers import map_batches
 from columns.row_batches import row_batches
 from snapshots.fold.base_rows import read_wanted_rows
+from snapshots.fold.by_segment import SegmentImages, choose_changes
 from snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys
 from snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
 from snapshots.fold.local import fold_locally
@@ -58,6 +59,8 @@ class Fold:
     earlier image or a deleted row is missing; then its `partition` is the group. Or it is the report of an object that
     was readable at first, but not when Spark read it again.
 
+    `chosen` has by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
+
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
     longer valid. If it is a filter, the unchanged rows that it also matches are among the images. `problems` are the
     reports of objects that could not be read; the fold is complete if there are none.
@@ -70,6 +73,7 @@ class Fold:
     long_images: DataFrame | None = None
     has_long_lines: bool = False
     local: pa.Table | None = None
+    chosen: Mapping[str, SegmentImages] = field(default_factory=dict)
 
     def hand_over(self, spark: SparkSession) -> None:
         """Give Spark the images that the driver has folded."""
@@ -82,15 +86,18 @@ class Fold:
             frame.unpersist()
 
 
-def fold(spark: SparkSession, sources: Sources, store: StoreLocation) -> Fold:
-    """Fold the changes of `sources`. Starts no job if there are no segments.
+def fold(spark: SparkSession, sources: Sources, store: StoreLocation, *, by_segment: bool = False) -> Fold:
+    """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
 
-    The driver holds the changed keys, or a filter if there are many (snapshots.fold.changed_keys).
+    If `by_segment`, images may be left in their segments (`Fold.chosen`). The driver holds the changed keys, or a
+    filter if there are many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
     if (local := _fold_locally(sources, store)) is not None:
         return local
+    if by_segment and (found := choose_changes(spark, sources, store)) is not None:
+        return Fold(None, exact_keys(found.last).keys, found.problems, [], chosen=found.images)
     changes = read_changes(spark, sources, store)
     if sources.multisets or sources.has_partials:
         # Folding these reads the changes a second time.

@@ -39,16 +39,22 @@ def fold_locally(sources: Sources, read: Reader, schema: pa.Schema) -> pa.Table 
     if np.isin(group, list(sources.multisets)).any():
         return None
     is_problem = group == PROBLEM
-    folded = [changes.filter(to_mask(is_problem))]
-    for node in np.unique(to_numpy(changes["node"])):
-        of_node = changes.filter(to_mask((to_numpy(changes["node"]) == node) & ~is_problem))
-        numbers = (to_numpy(of_node[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-        groups, lsn, seq = numbers
-        is_last = find_last(groups, column_of(of_node["key"]), lsn, seq)
+    last = last_changes(changes.filter(to_mask(~is_problem)))
+    return None if last is None else pa.concat_tables([changes.filter(to_mask(is_problem)), last])
+
+
+def last_changes(changes: pa.Table) -> pa.Table | None:
+    """The last of the changes (node, group, key, lsn, seq and others) of every key; None if two keys have one hash."""
+    last = [changes.slice(0, 0)]
+    node = to_numpy(changes["node"])
+    for number in np.unique(node):
+        of_node = changes.filter(to_mask(node == number))
+        group, lsn, seq = (to_numpy(of_node[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+        is_last = find_last(group, column_of(of_node["key"]), lsn, seq)
         if is_last is None:
             return None
-        folded.append(of_node.filter(to_mask(is_last)))
-    return pa.concat_tables(folded)
+        last.append(of_node.filter(to_mask(is_last)))
+    return pa.concat_tables(last)
 
 
 def _read_all(segments: Iterable[SegmentSource], read: Reader) -> list[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Draws for every test module whether the driver folds few changes, as it does for users, or Spark folds all."""
+"""Draws for every test module who folds: the driver, as it does few changes of users, Spark by segment, or by rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.run.soak import SEED
 
 @pytest.fixture(scope="module", autouse=True)
 def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let Spark fold the changes in half of the modules."""
+    """Leave the changes of two thirds of the modules to Spark, as if they were many; of half of these, too many."""
+    drawn = random.Random(f"{SEED} {request.path.name}").randrange(3)
     with pytest.MonkeyPatch.context() as patch:
-        if random.Random(f"{SEED} {request.path.name}").random() < 0.5:
-            patch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
+        for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:
+            patch.setattr(snapshots.fold.limits, name, 0)
         yield

@@ -1,21 +1,25 @@
-"""The driver folds few changes to the same rows and the same changed keys as Spark does, and leaves all else to it."""
+"""Few changes are folded in the driver, many by segment, and all else by rows: always to the same rows and keys."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import snapshots.fold.by_segment
 import snapshots.fold.limits
+from columns.arrow_numbers import to_mask
 from fleet.lsn import Lsn
-from snapshots.fold.fold import Fold, fold
+from snapshots.fold.by_segment import unpack_flags
+from snapshots.fold.fold import IMAGE_COLUMNS, Fold, fold
 from snapshots.fold.long_lines import LONG_LINE_BYTES
 from snapshots.fold.overlay import KeySet
-from snapshots.fold.sources import SegmentSource, Source, Sources
+from snapshots.fold.sources import SegmentSource, Source, Sources, read_at_cut
 from storage.location import StoreLocation
 from storage.open import open_store
 from tests.run.soak import SEED
@@ -68,12 +72,33 @@ def drawn_changes() -> list[tuple[int, list[Change]]]:
     return segments
 
 
+def test_flags_are_found_from_any_place_on() -> None:
+    drawn = np.random.default_rng(SEED % 2**32)
+    flags = drawn.random(1000) < 0.5
+    packed = np.packbits(flags).tobytes()
+    padded = np.concatenate([flags, np.zeros(100, np.bool_)])
+    for first, count in ((0, 1000), (0, 1100), (7, 90), (8, 3), (993, 20), (1000, 50), (1020, 10)):
+        assert unpack_flags(packed, first, count).tolist() == padded[first : first + count].tolist()
+
+
 def rows_of(spark: SparkSession, folded: Fold) -> list[tuple[Any, ...]]:
     folded.hand_over(spark)
     assert folded.images is not None
     return sorted(
         tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in folded.images.collect()
     )
+
+
+def chosen_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[tuple[Any, ...]]:
+    """The rows whose flags are set, as `rows_of` gives them."""
+    found: list[tuple[Any, ...]] = []
+    for one in sources.segments:
+        if images := folded.chosen.get(one.source.key):
+            (table,) = read_at_cut(location.open(), one, SEGMENT_SCHEMA)
+            rows = table.filter(to_mask(unpack_flags(images.flags, 0, len(table)))).to_pylist()
+            assert {row["group"] for row in rows} == images.groups
+            found += [(one.source.number, *(row[name] for name in IMAGE_COLUMNS[1:])) for row in rows]
+    return sorted(found)
 
 
 def keys_of(folded: Fold) -> dict[int, dict[int, set[bytes]]]:
@@ -106,22 +131,28 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
     assert by_driver.local is not None
     assert (rows_of(spark, by_driver), keys_of(by_driver)) == (expected, keys)
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
-    by_spark = fold(spark, sources, location)
-    assert by_spark.local is None
-    assert (rows_of(spark, by_spark), keys_of(by_spark)) == (expected, keys)
-    by_spark.release()
+    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    by_segment = fold(spark, sources, location, by_segment=True)
+    assert (by_segment.local, by_segment.images) == (None, None)
+    assert (chosen_rows(by_segment, sources, location), keys_of(by_segment)) == (expected, keys)
+    for folded in (fold(spark, sources, location), fold_by_rows(spark, sources, location, monkeypatch)):
+        assert (folded.local, folded.chosen) == (None, {})
+        assert (rows_of(spark, folded), keys_of(folded)) == (expected, keys)
+        folded.release()
 
 
-def limit(name: str, value: int) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(snapshots.fold.limits, name, value)
+def fold_by_rows(spark: SparkSession, sources: Sources, location: StoreLocation, patch: pytest.MonkeyPatch) -> Fold:
+    patch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 0)
+    return fold(spark, sources, location, by_segment=True)
 
 
-LEFT_TO_SPARK: dict[str, tuple[Change, Callable[[pytest.MonkeyPatch], None]]] = {
-    "many changes": (change(1, 1, b"k", UPDATED, b"k\n"), limit("CHANGES_MAX", 0)),
-    "large objects": (change(1, 1, b"k", UPDATED, b"k\n"), limit("STORED_BYTES_MAX", 10)),
-    "large rows": (change(1, 1, b"k", UPDATED, b"k\n"), limit("READ_BYTES_MAX", 10)),
-    "a group without a key": (change(1, 3, b"", INSERTED, b"k\n"), limit("CHANGES_MAX", 10_000)),
-    "a long line": (change(1, 1, b"k", UPDATED, b"k" * LONG_LINE_BYTES + b"\n"), limit("CHANGES_MAX", 10_000)),
+ONE, LONG = change(1, 1, b"k", UPDATED, b"k\n"), change(1, 1, b"k", UPDATED, b"k" * LONG_LINE_BYTES + b"\n")
+LEFT_TO_SPARK: dict[str, tuple[Change, str]] = {
+    "many changes": (ONE, "CHANGES_MAX"),
+    "large objects": (ONE, "STORED_BYTES_MAX"),
+    "large rows": (ONE, "READ_BYTES_MAX"),
+    "a group without a key": (change(1, 3, b"", INSERTED, b"k\n"), ""),
+    "a long line": (LONG, ""),
 }
 
 
@@ -135,22 +166,43 @@ def folds_locally(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatc
 def test_what_the_driver_should_not_hold_or_cannot_fold_is_left_to_spark(
     spark: SparkSession, tmp_path: Path, folds_locally: pytest.MonkeyPatch, name: str
 ) -> None:
-    one, prepare = LEFT_TO_SPARK[name]
-    prepare(folds_locally)
+    one, limit = LEFT_TO_SPARK[name]
+    if limit:
+        folds_locally.setattr(snapshots.fold.limits, limit, 0)
     folded = fold(spark, store_segments(tmp_path, [(0, [one])]), StoreLocation(f"file://{tmp_path}"))
     assert folded.local is None
     assert (folded.long_images if name == "a long line" else folded.images) is not None
     folded.release()
 
 
-@pytest.mark.usefixtures("folds_locally")
-def test_the_driver_names_an_object_that_it_cant_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    location = StoreLocation(f"file://{tmp_path}")
+    keyless = store_segments(tmp_path / "1", [(0, [ONE]), (0, [change(1, 3, b"", INSERTED, b"k\n")])])
+    folded = fold(spark, keyless, StoreLocation(f"file://{tmp_path}/1"), by_segment=True)
+    assert (folded.chosen, folded.images is not None) == ({}, True)
+    folded.release()
+    monkeypatch.setattr(snapshots.fold.by_segment, "KEYS_BYTES_MAX", 0)
+    folded = fold(spark, store_segments(tmp_path, [(0, [ONE])]), location, by_segment=True)
+    assert (folded.chosen, folded.images is not None) == ({}, True)
+    folded.release()
+
+
+@pytest.mark.parametrize("limit", [0, 10_000])
+def test_whoever_folds_names_an_object_that_cant_be_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", limit)
+    monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
     sources = store_segments(tmp_path, [(0, [change(1, 1, b"k", UPDATED, b"k\n")])])
     key = sources.segments[0].source.key
     flip_byte(tmp_path / key)
-    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
+    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"), by_segment=True)
     assert [one["details"]["object"] for one in folded.problems] == [key]
-    assert folded.local is None
+    assert (folded.local, folded.images, folded.chosen) == (None, None, {})
 
 
 @pytest.mark.usefixtures("folds_locally")

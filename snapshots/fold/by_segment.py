@@ -1,0 +1,139 @@
+"""Folding by segment: which changes of each segment are the last of their keys.
+
+Only keys and positions are compared. The rows stay in the segments, where the tasks that load them read them again, so
+that transactions of gigabytes are never shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from columns.bytes_column import Flags, column_of
+from fleet.progress import Silent
+from snapshots.fold import limits
+from snapshots.fold.changed_keys import BYTES_PER_KEY, KEYS_BYTES_MAX
+from snapshots.fold.local import last_changes
+from snapshots.fold.sources import SegmentSource, Sources, filter_effective, read_at_cut
+from snapshots.fold.superseding import last_of_every_key
+from snapshots.operations.spark_jobs import run_tasks
+from storage.errors import ErrorReport, SnapshotError, report_of
+from storage.location import StoreLocation
+from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMPARED = ["group", "key", "lsn", "seq", "op"]
+# `index` is the change's place among the segment's changes that belong to the state.
+LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTask:
+    """A segment to read; rows of groups in `multisets` have no key."""
+
+    segment: SegmentSource
+    multisets: frozenset[int]
+    store: StoreLocation
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """The last changes of the segment's keys (LAST_SCHEMA, an Arrow stream); None if some have no key, or an error."""
+
+    last: bytes | None = None
+    problem: ErrorReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentImages:
+    """Which of a segment's changes that belong to the state are images: a bit for each; and their groups."""
+
+    flags: bytes
+    groups: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenChanges:
+    """The last change of every key (node, group, key, op), and by segment, named by its object, the images."""
+
+    last: pa.Table
+    images: Mapping[str, SegmentImages]
+    problems: list[ErrorReport]
+
+
+def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> ChosenChanges | None:
+    """Choose the changes that produce the state; None if that needs their rows, or more memory than the driver has.
+
+    It needs them for groups without a key and for partial images.
+    """
+    if sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
+        return None
+    # The largest first.
+    segments = sorted(sources.segments, key=lambda one: -one.source.size)
+    tasks = [SegmentTask(one, sources.multisets, store) for one in segments]
+    reports = run_tasks(spark, find_last_changes, tasks, Silent())
+    problems = [report.problem for report in reports if report.problem]
+    if problems:
+        return ChosenChanges(LAST_SCHEMA.append(pa.field("node", pa.int32())).empty_table(), {}, problems)
+    tables: list[pa.Table] = []
+    for number, (one, report) in enumerate(zip(segments, reports, strict=True)):
+        if report.last is None:
+            return None
+        found = pa.ipc.open_stream(report.last).read_all()
+        for name, value in (("segment", number), ("node", one.source.number)):
+            found = found.append_column(name, to_arrow(np.full(len(found), value, np.int32)))
+        tables.append(found)
+    last = last_changes(pa.concat_tables(tables))
+    if last is None or last["key"].nbytes + len(last) * BYTES_PER_KEY > KEYS_BYTES_MAX:
+        return None
+    return ChosenChanges(last, _images_by_segment(last, segments), [])
+
+
+def find_last_changes(task: SegmentTask) -> SegmentReport:
+    """Find the last changes of the segment's keys; what a Spark task does."""
+    one, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
+    try:
+        for table in read_at_cut(task.store.open(), one, SEGMENT_SCHEMA):
+            effective = filter_effective(table, one).select(COMPARED)
+            if np.isin(to_numpy(effective["group"]), list(task.multisets)).any():
+                return SegmentReport()
+            index = to_arrow(np.arange(seen, seen + len(effective)))
+            tables.append(effective.append_column(LAST_SCHEMA.field("index"), index).cast(LAST_SCHEMA))
+            seen += len(effective)
+    except SnapshotError as error:
+        return SegmentReport(problem=report_of(error))
+    found = pa.concat_tables(tables)
+    group, lsn, seq = (to_numpy(found[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+    last = found.filter(to_mask(last_of_every_key(group, column_of(found["key"]), lsn, seq)))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, LAST_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(last)
+    return SegmentReport(bytes(sink.getvalue()))
+
+
+def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[str, SegmentImages]:
+    segment, index, group = (to_numpy(last[name]) for name in ("segment", "index", "group"))
+    is_image = to_numpy(last["op"]) != DELETE
+    images: dict[str, SegmentImages] = {}
+    for number, one in enumerate(segments):
+        rows = np.flatnonzero((segment == number) & is_image)
+        if len(rows):
+            wanted = np.zeros(int(index[rows].max()) + 1, np.bool_)
+            wanted[index[rows]] = True
+            groups = frozenset(np.unique(group[rows]).tolist())
+            images[one.source.key] = SegmentImages(np.packbits(wanted).tobytes(), groups)
+    return images
+
+
+def unpack_flags(flags: bytes, first: int, count: int) -> Flags:
+    """The flags of `count` changes from number `first` on; those beyond the end are not set."""
+    packed = np.frombuffer(flags, np.uint8)[first // 8 : (first + count + 7) // 8]
+    found = np.unpackbits(packed)[first % 8 :][:count].astype(np.bool_)
+    return np.concatenate([found, np.zeros(count - len(found), np.bool_)])

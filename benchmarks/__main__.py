@@ -35,6 +35,7 @@ from benchmarks.parts import (
     create_part,
     increment_part,
     restore_part,
+    sizes_part,
 )
 from benchmarks.peers import Peers
 from benchmarks.report import document, show, show_facts
@@ -180,6 +181,8 @@ def measure(shard: Shard, results: Results, transactions: int, parts: set[str], 
             restore_part(bench, cutline)
         if "encryption" in parts:
             encryption_part(bench, cutline)
+    if "sizes" in parts:
+        sizes_part(bench)
     if "cold" in parts:
         cold_part(bench)
 

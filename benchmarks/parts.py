@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import cutline as cutline_side
 from benchmarks import peers as peer_side
+from benchmarks import scale
 from benchmarks.cutline import Cutline
 from benchmarks.peers import Peers
 from benchmarks.results import Results
@@ -20,11 +21,18 @@ from benchmarks.shard import Shard
 if TYPE_CHECKING:
     from snapshots.records.commit import Commit
 
-PARTS = ("create", "check", "increment", "restore", "encryption", "cold")
+PARTS = ("create", "check", "increment", "restore", "encryption", "sizes", "cold")
+# Of the runs of the benchmark of sizes, what they are called here.
+SIZES = {
+    scale.RESTORE_TABLES: "restore of many tables",
+    scale.PEER_TABLES: "pg_restore of many tables",
+    scale.RESTORE_BYTES: "restore of one transaction",
+    scale.PEER_BYTES: "COPY of its rows",
+}
 COLD_REPEATS = 5
 REPEATS = 3
-SPLIT = 10
-ONE, TEN, SPARE = "one", "ten", "spare"
+SPLIT = 50
+ONE, MANY, SPARE = "one", "many", "spare"
 CUTLINE_DATABASE, PEER_DATABASE = "restored_by_cutline", "restored_by_peer"
 
 
@@ -51,7 +59,7 @@ class Bench:
 
 def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
     """Full snapshots and dumps. The first snapshots become the chains of the other parts."""
-    names = [ONE, TEN, SPARE]
+    names = [ONE, MANY, SPARE]
 
     def create(repeat: int) -> None:
         name = names[repeat]
@@ -80,8 +88,8 @@ def check_part(bench: Bench, cutline: Cutline) -> None:
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
     """Increments, compared with draining the same WAL and with a physical increment.
 
-    In the first repeat the transactions come in ten pieces, each also an increment of the chain "ten": both chains end
-    in the same state, and their restores can be compared.
+    In the first repeat the transactions come in fifty pieces, each also an increment of the chain "many": both chains
+    end in the same state, and their restores can be compared.
     """
     results = bench.results
     results.attempt("follow", bench.peers.follow)
@@ -110,8 +118,8 @@ def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
         if repeat == 0:
             bench.state = results.attempt("state", bench.shard.state) or ()
             bench.dump = results.attempt("final dump", lambda: bench.peers.dump("final"))
-            if TEN in bench.chains:
-                cutline.forget(bench.chains[TEN])
+            if MANY in bench.chains:
+                cutline.forget(bench.chains[MANY])
 
 
 def _run_in_pieces(bench: Bench, cutline: Cutline) -> None:
@@ -119,11 +127,11 @@ def _run_in_pieces(bench: Bench, cutline: Cutline) -> None:
     for number in range(1, SPLIT + 1):
         bench.say(f"{piece} transactions and increment {number} of {SPLIT}")
         bench.results.attempt("transactions", lambda: bench.shard.run_transactions(piece))
-        bench.results.measure("increment of a tenth", lambda: cutline.create_incremental(TEN), cutline_side.size_bytes)
+        bench.results.measure("small increment", lambda: cutline.create_incremental(MANY), cutline_side.size_bytes)
 
 
 def restore_part(bench: Bench, cutline: Cutline) -> None:
-    """Restores of the same state from one increment and from ten, compared with pg_restore of its dump."""
+    """Restores of the same state from one increment and from fifty, compared with pg_restore of its dump."""
     target = bench.shard.work / "target.toml"
     description = bench.shard.fleet.fleet_toml.read_text()
     target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))
@@ -150,7 +158,7 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
 
     tools: list[Callable[[int], object]] = [
         lambda _repeat: restore("restore", ONE, 1),
-        lambda _repeat: restore("restore of 10 increments", TEN, SPLIT),
+        lambda _repeat: restore("restore of 50 increments", MANY, SPLIT),
         lambda repeat: bench.results.attempt("pg_restore", lambda: peer(repeat)),
     ]
     bench.take_turns(REPEATS, tools)
@@ -162,6 +170,21 @@ def _expect_state(bench: Bench, database: str) -> bool:
     if restored != bench.state:
         raise RuntimeError(f"restored {restored}, expected {bench.state}")
     return True
+
+
+def sizes_part(bench: Bench) -> None:
+    """Restores of many tables and of a transaction of gigabytes, each as a separate process with 1 GiB for each JVM.
+
+    Their time includes that of starting Spark, which PostgreSQL's tools do not have.
+    """
+    runs: list[scale.Run] = []
+    parts = (scale.TABLES, scale.BYTES)
+    bench.results.attempt(
+        "sizes", lambda: scale.measure(parts, scale.Sizes(), bench.shard.work / "sizes", runs, bench.say)
+    )
+    for run in runs:
+        if run.task in SIZES:
+            bench.results.add(SIZES[run.task], run.seconds)
 
 
 def cold_part(bench: Bench) -> None:

@@ -35,6 +35,10 @@ DONE, INCONCLUSIVE = 0, 4
 CHANGED_TABLES = 200
 ROW_BYTES = 1 << 10
 RESTORED, PEER = "restored_by_cutline", "restored_by_peer"
+# What runs are called that others compare.
+RESTORE_TABLES, PEER_TABLES = "restore 0", "pg_restore -j2"
+RESTORE_BYTES, PEER_BYTES = "restore 1", "COPY of the same rows"
+COPIED_AT_ONCE = 1 << 20
 # pg_dump locks all tables at once; the other settings keep checkpoints and vacuum out of the figures.
 SETTINGS = {
     "max_locks_per_transaction": "256",
@@ -148,7 +152,9 @@ class Scale:
         target = self.work / "target.toml"
         source = self.fleet.fleet_toml.read_text()
         target.write_text(source.replace(self.dsn, self.fleet.primaries[0].dsn(RESTORED)))
-        self.command(f"restore {increment}", "restore", "big", "--increment", str(increment), "--to", str(target))
+        self.command(
+            task or f"restore {increment}", "restore", "big", "--increment", str(increment), "--to", str(target)
+        )
         self.expect(RESTORED, expected)
 
     def expect(self, database: str, expected: Mapping[str, tuple[int, int]]) -> None:
@@ -213,7 +219,7 @@ def many_tables(scale: Scale) -> None:
     scale.restore(2, changed)
     scale.ask(f"CREATE DATABASE {PEER}")
     into = f"--dbname={scale.fleet.primaries[0].dsn(PEER)}"
-    scale.tool("pg_restore -j2", "pg_restore", "--jobs=2", "--exit-on-error", into, str(dump))
+    scale.tool(PEER_TABLES, "pg_restore", "--jobs=2", "--exit-on-error", into, str(dump))
     scale.expect(PEER, full)
     _inspect(scale)
     for file in sorted((scale.fleet.store / "snapshots" / "big").rglob("*.json")):
@@ -240,10 +246,30 @@ def many_bytes(scale: Scale) -> None:
     scale.command("create", "create", "big")
     databases.fill_wide(scale.dsn, scale.sizes.bytes // ROW_BYTES)
     scale.command("increment of inserts", "create", "big", "--incremental")
+    _copy(scale)
+    scale.restore(1, databases.contents(scale.dsn))
     databases.change_wide(scale.dsn)
     scale.command("increment of updates", "create", "big", "--incremental")
     scale.restore(2, databases.contents(scale.dsn))
     _inspect(scale)
+
+
+def _copy(scale: Scale) -> None:
+    """Copy the wide table's rows from a file into an empty table with the same key, in one stream."""
+    rows = scale.work / "rows"
+    with psycopg.connect(scale.dsn, autocommit=True) as connection:
+        with rows.open("wb") as file, connection.cursor().copy("COPY wide TO STDOUT") as found:
+            for data in found:
+                file.write(data)
+        connection.execute("CREATE TABLE again (LIKE wide INCLUDING ALL)")
+        scale.say(PEER_BYTES)
+        began = time.perf_counter()
+        with rows.open("rb") as file, connection.cursor().copy("COPY again FROM STDIN") as sent:
+            while data := file.read(COPIED_AT_ONCE):
+                sent.write(data)
+        scale.keep(Run(PEER_BYTES, time.perf_counter() - began))
+        connection.execute("DROP TABLE again")
+    rows.unlink()
 
 
 def many_rows(scale: Scale) -> None:

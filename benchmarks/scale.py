@@ -152,9 +152,7 @@ class Scale:
         target = self.work / "target.toml"
         source = self.fleet.fleet_toml.read_text()
         target.write_text(source.replace(self.dsn, self.fleet.primaries[0].dsn(RESTORED)))
-        self.command(
-            task or f"restore {increment}", "restore", "big", "--increment", str(increment), "--to", str(target)
-        )
+        self.command(f"restore {increment}", "restore", "big", "--increment", str(increment), "--to", str(target))
         self.expect(RESTORED, expected)
 
     def expect(self, database: str, expected: Mapping[str, tuple[int, int]]) -> None:

@@ -17,7 +17,7 @@ from fleet.nodes.watch import Watch
 from fleet.programs.clients import restoring_programs
 from fleet.tables.names import quote_identifier
 from restore.ddl.ddl import ChangedRoles, show_name
-from restore.ddl.marks import BuiltObject, drop_statement, mark, name_marks, read_existing, read_marks
+from restore.ddl.marks import BuiltObject, drop_statement, mark, name_marks, read_existing, read_marks, read_table_sizes
 from restore.ddl.moved_tables import check_moves
 from restore.ddl.pg_restore import OBJECTS_AT_ONCE, ArchivePart, Manner, run_part, write_script
 from restore.ddl.role_statements import DEFAULT_PRIVILEGES, PRIVILEGES, RoleStatements
@@ -32,6 +32,7 @@ from snapshots.ddl.archive import (
     ArchiveEntry,
     NewEntry,
     read_contents,
+    renumber,
     rewrite,
     statements_of_entry,
     with_dependents,
@@ -149,15 +150,31 @@ class ArchiveDdl:
         names = name_marks(POST_DATA, map(raw_bytes, texts))
         with raising_unreachable(node), connect(node, client_encoding=RAW) as connection:
             done = read_marks(connection, ledger, POST_DATA, names)
-            existing = read_existing(connection)
+            existing, sizes = read_existing(connection), read_table_sizes(connection)
         tables = {entry.number: entry for entry in self.entries if entry.kind == "TABLE"}
         due = [one for one in entries if one.number in self.side_by_side and _find_object(one, tables) not in existing]
-        run_part(ArchivePart(self.path, POST_DATA, due, Manner.SIDE_BY_SIDE), self.writer, node, watch)
+        run_part(self._largest_first(body, due, sizes), self.writer, node, watch)
         path, marks = self._with_first(body, POST_DATA, [NewEntry(MARK, name, mark(ledger, name)) for name in names])
         for name, marking, chunk in zip(names, marks, chunks, strict=True):
             if name not in done:
                 part = ArchivePart(path, POST_DATA, [marking, *chunk], Manner.ONE_TRANSACTION)
                 run_part(part, self.writer, node, watch)
+
+    def _largest_first(
+        self, body: bytes, due: Iterable[ArchiveEntry], sizes: Mapping[tuple[str, str], int]
+    ) -> ArchivePart:
+        """The entries to run side by side, numbered so that those of the largest tables are begun first."""
+        of_tables = {one.number: sizes.get((one.schema, one.name), 0) for one in self.entries if one.kind == "TABLE"}
+
+        def size(one: ArchiveEntry) -> int:
+            return max((of_tables.get(number, 0) for number in one.dependencies), default=0)
+
+        numbers = [one.number for one in sorted(due, key=lambda one: (-size(one), one.number))]
+        path = self.path.with_name(f"{self.path.name}-largest-first")
+        ordered = renumber(body, read_contents(body), numbers)
+        path.write_bytes(ordered)
+        chosen = {one.number: one for one in _with_sections(read_contents(ordered).entries)}
+        return ArchivePart(path, POST_DATA, [chosen[number] for number in sorted(numbers)], Manner.SIDE_BY_SIDE)
 
     def run_last(self, node: Node, ledger: str, watch: Watch, first: str = "") -> None:
         """Run the statements `first`, drop the ledger and create event triggers, in one transaction."""

@@ -26,6 +26,11 @@ UNION ALL
 SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
   FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 """
+SIZES_QUERY = """
+SELECT namesend(n.nspname), namesend(c.relname), pg_relation_size(c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+"""
 
 
 class BuiltObject(NamedTuple):
@@ -60,6 +65,12 @@ def read_existing(connection: psycopg.Connection[Any]) -> set[BuiltObject]:
     """The indexes and constraints of the database."""
     found = connection.execute(EXISTING_QUERY).fetchall()
     return {BuiltObject(*(raw_text(bytes(one)) for one in row)) for row in found}
+
+
+def read_table_sizes(connection: psycopg.Connection[Any]) -> dict[tuple[str, str], int]:
+    """The bytes of the database's tables, by schema and name (raw text)."""
+    found = connection.execute(SIZES_QUERY).fetchall()
+    return {(raw_text(bytes(schema)), raw_text(bytes(name))): size for schema, name, size in found}
 
 
 def mark(ledger: str, name: str) -> str:

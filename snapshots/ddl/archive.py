@@ -37,7 +37,8 @@ class ArchiveEntry:
 
     `catalog` and `oid` identify the object on the source. `tablespace` is "" for the database's own. `section` is
     BEFORE_ROWS or AFTER_ROWS, or another number if it is that of the entry before. `begin` and `end` are where the
-    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none.
+    archive has its statements, `owner_begin` and `owner_end` its owner; "" is none. `number_begin` is where its number
+    is, and `needs_begin` and `needs_end` its dependencies.
     """
 
     number: int
@@ -55,6 +56,9 @@ class ArchiveEntry:
     owner_end: int
     tablespace: str = ""
     access: str = ""
+    number_begin: int = 0
+    needs_begin: int = 0
+    needs_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ def read_contents(body: bytes) -> Contents:
 
 
 def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
+    number_begin = reader.offset
     number = reader.integer()
     if reader.integer():
         raise DumpFormatError(f"entry {number} has data")
@@ -127,12 +132,14 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     owner = reader.text()
     owner_end = reader.offset
     reader.string()
+    needs_begin = needs_end = reader.offset
     dependencies: list[int] = []
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
+        needs_end = reader.offset
     reader.take(1 + OFFSET_BYTES)
     places = begin, end, owner, owner_begin, owner_end
-    settings = tablespace, access
+    settings = tablespace, access, number_begin, needs_begin, needs_end
     return ArchiveEntry(number, kind, name, schema, catalog, oid, section, tuple(dependencies), *places, *settings)
 
 
@@ -162,6 +169,25 @@ def rewrite(
         if owners and entry.number in owners:
             pieces += [body[done : entry.owner_begin], _string(owners[entry.number])]
             done = entry.owner_end
+    return b"".join([*pieces, body[done:]])
+
+
+def renumber(body: bytes, contents: Contents, numbers: Sequence[int]) -> bytes:
+    """The archive with the entries of these numbers renumbered among themselves: the first gets the lowest, and so on.
+
+    Of entries that pg_restore may run side by side, those with the lowest numbers are begun first.
+    """
+    new = dict(zip(numbers, sorted(numbers), strict=True))
+    pieces: list[bytes] = []
+    done = 0
+    for entry in contents.entries:
+        if entry.number in new:
+            pieces += [body[done : entry.number_begin], _integer(new[entry.number])]
+            done = entry.number_begin + INTEGER.size
+        if not new.keys().isdisjoint(entry.dependencies):
+            needed = b"".join(_string(str(new.get(one, one))) for one in entry.dependencies)
+            pieces += [body[done : entry.needs_begin], needed]
+            done = entry.needs_end
     return b"".join([*pieces, body[done:]])
 
 

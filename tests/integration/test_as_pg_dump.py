@@ -77,7 +77,9 @@ def test_a_restore_differs_from_the_source_only_as_a_pg_dump_does(
         run_tool("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={tmp_path / 'script'}", theirs)
 
         assert sorted_copies(ours) == sorted_copies(theirs)
-        assert run_tool("pg_dump", *DUMP, ours).stdout == run_tool("pg_dump", *DUMP, theirs).stdout
+        # Rows have no order.
+        of_both = (run_tool("pg_dump", "--schema-only", *DUMP, one).stdout for one in (ours, theirs))
+        assert next(of_both) == next(of_both)
         # By column name the rows equal the source's. The differences are those that the documentation lists.
         assert rows(ours, HEIRS) == rows(source.dsn, HEIRS)
         assert rows(source.dsn, COLUMNS) == [("id inherited own later",)]

@@ -137,6 +137,25 @@ def test_what_locks_more_than_its_table_at_once_is_not_run_beside_anything(node:
     assert index_flags(again) == index_flags(node)
 
 
+def test_the_indexes_of_the_largest_tables_are_begun_first(node: Node, tmp_path: Path) -> None:
+    # Their names have the other order.
+    rows = {"a": 1, "b": 2_000, "c": 20_000, "d": 200_000, "e": 400_000}
+    for name in rows:
+        execute(node.dsn, f"CREATE TABLE {name} (n int)", f"CREATE INDEX {name}_n ON {name} (n)")
+    ddl, target = dump(node, tmp_path / "archive"), with_database(node, f"{DATABASE}_again")
+    with watch_nodes([target]) as watch:
+        ddl.run_before_rows(target, watch)
+        for name, count in rows.items():
+            execute(target.dsn, f"INSERT INTO {name} SELECT generate_series(1, {count})")
+        ddl.run_after_rows(target, make_ledger(target), watch)
+    with psycopg.connect(target.dsn) as connection:
+        # PostgreSQL numbers them as they are begun; JOBS are begun at once.
+        query = "SELECT left(relname, 1) FROM pg_class WHERE relname ~ '^._n$' ORDER BY oid DESC"
+        begun = [name for (name,) in connection.execute(query)]
+    assert begun[0] == "a"
+    assert set(begun[1:]) == {"b", "c", "d", "e"}
+
+
 def index_flags(node: Node) -> list[tuple[object, ...]]:
     query = "SELECT indexrelname, indisclustered, indisreplident FROM pg_stat_user_indexes NATURAL JOIN pg_index"
     with psycopg.connect(node.dsn) as connection:

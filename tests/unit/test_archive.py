@@ -12,6 +12,7 @@ from snapshots.ddl.archive import (
     DumpFormatError,
     NewEntry,
     read_contents,
+    renumber,
     rewrite,
     statements_of_entry,
     with_dependents,
@@ -89,3 +90,23 @@ def test_dependents_are_found_through_others_and_in_circles() -> None:
     _, contents = made_archive([MadeEntry("X", dependencies=one) for one in ((), (1,), (2, 5), (9,), (3,), ())])
     assert with_dependents(contents.entries, [1]) == {1, 2, 3, 5}
     assert with_dependents(contents.entries, [4, 6]) == {4, 6}
+
+
+def test_entries_are_renumbered_and_with_them_what_depends_on_them() -> None:
+    entries = [
+        MadeEntry("TABLE", "t"),
+        *(
+            MadeEntry("INDEX", f"i{number}", statements=f"{number};", section=4, dependencies=(1,))
+            for number in range(9)
+        ),
+        MadeEntry("FK CONSTRAINT", "f", section=4, dependencies=(1, 2, 10)),
+    ]
+    body, contents = made_archive(entries)
+    again = renumber(body, contents, [10, 5, 2])
+    found = read_contents(again)
+    assert [one.number for one in found.entries] == [1, 10, 3, 4, 5, 6, 7, 8, 9, 2, 11]
+    assert [one.name for one in found.entries] == [one.name for one in entries]
+    assert [one.dependencies for one in found.entries] == [(), *[(1,)] * 9, (1, 10, 2)]
+    assert [statements_of_entry(again, one) for one in found.entries] == [one.statements for one in entries]
+    assert renumber(again, found, [10, 5, 2]) == body
+    assert renumber(body, contents, []) == body

@@ -131,16 +131,20 @@ def old_databases(place: Place) -> Iterator[None]:
     try:
         yield
     finally:
-        for node in place.target.primaries:
-            with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
-                names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'shop%'").fetchall()
-                for (name,) in names:
-                    connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        drop_databases(place)
 
 
-def restore_killed(place: Place, point: RestoreCrashPoint, count: int) -> None:
+def drop_databases(place: Place) -> None:
+    for node in place.target.primaries:
+        with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
+            names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'shop%'").fetchall()
+            for (name,) in names:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+def restore_killed(place: Place, point: RestoreCrashPoint, count: int, how: str = "--replace") -> None:
     """Run `restore --replace` as a process that is killed at the point."""
-    words = ["restore", NAME, "--to", str(place.target.path), "--replace"]
+    words = ["restore", NAME, "--to", str(place.target.path), how]
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
     done = subprocess.run(
         [*program, "--fleet", str(place.fleet.path), *words],

@@ -23,7 +23,8 @@ TABLES = f"""
 CREATE TABLE kind (id int PRIMARY KEY);
 INSERT INTO kind VALUES (0), (1);
 CREATE SEQUENCE numbers;
-CREATE TABLE item (body text, id int PRIMARY KEY, n int REFERENCES kind, more int DEFAULT nextval('numbers'),
+CREATE TABLE item (body text, id int PRIMARY KEY, n int DEFAULT nextval('numbers') REFERENCES kind,
+                   more int NOT NULL DEFAULT 5,
                    twice int GENERATED ALWAYS AS (n * 2) STORED);
 CREATE TABLE log (what text);
 CREATE INDEX ON item (n);
@@ -73,9 +74,7 @@ def assert_filled(place: Place) -> None:
         assert rows_of(node.dsn) == {table: truth[table] for table in ("public.log", "public.item")}
         with psycopg.connect(node.dsn) as connection:
             assert connection.execute("SELECT last_value, is_called FROM numbers").fetchone() == (99, True)
-            assert connection.execute("SELECT count(*) FROM item WHERE twice <> n * 2 OR more IS NULL").fetchone() == (
-                0,
-            )
+            assert connection.execute("SELECT count(*) FROM item WHERE twice <> n * 2 OR more <> 5").fetchone() == (0,)
     assert_clean(place)
 
 

@@ -72,6 +72,10 @@ class Place:
     def states(self) -> list[str]:
         return [state_of(dsn) for dsn in self.dsns()]
 
+    def rows(self, shard: int) -> int:
+        """How many rows the shard has at the cut: COPY writes a line for each."""
+        return sum(body.count(b"\n") for body in self.truth[shard].values())
+
     def databases(self) -> set[str]:
         """The databases of all servers that a restore has made or put aside."""
         return {name for node in self.target.primaries for name in self.databases_of(node)}

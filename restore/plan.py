@@ -136,6 +136,7 @@ def wanted_of(request: RestoreRequest) -> Wanted:
         command=request.command,
         large_objects=request.is_with_all_rows,
         use_backup_copies=request.use_backup_copies,
+        ddl=not request.scope.data_only,
     )
 
 

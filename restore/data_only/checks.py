@@ -67,8 +67,11 @@ SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname
 """
 # The leaves of partitioned tables through which rows are loaded (restore/rows/partition_roots.py): any may get rows.
 LEAVES_QUERY = """
-SELECT DISTINCT t.relid::text FROM unnest(%s::text[]) AS root (name), pg_partition_tree(root.name::regclass) AS t
- WHERE t.isleaf AND t.relid <> ALL (%s::oid[]) ORDER BY 1
+WITH RECURSIVE below AS (
+    SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)
+    UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.relid)
+SELECT c.oid::regclass::text FROM below JOIN pg_class c ON c.oid = below.relid
+ WHERE c.relkind <> 'p' AND c.oid <> ALL (%s::oid[]) ORDER BY 1
 """
 VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews ORDER BY 1"
 

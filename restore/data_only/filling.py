@@ -37,6 +37,11 @@ SELECT format('%%I.%%I', n.nspname, c.relname),
   FROM {schema}.tables t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' ORDER BY 1
 """
+# The tables with these oids, and the partitioned tables that they are in.
+OWN = """own AS (
+    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
+    UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
+      JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
 OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
 
 

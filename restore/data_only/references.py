@@ -11,17 +11,15 @@ import psycopg
 
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.watch import Watch
-from restore.data_only.filling import oids_of
+from restore.data_only.filling import OWN, oids_of
 from restore.ddl.ddl import ending
 from restore.rows.load_target import LoadTarget
 from storage.errors import RefusedError
 
 # The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a
 # whole. A referenced value has to be equal by the operator of the constraint (pg_constraint, conpfeqop).
-KEYS = """
-WITH own AS (
-    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
-    UNION SELECT a.relid FROM unnest(%s::oid[]) AS filled (relid), pg_partition_ancestors(filled.relid) AS a (relid)),
+KEYS = f"""
+WITH RECURSIVE {OWN},
 keys AS (
     SELECT k.*, coalesce((to_jsonb(k) ->> 'conperiod')::boolean, false) AS is_temporal
       FROM pg_constraint k
@@ -83,12 +81,12 @@ class _Key(NamedTuple):
 
 def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
     """The tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
-    return [name for (name,) in connection.execute(OTHERS_QUERY, (oids, oids))]
+    return [name for (name,) in connection.execute(OTHERS_QUERY, (oids,))]
 
 
 def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
     """The foreign keys that compare periods, of the filled tables or into them; these can't be verified."""
-    return [name for (name,) in connection.execute(TEMPORAL_QUERY, (oids, oids))]
+    return [name for (name,) in connection.execute(TEMPORAL_QUERY, (oids,))]
 
 
 def verify_references(target: LoadTarget, watch: Watch) -> None:
@@ -96,7 +94,7 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())
-        for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids, oids)).fetchall()):
+        for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()):
             row = connection.execute(key.query.encode()).fetchone()
             if row is not None:
                 raise ForeignKeyViolatedError(

@@ -11,7 +11,7 @@ from fleet.nodes.privileges import quote
 from fleet.tables.groups import Group
 from fleet.tables.names import table_name
 from restore.data_only.checker import Checker, named
-from restore.data_only.filling import oids_of
+from restore.data_only.filling import OWN, oids_of
 from snapshots.records.commit import Sequence as StoredSequence
 
 SEQUENCES_QUERY = """
@@ -23,10 +23,8 @@ SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND
   LEFT JOIN pg_sequence q ON q.seqrelid = c.oid
 """
 # The sequences of the tables' columns: those that belong to one, or that its default names.
-USED_QUERY = """
-WITH own AS (
-    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
-    UNION SELECT a.relid FROM unnest(%s::oid[]) AS filled (relid), pg_partition_ancestors(filled.relid) AS a (relid)),
+USED_QUERY = f"""
+WITH RECURSIVE {OWN},
 used AS (
     SELECT d.objid AS relid FROM pg_depend d JOIN own ON own.relid = d.refobjid
      WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
@@ -44,7 +42,7 @@ def find_used(
 ) -> list[StoredSequence]:
     """Those of `sequences` that columns of these tables use in the session's database."""
     oids = oids_of(connection, groups)
-    used = set(connection.execute(USED_QUERY, (oids, oids)).fetchall())
+    used = set(connection.execute(USED_QUERY, (oids,)).fetchall())
     return [one for one in sequences if (one.schema, one.name) in used]
 
 

@@ -138,6 +138,18 @@ def old_databases(place: Place) -> Iterator[None]:
         drop_databases(place)
 
 
+@contextmanager
+def hidden(place: Place, key: str) -> Iterator[None]:
+    """Take an object out of the store while the block runs."""
+    file = Path(place.fleet.store.open().url.removeprefix("file://")) / key
+    aside = file.with_name("aside")
+    file.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(file)
+
+
 def drop_databases(place: Place) -> None:
     for node in place.target.primaries:
         with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:

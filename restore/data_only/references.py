@@ -100,7 +100,7 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
                 raise ForeignKeyViolatedError(
                     f"node {node.id}: foreign key {key.name} of table {key.table} is violated: the row with"
                     f" ({key.columns}) = ({row[0]}) refers to none of {key.referenced}",
-                    hint="restore the tables that it refers to with it, at the same increment; or put their rows there"
-                    " first",
+                    hint="restore the tables that it refers to with it, at the same increment; put their rows there"
+                    " first; or drop the constraint",
                     details={"node": node.id, "constraint": key.name, "table": key.table, "key": row[0]},
                 )

@@ -12,6 +12,8 @@ import psycopg
 import pytest
 
 from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.lock import FleetBusyError, lock_fleet
+from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
@@ -204,12 +206,15 @@ def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None
 
 
 def test_a_row_that_somebody_else_writes_meanwhile_is_found(place: Place) -> None:
-    """It is not kept, because what the restore has found empty is empty again."""
+    """It is not kept, because what the restore has found empty is empty again. Other operations are locked out."""
     second = place.target.primaries[1]
 
     def write(reached: Reached) -> None:
         if (reached.point, reached.count) == (str(RestoreCrashPoint.ROWS_LOADED), 1):
             execute(second.dsn, "INSERT INTO kind VALUES (7)", "INSERT INTO item VALUES ('mine', 100000, 7)")
+            with open_sessions(place.target, [second]) as sessions, pytest.raises(FleetBusyError, match="restore"):
+                lock_fleet(sessions, place.target.name, "cutline create daily ops@db7:4711").__enter__()
+            assert run_here(place.fleet, *words(place, "--data-only"))[0] == 7
 
     with tables_to_fill(place):
         with pytest.raises(LoadError, match=r"node s2: table public.item has 301 rows, but 300 were loaded"):

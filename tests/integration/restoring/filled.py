@@ -28,7 +28,7 @@ CREATE TABLE item (body text, id int PRIMARY KEY, n int DEFAULT nextval('numbers
                    twice int GENERATED ALWAYS AS (n * 2) STORED);
 CREATE TABLE log (what text);
 CREATE INDEX ON item (n);
-CREATE TABLE tag (item int REFERENCES item);
+CREATE TABLE tag (item int REFERENCES item, account bigint REFERENCES account);
 CREATE MATERIALIZED VIEW total AS SELECT sum(n) FROM item;
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'the trigger acts'; END$$;
 CREATE TRIGGER refuse BEFORE INSERT OR TRUNCATE ON log EXECUTE FUNCTION refuse();

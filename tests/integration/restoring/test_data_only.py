@@ -160,7 +160,8 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
     """Rows are seen as they come in: those of the base are there when no changes are loaded."""
     with tables_to_fill(place):
         with monkeypatch.context() as patch:
-            # Whether the driver has folded them or Spark.
+            # Whoever has folded them.
+            patch.setattr("restore.rows.jobs._segment_tasks", lambda *_: [])
             patch.setattr("restore.rows.jobs._image_tasks", lambda *_: [])
             patch.setattr("restore.rows.jobs._load_images", lambda *_: Counter[int]())
             leave(place, RestoreCrashPoint.ROWS_LOADED, 1)

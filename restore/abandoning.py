@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from fleet.config import Fleet
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
-from restore.database_records import Phase, list_databases, write_record
+from restore.data_only.filling import Filling
+from restore.database_records import Phase, list_databases, record_text, write_record
 from restore.databases import drop_database
 from restore.parts.scope import restore_command
 from restore.plan import provisional_targets
@@ -27,7 +30,7 @@ from restore.unfinished import (
     settle_recorded,
 )
 from snapshots.operations.operation import is_open, record_outcome
-from snapshots.operations.restore_decisions import ABANDON, decide_restore
+from snapshots.operations.restore_decisions import ABANDON, PUBLISH, decide_restore
 from snapshots.records.operation_records import read_intent
 from storage.errors import RefusedError
 from storage.store import ObjectMissingError, ObjectStore
@@ -41,13 +44,14 @@ class OldDatabaseMissingError(RefusedError):
 class AbandonReport:
     """What was undone: operations, databases that were dropped and that were put back, as `node: name`.
 
-    `done`: operations that had ended well, and of which nobody had recorded it.
+    `done`: operations that had ended well, and of which nobody had recorded it. `emptied`: tables, as `node: table`.
     """
 
     operations: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
 
 
 def abandon_restore(
@@ -67,20 +71,23 @@ def abandon_restore(
     """
     progress.step("find unfinished restores")
     targets, store, report = provisional_targets(target, nodes), source.store.open(), AbandonReport()
-    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections):
+    with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
         found = find_unfinished(store, targets, connections)
         own = {
             one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
         }
         for one in found:
-            _check_undoable(one, name)
+            _check_undoable(store, one, name)
             check_names_all(one, targets)
             _check_old_are_there(one, own[one.suffix], connections)
         confirm([line for one in found for line in _find_entered(one, own[one.suffix])])
         progress.step("undo")
         # The newest first: it may have replaced what an older one published.
         for one in reversed(found):
-            _abandon(store, one, own[one.suffix], connections, progress, report)
+            if one.is_filling:
+                _empty_filled(store, one, own[one.suffix], inside, progress, report)
+            else:
+                _abandon(store, one, own[one.suffix], connections, progress, report)
         report.done, made_nothing = settle_recorded(store, targets, connections)
         report.operations += made_nothing
     if not report.operations and not report.done:
@@ -88,26 +95,73 @@ def abandon_restore(
     return report
 
 
-def _check_undoable(found: UnfinishedRestore, name: str) -> None:
+def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"{found.label()} is not of snapshot {name}",
             hint=f"run: {found.record.command} --abandon",
         )
-    if found.is_published:
+    if found.is_filling and found.record is None:
         raise UnfinishedRestoreError(
-            f"{found.label()} has published all databases, and can't be undone",
+            f"{found.label()} has a record that can't be read", hint="use the version of Cutline that began it"
+        )
+    if not found.may_be_undone(store):
+        what = "has decided that its rows stay" if found.is_filling else "has published all databases"
+        raise UnfinishedRestoreError(
+            f"{found.label()} {what}, and can't be undone",
             hint=f"to end it: {restore_command(name, found.scope)} --resume",
         )
 
 
 def _find_entered(found: UnfinishedRestore, targets: Iterable[Target]) -> list[str]:
-    """The restored databases that have their real names already, a line each."""
+    """The restored databases that have their real names already, or the databases with tables to empty, a line each."""
+    if found.is_filling:
+        return [
+            f"{one.node.id}: the tables of database {one.database} that the restore found empty are emptied, whoever"
+            " wrote their rows"
+            for one in targets
+        ]
     return [
         f"{one.node.id}: database {one.database}, which the restore has published, is dropped"
         for one in targets
         if found.databases[one.shard] == one.database
     ]
+
+
+def _empty_filled(
+    store: ObjectStore,
+    found: UnfinishedRestore,
+    targets: list[Target],
+    inside: Connections,
+    progress: Progress,
+    report: AbandonReport,
+) -> None:
+    """Undo a restore of rows alone; `inside` are sessions in the databases."""
+    record, intent = found.last_record, None
+    if record.in_store:
+        with suppress(ObjectMissingError):
+            intent = read_intent(store, record.operation)
+            if decide_restore(store, intent, ABANDON) == PUBLISH:
+                raise UnfinishedRestoreError(
+                    f"{found.label()} has decided that its rows stay, and can't be undone",
+                    hint=f"to end it: {record.command} --resume",
+                )
+
+    def mark(target: Target) -> None:
+        one = structs.replace(found.records.get(target.shard, record), phase=Phase.ABANDONED)
+        Filling(inside[target.shard], found.suffix).write(record_text(one))
+        progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
+
+    def empty(target: Target) -> None:
+        tables = Filling(inside[target.shard], found.suffix).undo()
+        report.emptied.extend(f"{target.node.id}: {table}" for table in tables)
+
+    # From the first mark on nobody can resume it.
+    for work in (mark, empty):
+        in_parallel(work, targets)
+    if intent is not None and is_open(store, record.operation):
+        record_outcome(store, intent, "failed", "abandoned")
+    report.operations.append(record.operation)
 
 
 def _abandon(

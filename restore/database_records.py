@@ -1,11 +1,13 @@
 """The record that a restore keeps on every database it makes: a comment, which a rename takes along.
 
 It says which restore made the database, how far that is, and what another process needs to go on with it. It is right
-even where the store accepts no writes.
+even where the store accepts no writes. A database that a restore only fills has its record in a table
+(restore/data_only/filling.py): the comment is its owner's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -100,6 +102,11 @@ def parse_record(comment: str | None) -> DatabaseRecord | None:
     except (msgspec.DecodeError, ValueError):
         return None
     return record
+
+
+def record_text(record: DatabaseRecord) -> str:
+    """The record as JSON, in ASCII: databases of every encoding can have it."""
+    return json.dumps(to_builtins(record))
 
 
 def write_record(

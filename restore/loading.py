@@ -19,12 +19,14 @@ from restore.build import count_rows, create_tables, find_load_target, finish_da
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
+from restore.data_only.references import verify_references
 from restore.database_records import Phase
 from restore.databases import create_database
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
+from restore.existing_tables import open_tables
 from restore.parts.role_changes import RoleChanges
 from restore.plan import wanted_of
 from restore.preview import left_rows
@@ -48,9 +50,13 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
     """Bring every database to the phase FINISHED; `missing` are the roles to create, by shard."""
     plan, progress = run.plan, run.progress
     check_sources_apart(run, spark)
-    progress.step("create databases")
-    run.report.roles_created = make_databases(run, missing, ddl)
-    databases = create_all_tables(run, ddl)
+    if plan.request.scope.data_only:
+        progress.step("prepare tables")
+        databases = open_tables(run)
+    else:
+        progress.step("create databases")
+        run.report.roles_created = make_databases(run, missing, ddl)
+        databases = create_all_tables(run, ddl)
     began = time.monotonic()
     loaded: Mapping[str, float] = {}
     if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
@@ -64,7 +70,7 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
     run.report.left_out += left_rows(plan)
     seconds = time.monotonic() - began
-    progress.step("indexes and constraints")
+    progress.step("verify foreign keys" if plan.request.scope.data_only else "indexes and constraints")
     finish_databases(run, databases, ddl)
     for node in run.report.nodes:
         if run.pace:
@@ -220,8 +226,12 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
             rows = count_rows(database, watch)
             check_placed(run, target, rows)
             run.enter(target, Phase.INDEXING, rows=rows)
-        sequences = () if is_empty else run.plan.sequences(target)
-        problems = finish_database(database, ddl[shard], sequences, run.plan.moves(target), watch)
+        if run.plan.request.scope.data_only:
+            verify_references(database, watch)
+            problems = []
+        else:
+            sequences = () if is_empty else run.plan.sequences(target)
+            problems = finish_database(database, ddl[shard], sequences, run.plan.moves(target), watch)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began
         return problems
@@ -233,7 +243,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
     tallies = [
         indexes_tally(databases[one.shard].node, volume.indexes, volume.rows)
         for one in targets
-        if (volume := run.volumes.get(one.shard))
+        if (volume := run.volumes.get(one.shard)) and volume.indexes
     ]
     with tallying(run.progress, tallies):
         problems = [one for found in in_parallel(finish, targets, watch.end_all) for one in found]

@@ -123,6 +123,7 @@ class RestorePlan:
             warnings=warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries),
             moved=[f"{one.node.id}: {move.label}" for one in self.targets for move in self.moves(one)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
+            scope=self.request.scope,
             remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
         )
 
@@ -135,6 +136,7 @@ def wanted_of(request: RestoreRequest) -> Wanted:
         command=request.command,
         large_objects=request.is_with_all_rows,
         use_backup_copies=request.use_backup_copies,
+        ddl=not request.scope.data_only,
     )
 
 
@@ -248,6 +250,7 @@ def check_routable(request: RestoreRequest, fleet: Fleet) -> None:
     options = {
         "--node": scope.nodes,
         "--schema-only": scope.schema_only,
+        "--data-only": scope.data_only,
         "--group S.T=S.T": scope.moves,
         "--use-backup-copies": request.use_backup_copies,
     }

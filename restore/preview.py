@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from fleet.progress import Progress
-from restore.checked_ddl import read_all_ddl
+from restore.checked_ddl import CheckedDdl, read_all_ddl
 from restore.database_records import list_databases
 from restore.databases import find_slots
 from restore.ddl.ddl import Ddl
@@ -26,12 +26,13 @@ from restore.estimates.volumes import (
     without_large_objects,
     without_rows,
 )
+from restore.existing_tables import check_existing
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
 from restore.plan import RestorePlan
 from restore.roles import missing_roles
-from restore.target import Target, TargetUnfitError, check_target, check_xml, find_xml_columns, lock_targets
+from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets
 from restore.unfinished import check_no_unfinished
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
@@ -91,16 +92,21 @@ def check_restore(
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
         obstacles.add(plan.damage)
-    missing = check_targets(plan, targets, connections, obstacles)
-    readable = [one for one in targets if not plan.lacks_ddl(one.source)]
-    checked = read_all_ddl(plan, readable, connections, folder, obstacles)
+    if plan.request.scope.data_only:
+        readable, missing = targets, {one.shard: list[str]() for one in targets}
+        checked = CheckedDdl(entries={one.shard: () for one in targets})
+        checked.left_out.extend(check_existing(plan, targets, connections, obstacles))
+    else:
+        missing = check_targets(plan, targets, connections, obstacles)
+        readable = [one for one in targets if not plan.lacks_ddl(one.source)]
+        checked = read_all_ddl(plan, readable, connections, folder, obstacles)
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
-    untried = [target.node.id for target in targets if isinstance(checked.ddl[target.shard], AdaptedDdl)]
+    untried = [target.node.id for target in targets if isinstance(checked.ddl.get(target.shard), AdaptedDdl)]
     servers = {one.shard: _server_of(connections[one.shard]) for one in targets}
     basis, figures = read_newest_figures(store) or ("", None)
     return RestorePreview(
@@ -125,6 +131,9 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
     volume = combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
     if plan.request.scope.schema_only:
         return without_rows(volume)
+    if plan.request.scope.data_only:
+        # Indexes and other tables of the database are not in it.
+        volume = replace(volume, is_rough=True)
     return volume if plan.request.is_with_all_rows else without_large_objects(volume)
 
 
@@ -160,13 +169,7 @@ def check_targets(
         with obstacles.collecting(node.id):
             roles = request.scope.roles_needed(plan.roles(target))
             missing[shard] = missing_roles(target, connection, roles, source.encoding, may_create=request.create_roles)
-        if place in places:
-            error = TargetUnfitError(
-                f"nodes {places[place]} and {node.id} are the same database of one server",
-                hint="give every shard of the target a database of its own",
-            )
-            obstacles.add(error, node.id)
-        places[place] = node.id
+        check_apart(target, place, places, obstacles)
     return missing
 
 
@@ -186,7 +189,7 @@ def find_replaced(plan: RestorePlan, connections: Mapping[str, psycopg.Connectio
     owners = read_slot_owners(plan.store.open())
     for target in plan.targets:
         connection = connections[target.shard]
-        if target.database not in list_databases(connection):
+        if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} is put aside as {target.aside}")
         for slot in find_slots(connection, target.database):

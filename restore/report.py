@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fleet.tables.left_out import LeftOut
 from restore.copies.stored import Damage
+from restore.parts.scope import WHOLE, RestoreScope
 from restore.topology.topology import ShownRoute
 from snapshots.listing.in_doubt import InDoubtTransaction
 from snapshots.operations.open_operations import OpenOperation
@@ -53,7 +54,7 @@ class RestoreReport:
     doubt at the cut, None if that is not known. `borrowed`: what was taken from standbys' copies, because of the
     objects in `damaged`; a resumed restore does not look for these again. `warnings`: what the restored databases are
     not. `moved`: tables that got other names, as `node: name=other`. `routes`: how the rows of each table were divided,
-    if the targets are not the snapshot's shards; `remarks`: what that means for other things.
+    if the targets are not the snapshot's shards; `remarks`: what that means for other things. `scope`: what was asked.
     """
 
     snapshot: str
@@ -79,3 +80,4 @@ class RestoreReport:
     moved: list[str] = field(default_factory=list)
     routes: list[ShownRoute] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    scope: RestoreScope = WHOLE

@@ -45,6 +45,7 @@ class RestoreRequest:
         words += [word for schema in scope.schemas for word in ("--schema", schema)]
         words += [word for route in self.routes for word in ("--route", route)]
         words += ["--schema-only"] if scope.schema_only else []
+        words += ["--data-only"] if scope.data_only else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
     @property
@@ -54,12 +55,12 @@ class RestoreRequest:
 
     @property
     def is_with_all_rows(self) -> bool:
-        """Whether the rows of all tables are restored, and so the large objects."""
-        return not self.is_partial and not self.scope.schema_only
+        """Whether a new database gets the rows of all tables, and so the large objects."""
+        return not self.is_partial and not self.scope.schema_only and not self.scope.data_only
 
     def chooses(self, group: Group) -> bool:
         """Whether the rows of this table are restored."""
+        if not self.is_partial:
+            return not self.scope.schema_only
         moved = any((one.schema, one.table) == (group.schema, group.table) for one in self.scope.moves)
-        return (
-            self.is_with_all_rows or moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)
-        )
+        return moved or group.schema in self.scope.schemas or is_matching(group.name, self.groups)

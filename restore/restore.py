@@ -20,14 +20,15 @@ from fleet.nodes.watch import REACHABLE, SilentNodeError
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, clear_record, list_databases
-from restore.databases import drop_database, end_chains, find_owner_changes
+from restore.databases import end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
+from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.parts.nodes import warn_of_nodes
 from restore.parts.scope import restore_command
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
-from restore.publishing import close_databases, end_sessions, open_databases, publish_database
+from restore.publishing import close_databases, open_databases, publish_database
 from restore.report import NodeReport, RestoreReport
 from restore.run import RestoreRun, running
 from restore.target import Connections, Target, lock_targets, naming_lost_nodes, place_of
@@ -116,8 +117,7 @@ def resume_restore(
                 run.enter(one, Phase.CREATED)
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
-            # A statement of a killed process goes on until the server has a row to send.
-            end_sessions(run.connections[one.shard], one.loading)
+            run.end_loading(one)
         preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles)
         for warning in preview.warnings:
             progress.note(warning)
@@ -137,7 +137,9 @@ def _end_published(
     record = found.last_record
     targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
-    report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
+    report = RestoreReport(
+        record.snapshot, record.increment, record.operation, nodes, is_resumed=True, scope=record.scope
+    )
     with suppress(SnapshotError):
         chain = read_chain(store, record.snapshot, record.increment)
         report.in_doubt = find_in_doubt(chain.last)
@@ -148,6 +150,8 @@ def _end_published(
     if record.in_store:
         with suppress(ObjectMissingError):
             record_outcome(store, read_intent(store, record.operation), DONE)
+    if found.is_filling:
+        remove_fillings(targets, found.suffix)
     _clear_records(targets, connections)
     report.rows = sum(node.rows for node in nodes)
     return report
@@ -166,16 +170,17 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with _undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out = preview.left_out
-            if len(run.shards_in(Phase.INDEXING)) < len(preview.ddl) and not plan.request.scope.schema_only:
+            if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
                 spark.begin()
             with naming_lost_rows(run):
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
                 load_all(run, preview.ddl, preview.roles_missing, spark)
-            run.progress.step("swap databases")
-            run.is_closing = True
-            close_databases(plan.targets, run.connections, run.operation)
-            run.progress.reached(RestoreCrashPoint.CLOSED)
+            if not plan.request.scope.data_only:
+                run.progress.step("swap databases")
+                run.is_closing = True
+                close_databases(plan.targets, run.connections, run.operation)
+                run.progress.reached(RestoreCrashPoint.CLOSED)
             # From here on another process may publish what this one has loaded.
             run.is_deciding = lease.stays_open = True
             _decide(run)
@@ -250,8 +255,10 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
 
 def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
-    command = restore_command(run.plan.request.name, run.plan.request.scope)
-    lines = [f"to go on with it: {command} --resume", f"to undo it: {command} --abandon", SAME_TARGET]
+    scope = run.plan.request.scope
+    command = restore_command(run.plan.request.name, scope)
+    may_undo = not (run.is_deciding and scope.data_only)
+    lines = [f"to go on with it: {command} --resume", *[f"to undo it: {command} --abandon"] * may_undo, SAME_TARGET]
     if isinstance(error, SilentNodeError):
         error.hint = REACHABLE
     if isinstance(error, SnapshotError):
@@ -262,16 +269,12 @@ def _add_hint(run: RestoreRun, error: BaseException) -> None:
 
 
 def _drop_all(run: RestoreRun) -> bool:
-    """Drop the databases that this process has created; return whether none is left.
+    """Undo what this process has created; return whether nothing is left.
 
     Where the session that holds the lock is lost, another process may have gone on: there nothing is dropped.
     """
-
-    def drop(target: Target) -> None:
-        drop_database(target, run.connections[target.shard], target.loading)
-
     try:
-        in_parallel(drop, [target for target in run.plan.targets if target.shard in run.created])
+        in_parallel(run.undo, [target for target in run.plan.targets if target.shard in run.created])
     except (SnapshotError, psycopg.Error):
         return False
     return True
@@ -304,6 +307,9 @@ def _publish(run: RestoreRun) -> list[str]:
         run.progress.reached(RestoreCrashPoint.RENAMED, node=target.node.id)
         return f"{target.node.id}: {target.aside}" if is_replacing else None
 
+    if run.plan.request.scope.data_only:
+        publish_rows(run)
+        return []
     aside = in_parallel(publish, run.plan.targets)
     # Only when all are renamed: nobody undoes what is published.
     for target in run.plan.targets:

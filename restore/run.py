@@ -11,22 +11,32 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
+from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.label import own_label
-from fleet.nodes.connections import NodeUnreachableError, connect, refuses_database
+from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.watch import Watch, watch_nodes
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
-from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, write_record
+from restore.data_only.filling import Filling
+from restore.database_records import (
+    DatabaseRecord,
+    FoundDatabase,
+    Phase,
+    list_databases,
+    record_text,
+    write_record,
+)
+from restore.databases import drop_database
 from restore.estimates.pace import RestorePace
 from restore.estimates.volumes import ShardVolume
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
-from restore.publishing import is_restored
+from restore.publishing import end_sessions, is_restored
 from restore.report import RestoreReport
-from restore.target import Target, lock_targets
+from restore.target import Target, lock_targets, suffix_of
 
 
 @dataclass(slots=True)
@@ -34,9 +44,11 @@ class RestoreRun:
     """A restore in the process that runs it. `connections` and `records` are by shard.
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
-    `obstacles` has the nodes that can't be reached: they have no connection. `placed` is how many rows routes lead to
-    each target. `folder` is private, for the DDL. `pace` measures a restore that loads everything itself; `volumes` are
-    by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
+    `obstacles` has the nodes that can't be reached: they have no connection. `inside` are the sessions in the existing
+    databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled. `placed` is
+    how many rows routes lead to each target. `folder` is private, for the DDL. `pace` measures a restore that loads
+    everything itself; `volumes` are by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be
+    stored.
     """
 
     plan: RestorePlan
@@ -46,6 +58,7 @@ class RestoreRun:
     folder: Path
     report: RestoreReport
     obstacles: Obstacles = field(default_factory=Obstacles)
+    inside: Mapping[str, psycopg.Connection[Any]] = field(default_factory=dict)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     pace: RestorePace | None = None
@@ -68,11 +81,38 @@ class RestoreRun:
     def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
         """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""
         before = self.records.get(target.shard)
-        connection, name = self.connections[target.shard], database or target.loading
-        after = write_record(connection, name, before or self._first_record(), phase=phase, **changes)
-        self.records[target.shard] = after
+        self.put_record(target, phase, database, changes)
         if before is None or before.phase != phase:
             self.progress.reached(RestoreCrashPoint(phase.value), node=target.node.id)
+
+    def put_record(self, target: Target, phase: Phase, database: str | None, changes: Mapping[str, Any]) -> None:
+        """Write a target's record, on its `database` or in its filling."""
+        before = self.records.get(target.shard) or self._first_record()
+        after = structs.replace(before, phase=phase, **changes)
+        if after.scope.data_only:
+            with raising_unreachable(target.node):
+                self.filling(target).write(record_text(after))
+        else:
+            write_record(self.connections[target.shard], database or target.loading, after)
+        self.records[target.shard] = after
+
+    def filling(self, target: Target) -> Filling:
+        """What a restore of rows alone keeps in a target's database."""
+        return Filling(self.inside[target.shard], suffix_of(self.operation))
+
+    def end_loading(self, target: Target) -> None:
+        """End the sessions of a killed process that loads a target: a statement goes on until it has a row to send."""
+        if self.plan.request.scope.data_only:
+            self.filling(target).end_loading()
+        else:
+            end_sessions(self.connections[target.shard], target.loading)
+
+    def undo(self, target: Target) -> None:
+        """Drop a target's database, or empty the tables that are filled."""
+        if self.plan.request.scope.data_only:
+            self.filling(target).undo()
+        else:
+            drop_database(target, self.connections[target.shard], target.loading)
 
     def is_renamed(self, target: Target) -> bool:
         """Whether the restored database has its real name."""
@@ -119,21 +159,23 @@ def running(
         obstacles = Obstacles()
         connections = locked or stack.enter_context(lock_targets(plan.targets, obstacles))
         reached = [target for target in plan.targets if target.shard in connections]
-        stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
+        inside = stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
-        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles)
+        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
 
 
 @contextmanager
 def lock_target_fleet(
     fleet: Fleet, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
-) -> Iterator[None]:
+) -> Iterator[dict[str, psycopg.Connection[Any]]]:
     """Hold the lock of the fleet that is restored into, in those of its databases that exist.
 
     So no other operation changes it meanwhile. A lock ends when its database gets another name: its sessions end then.
+    Yields the sessions that hold it, by shard.
     Raises FleetBusyError naming the holder, NodeUnreachableError.
     """
+    sessions: dict[str, psycopg.Connection[Any]] = {}
     with ExitStack() as stack:
         for target in sorted(targets, key=lambda one: one.node.id):
             found: FoundDatabase | None = list_databases(connections[target.shard]).get(target.database)
@@ -150,7 +192,8 @@ def lock_target_fleet(
             else:
                 stack.callback(_close, connection)
                 take_lock(target.node, connection, lock_key(fleet.name), own_label("restore", target.database))
-        yield
+                sessions[target.shard] = connection
+        yield sessions
 
 
 def _close(connection: psycopg.Connection[Any]) -> None:

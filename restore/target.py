@@ -211,6 +211,17 @@ def check_target(
     return f"{system}/{target.database}"
 
 
+def check_apart(target: Target, place: str, places: dict[str, str], obstacles: Obstacles) -> None:
+    """Add the obstacle that another target has the same place; `places` are the nodes of those before it."""
+    if place in places:
+        error = TargetUnfitError(
+            f"nodes {places[place]} and {target.node.id} are the same database of one server",
+            hint="give every shard of the target a database of its own",
+        )
+        obstacles.add(error, target.node.id)
+    places[place] = target.node.id
+
+
 def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:
     """What identifies the target's database among all servers."""
     (system,) = connection.execute(SYSTEM_QUERY).fetchone() or ("",)

@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 
 from fleet.nodes.beside import LOADING, is_beside
-from restore.database_records import DatabaseRecord, Phase, list_databases
+from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
+from restore.data_only.filling import find_fillings
+from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
 from restore.parts.scope import WHOLE, RestoreScope, restore_command
 from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
@@ -32,10 +34,12 @@ class UnfinishedRestore:
     """A restore whose process is gone.
 
     `databases` are its databases by shard, under the names that they have now, and `records` their records. A database
-    whose process was gone before it had a record has none.
+    whose process was gone before it had a record has none. `is_filling`: it loads rows into tables that existed before
+    it.
     """
 
     suffix: str
+    is_filling: bool = False
     databases: dict[str, str] = field(default_factory=dict)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
 
@@ -65,6 +69,16 @@ class UnfinishedRestore:
     def is_published(self) -> bool:
         """Whether all of its databases have their real names, so that it can't be undone."""
         return bool(self.records) and all(one.phase == Phase.PUBLISHED for one in self.records.values())
+
+    def may_be_undone(self, store: ObjectStore) -> bool:
+        """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
+        if not self.is_filling:
+            return not self.is_published
+        if self.record is None:
+            return False
+        decision = read_decision(store, self.record.operation) if self.record.in_store else None
+        is_decided = decision is not None and decision.decision == PUBLISH
+        return not is_decided and not any(one.publishes for one in self.records.values())
 
     @property
     def is_abandoned(self) -> bool:
@@ -101,8 +115,28 @@ def find_unfinished(
                 found.databases[target.shard] = name
                 if record is not None and suffix_of(record.operation) == suffix:
                     found.records[target.shard] = record
+        for suffix, record in _find_filled(target, connections[target.shard]).items():
+            found = restores.setdefault(suffix, UnfinishedRestore(suffix, is_filling=True))
+            found.databases[target.shard] = target.database
+            if record is not None:
+                found.records[target.shard] = record
     unfinished = [one for one in restores.values() if not one.is_over(store)]
     return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
+
+
+def _find_filled(target: Target, connection: psycopg.Connection[Any]) -> dict[str, DatabaseRecord | None]:
+    """The records of the restores that fill the target's database, by the suffix of their ids; None: unreadable."""
+    database: FoundDatabase | None = list_databases(connection).get(target.database)
+    if database is None or not database.is_open:
+        return {}
+    try:
+        session = connect(target.node)
+    except NodeUnreachableError as error:
+        if refuses_database(target.node, error.__cause__):
+            return {}
+        raise
+    with raising_unreachable(target.node), session:
+        return {suffix: parse_record(text) for suffix, text in find_fillings(session).items()}
 
 
 def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
@@ -149,9 +183,10 @@ def check_no_unfinished(
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections):
-        where = ", ".join(f"{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
+        what = "rows in tables of database " * found.is_filling
+        where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
         command = restore_command(found.record.snapshot if found.record else name, found.scope)
-        ends = [] if found.is_published else [f"to undo it: {command} --abandon"]
+        ends = [f"to undo it: {command} --abandon"] if found.may_be_undone(store) else []
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
         raise UnfinishedRestoreError(

@@ -36,7 +36,7 @@ FLOORS = (
     ("restore/parts", "restore/routing"),
     ("restore/ddl", "restore/estimates", "restore/copies"),
     ("restore/rows", "restore/obstacles"),
-    ("restore/topology",),
+    ("restore/topology", "restore/data_only"),
     ("restore", "check"),
     ("restore/drill",),
     ("cli/folders",),

@@ -24,6 +24,7 @@ from cli.output.arguments import (
     Abandon,
     At,
     CreateRoles,
+    DataOnly,
     DiscardOld,
     Drill,
     DryRun,
@@ -77,6 +78,7 @@ def restore(
     no_owner: NoOwner = False,
     role_map: RoleMap = None,
     schema_only: SchemaOnly = False,
+    data_only: DataOnly = False,
     replace: Replace = False,
     create_roles: CreateRoles = False,
     use_backup_copies: UseBackupCopies = False,
@@ -95,7 +97,13 @@ def restore(
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
-        nodes=nodes, schemas=schemas, schema_only=schema_only, no_owner=no_owner, role_map=roles, moves=moves
+        nodes=nodes,
+        schemas=schemas,
+        schema_only=schema_only,
+        data_only=data_only,
+        no_owner=no_owner,
+        role_map=roles,
+        moves=moves,
     )
     name, moment = newest_name(source, name), parse_at(at, increment)
     request = RestoreRequest(name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, scope)

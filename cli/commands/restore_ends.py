@@ -31,7 +31,7 @@ class Confirmation:
         self._ask(lines, "--replace")
 
     def abandoning(self, lines: list[str]) -> None:
-        """Raise NotConfirmedError if a database is dropped that users may have entered."""
+        """Raise NotConfirmedError if a database is dropped, or tables are emptied, that users may have written to."""
         self._ask(lines, "--abandon")
 
     def dropping(self, old: list[OldDatabase]) -> None:
@@ -68,6 +68,7 @@ def undo_restore(
     lines += [f"restore {one} had published all its databases, and is recorded as done" for one in report.done]
     lines += [f"previous database has its name again on {one}" for one in sorted(report.put_back)]
     lines += [f"dropped on {one}" for one in sorted(report.dropped)]
+    lines += [f"emptied on {one}" for one in sorted(report.emptied)]
     emit(context, {"schema": ABANDON_SCHEMA, **to_builtins(asdict(report))}, lines)
 
 

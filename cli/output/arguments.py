@@ -44,6 +44,7 @@ Schemas = Annotated[
     list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
 ]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
+DataOnly = Annotated[bool, typer.Option("--data-only", help="Only rows and sequences, into existing empty tables.")]
 NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]
 RoleMap = Annotated[
     list[str] | None,

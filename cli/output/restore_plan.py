@@ -21,12 +21,13 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         f"source: {chain.name} at {number}, from {plan.store.open().url}",
         f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
     ]
+    where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
         if (volume := volumes.get(target.shard)) is None:
             continue
         changes = f" and {count_text(volume.changes)} changes" if volume.changes else ""
         lines.append(
-            f"{target.shard} to database {target.database} on {preview.servers[target.shard]}:"
+            f"{target.shard} {where} database {target.database} on {preview.servers[target.shard]}:"
             f" {_about(is_rough=bool(target.sources))}{count_text(volume.row_count)} rows{changes},"
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk"

@@ -48,6 +48,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "moved": report.moved,
         "routes": [one._asdict() for one in report.routes],
         "remarks": report.remarks,
+        "scope": to_builtins(report.scope),
     }
 
 

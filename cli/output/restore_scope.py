@@ -78,6 +78,8 @@ def parse_routes(values: Iterable[str]) -> tuple[str, ...]:
 def check_options(request: RestoreRequest) -> None:
     """Raise UsageError if options exclude each other."""
     scope = request.scope
+    if scope.data_only:
+        _check_data_only(request)
     if scope.schema_only and request.is_partial:
         raise UsageError(
             "--schema-only restores no rows, so there are none of --group or --schema", hint="give one or the other"
@@ -90,4 +92,26 @@ def check_options(request: RestoreRequest) -> None:
     if scope.no_owner and request.create_roles:
         raise UsageError(
             "--no-owner needs no roles, so there are none for --create-roles to create", hint="give one or the other"
+        )
+
+
+def _check_data_only(request: RestoreRequest) -> None:
+    scope = request.scope
+    options = {
+        "--schema-only": scope.schema_only,
+        "--replace": request.replace,
+        "--route": request.routes,
+        "--no-owner": scope.no_owner,
+        "--role-map": scope.role_map,
+        "--create-roles": request.create_roles,
+    }
+    if given := [option for option, value in options.items() if value]:
+        raise UsageError(
+            f"--data-only loads rows into tables that exist and stay as they are: not with {', '.join(given)}",
+            hint="leave out one or the other",
+        )
+    if scope.moves:
+        raise UsageError(
+            f"--group {scope.moves[0].label}: --data-only loads rows into the tables of the same names",
+            hint="name the table alone: --group S.T; or restore it under another name without --data-only",
         )

@@ -255,8 +255,9 @@ def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _server_of(node: Node) -> str:
-    """The node's dsn without the database: if a server stops answering, it does so for all its databases."""
-    return make_conninfo("", **{key: value for key, value in conninfo_to_dict(node.dsn).items() if key != "dbname"})
+    """The node's dsn without database and settings: if a server stops answering, it does so for all its sessions."""
+    given = conninfo_to_dict(node.dsn)
+    return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
 
 
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:

@@ -20,7 +20,7 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a restore takes of a chain: the groups of each shard, and large objects or not; `nodes`: of these alone.
+    """What a restore takes of a chain: groups of each shard, large objects or not, DDL or not; `nodes`: of these alone.
 
     `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
     be taken from a standby's.
@@ -31,6 +31,7 @@ class Wanted:
     use_backup_copies: bool
     nodes: tuple[str, ...] = ()
     command: str = ""
+    ddl: bool = True
 
     def numbers(self, chain: Chain, shard: str) -> frozenset[int]:
         """The numbers of the shard's groups that are restored."""
@@ -38,7 +39,7 @@ class Wanted:
 
     def takes(self, what: str) -> bool:
         """Whether the restore takes what `needs_other` names."""
-        return what == "DDL" or (what == "large objects" and self.large_objects)
+        return (what == "DDL" and self.ddl) or (what == "large objects" and self.large_objects)
 
 
 @dataclass(frozen=True, slots=True)

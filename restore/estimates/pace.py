@@ -12,7 +12,13 @@ from restore.estimates.model import Estimate, RestoreStep
 from snapshots.records.restore_figures import NodeFigures, RestoreFigures, StepFigures
 
 # What is part of a step although progress names it otherwise.
-PARTS = {"check owners of large objects": RestoreStep.LARGE_OBJECTS}
+PARTS = {
+    "check owners of large objects": RestoreStep.LARGE_OBJECTS,
+    # Of a restore into tables that exist.
+    "prepare tables": RestoreStep.DATABASES,
+    "verify foreign keys": RestoreStep.INDEXES,
+    "set sequences": RestoreStep.SWAP,
+}
 # Of these a reading says how much is done.
 COUNTED = (RestoreStep.ROWS, RestoreStep.INDEXES)
 # From this part of a step on, its own pace alone counts.

@@ -29,14 +29,15 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     """What is restored of a snapshot; without values all of it, as it was.
 
     `nodes`: these shards alone. `schemas`: the rows of the tables in these schemas.
-    `schema_only`: the DDL without rows and without values of sequences. `no_owner`: all objects belong to the role that
-    restores. `role_map`: pairs of a role and the one that takes its place. `moves`: the rows of these tables, which get
-    other names.
+    `schema_only`: the DDL without rows and without values of sequences. `data_only`: the rows and the values of
+    sequences, into tables that exist. `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a
+    role and the one that takes its place. `moves`: the rows of these tables, which get other names.
     """
 
     nodes: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
     schema_only: bool = False
+    data_only: bool = False
     no_owner: bool = False
     role_map: tuple[tuple[str, str], ...] = ()
     moves: tuple[TableMove, ...] = ()

@@ -21,12 +21,12 @@ class LoadError(RefusedError):
     """A target node refused rows, or holds another number of rows than were loaded; the restore drops its database."""
 
 
-def create_ledger(connection: psycopg.Connection[Any]) -> str:
-    """Create the ledger in the database, in a schema of its own; return the table's qualified name.
+def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
+    """Create the ledger in the database, in the new schema of this name; return the table's qualified name.
 
-    The snapshot may have a schema of any name, so this one is drawn.
+    The snapshot may have a schema of any name, so without a name one is drawn.
     """
-    schema = f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
+    schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
     connection.execute(f"CREATE SCHEMA {schema}")
     connection.execute(
         f"CREATE TABLE {schema}.ledger (task text, groupno int, rows bigint NOT NULL, PRIMARY KEY (task, groupno))"

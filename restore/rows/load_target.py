@@ -18,6 +18,7 @@ class LoadTarget:
     `ledger` is the table of the load's ledger (restore/rows/ledger.py).
     `roots` are the partitioned tables through which rows are loaded (restore/rows/partition_roots.py), by group number.
     `search_path` is set while rows are loaded and views refreshed: functions that the tables use may depend on it.
+    `is_in_use`: others use the tables, too, and may have written rows; so no table is emptied.
     """
 
     node: Node
@@ -25,6 +26,7 @@ class LoadTarget:
     ledger: str
     roots: Mapping[int, str] = field(default_factory=dict)
     search_path: str = f"pg_catalog, {DEFAULT}"
+    is_in_use: bool = False
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
         """The same database with only the groups of these `numbers`."""

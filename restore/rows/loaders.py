@@ -221,8 +221,8 @@ class Loaders:
             self._stack.enter_context(_naming(target.node))
             connection = self._stack.enter_context(connect(target.node))
             self._stack.enter_context(connection.transaction())
-            # Rows of several sources may go to one table.
-            alone = frozenset[int]() if feed.routes else self._alone
+            # Rows of several sources may go to one table, and so may those of others.
+            alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone
             self._loaders[number] = Loader(connection, target, self._task, alone)
             self._nodes[number] = target.node
 

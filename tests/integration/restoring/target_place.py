@@ -72,6 +72,10 @@ class Place:
     def states(self) -> list[str]:
         return [state_of(dsn) for dsn in self.dsns()]
 
+    def rows(self, shard: int) -> int:
+        """How many rows the shard has at the cut: COPY writes a line for each."""
+        return sum(body.count(b"\n") for body in self.truth[shard].values())
+
     def databases(self) -> set[str]:
         """The databases of all servers that a restore has made or put aside."""
         return {name for node in self.target.primaries for name in self.databases_of(node)}
@@ -131,16 +135,32 @@ def old_databases(place: Place) -> Iterator[None]:
     try:
         yield
     finally:
-        for node in place.target.primaries:
-            with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
-                names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'shop%'").fetchall()
-                for (name,) in names:
-                    connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        drop_databases(place)
 
 
-def restore_killed(place: Place, point: RestoreCrashPoint, count: int) -> None:
+@contextmanager
+def hidden(place: Place, key: str) -> Iterator[None]:
+    """Take an object out of the store while the block runs."""
+    file = Path(place.fleet.store.open().url.removeprefix("file://")) / key
+    aside = file.with_name("aside")
+    file.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(file)
+
+
+def drop_databases(place: Place) -> None:
+    for node in place.target.primaries:
+        with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
+            names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'shop%'").fetchall()
+            for (name,) in names:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+def restore_killed(place: Place, point: RestoreCrashPoint, count: int, how: str = "--replace") -> None:
     """Run `restore --replace` as a process that is killed at the point."""
-    words = ["restore", NAME, "--to", str(place.target.path), "--replace"]
+    words = ["restore", NAME, "--to", str(place.target.path), how]
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
     done = subprocess.run(
         [*program, "--fleet", str(place.fleet.path), *words],

@@ -19,7 +19,7 @@ from restore.restore import restore_fleet
 from snapshots.records.commits import read_chain
 from storage.errors import SnapshotError
 from tests.integration.refusing import NoSpark, execute
-from tests.integration.restoring.target_place import DATABASE, NAME, Place
+from tests.integration.restoring.target_place import DATABASE, NAME, Place, hidden
 
 EXISTS = ("restore to other servers with --to FILE, or put the existing databases aside with --replace",)
 
@@ -34,18 +34,6 @@ def existing(place: Place, *shards: str) -> Iterator[None]:
     finally:
         for server in servers:
             execute(server, f"DROP DATABASE {DATABASE}")
-
-
-@contextmanager
-def hidden(place: Place, key: str) -> Iterator[None]:
-    """Take an object out of the store while the block runs."""
-    file = Path(place.fleet.store.open().url.removeprefix("file://")) / key
-    aside = file.with_name("aside")
-    file.rename(aside)
-    try:
-        yield
-    finally:
-        aside.rename(file)
 
 
 def refusals(place: Place, target: Fleet, request: RestoreRequest) -> SnapshotError:

@@ -1,0 +1,278 @@
+"""What keeps rows from the tables of a database: all of it is found before anything is changed.
+
+Each obstacle is of one kind and names all tables that it concerns, with the statements that remove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from fleet.config import GroupRules, Node
+from fleet.nodes.privileges import quote, read_role
+from fleet.tables.groups import Group, Table, qualify, read_tables
+from fleet.tables.names import quote_identifier, table_name
+from restore.data_only.checker import Checker, named
+from restore.data_only.filling import REPLICA
+from restore.data_only.references import find_temporal, find_unreadable
+from restore.data_only.sequences import check_sequences
+from restore.obstacles.obstacles import Obstacles
+from restore.rows.partition_roots import find_roots
+from snapshots.records.commit import Sequence as StoredSequence
+
+SET_PARAMETER_VERSION = 150000
+CHECKED_AT_ONCE = 100
+DATABASE_QUERY = """
+SELECT pg_encoding_to_char(encoding), has_database_privilege(oid, 'CREATE') FROM pg_database
+ WHERE datname = current_database()
+"""
+KINDS = {
+    "r": "no permanent table", "p": "a partitioned table", "v": "a view", "m": "a materialized view",
+    "f": "a foreign table", "S": "a sequence",
+}  # fmt: skip
+KINDS_QUERY = """
+SELECT n.nspname, c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = ANY (%s) AND n.nspname !~ '^pg_'
+"""
+# Columns that a row of the snapshot has no value for, and must have one.
+NEEDED_QUERY = """
+SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+ WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
+   AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
+"""
+# Triggers of these kinds act also where session_replication_role is replica.
+TRIGGERS_QUERY = """
+SELECT format('%%I.%%I', n.nspname, c.relname), t.tgname, t.tgenabled::text
+  FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE t.tgrelid = ANY (%s) AND t.tgenabled IN ('A', 'R') ORDER BY 1, 2
+"""
+# What a trigger enforces after the statement, and which are off, with the other triggers.
+DEFERRABLE_QUERY = """
+SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
+  FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE k.conrelid = ANY (%s) AND k.contype IN ('p', 'u', 'x') AND k.condeferrable ORDER BY 1, 2
+"""
+# A table that another one refers to can't be truncated without that; its rows would be deleted.
+PRIVILEGES_QUERY = """
+SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname, has_schema_privilege(n.oid, 'USAGE')
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('TRUNCATE'), ('DELETE')) AS p (name)
+ WHERE c.oid = ANY (%s) AND NOT (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, p.name))
+   AND (p.name <> 'DELETE' OR EXISTS (SELECT FROM pg_constraint k WHERE k.contype = 'f' AND k.confrelid = c.oid
+                                         AND k.conrelid <> ALL (%s)))
+ ORDER BY 2, 3
+"""
+# The leaves of partitioned tables through which rows are loaded (restore/rows/partition_roots.py): any may get rows.
+LEAVES_QUERY = """
+WITH RECURSIVE below AS (
+    SELECT name::regclass::oid AS relid FROM unnest(%s::text[]) AS root (name)
+    UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.relid)
+SELECT c.oid::regclass::text FROM below JOIN pg_class c ON c.oid = below.relid
+ WHERE c.relkind <> 'p' AND c.oid <> ALL (%s::oid[]) ORDER BY 1
+"""
+VIEWS_QUERY = "SELECT format('%I.%I', schemaname, matviewname) FROM pg_matviews ORDER BY 1"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """What is to be loaded into a database: the rows of `groups`, and the values of `sequences`.
+
+    `encoding` is the source's. `has_begun`: an earlier process has loaded some of the rows.
+    """
+
+    groups: Sequence[Group]
+    sequences: Sequence[StoredSequence]
+    encoding: str
+    has_begun: bool = False
+
+
+def check_tables(
+    node: Node, connection: psycopg.Connection[Any], wanted: WantedRows, obstacles: Obstacles
+) -> dict[str, int]:
+    """Add what keeps the rows from the tables of the session's database; return the tables' oids, by group name."""
+    checker = Checker(node, obstacles)
+    role = read_role(node, connection).quoted
+    encoding, may_create = connection.execute(DATABASE_QUERY).fetchone() or ("", False)
+    if encoding != wanted.encoding:
+        checker.add(
+            f"{checker.label} has encoding {encoding}, the snapshot's rows have {wanted.encoding}",
+            "restore into a database of that encoding, or without --data-only",
+        )
+    if not may_create:
+        grant = f"GRANT CREATE ON DATABASE {quote(checker.database)} TO {role}"
+        checker.add(
+            f"role {role} may not create the schema of a ledger in {checker.label}", "run as its owner", [grant]
+        )
+    _check_replica(checker, connection, role)
+    tables = {one.group.name: one for one in read_tables(connection, GroupRules())}
+    found = {group.name: tables[group.name] for group in wanted.groups if group.name in tables}
+    _check_found(checker, connection, wanted.groups, found)
+    _check_columns(checker, connection, wanted.groups, found)
+    _check_constraints(checker, connection, wanted.groups, found)
+    uncounted = _check_privileges(checker, connection, role, found)
+    if not wanted.has_begun:
+        counted = [one for one in found.values() if one.oid not in uncounted and not one.hides_rows]
+        if filled := find_filled(connection, [one.group for one in counted]):
+            checker.add(
+                f"tables of {checker.label} are not empty: {named(filled)}",
+                "if their rows are not needed, empty them",
+                [f"TRUNCATE {', '.join(qualify(found[name].group) for name in filled)}"],
+            )
+    check_sequences(checker, connection, role, wanted.sequences)
+    return {name: one.oid for name, one in found.items()}
+
+
+def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:
+    """The tables that have rows of their own."""
+    filled: list[str] = []
+    for start in range(0, len(groups), CHECKED_AT_ONCE):
+        some = groups[start : start + CHECKED_AT_ONCE]
+        columns = ", ".join(f"EXISTS (SELECT FROM ONLY {qualify(group)})" for group in some)
+        row = connection.execute(f"SELECT {columns}".encode()).fetchone() or ()
+        filled += [group.name for group, has_rows in zip(some, row, strict=True) if has_rows]
+    return filled
+
+
+def find_views(connection: psycopg.Connection[Any]) -> list[str]:
+    """The materialized views of the session's database, which nobody refreshes."""
+    return [name for (name,) in connection.execute(VIEWS_QUERY)]
+
+
+def _check_replica(checker: Checker, connection: psycopg.Connection[Any], role: str) -> None:
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(REPLICA)
+    except psycopg.errors.InsufficientPrivilege:
+        can_grant = connection.info.server_version >= SET_PARAMETER_VERSION
+        grant = [f"GRANT SET ON PARAMETER session_replication_role TO {role}"] if can_grant else []
+        checker.add(
+            f"role {role} may not set session_replication_role, which keeps triggers and foreign keys from acting",
+            "run as a superuser" if grant else "restore as a superuser",
+            grant,
+        )
+
+
+def _check_found(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    lacking = [group.name for group in groups if group.name not in found]
+    if not lacking:
+        return
+    kinds = {
+        table_name(schema, name): KINDS[kind] for schema, name, kind in connection.execute(KINDS_QUERY, (list(KINDS),))
+    }
+    if others := [f"{name} is {kinds[name]}" for name in lacking if name in kinds]:
+        checker.add(
+            f"{checker.label} has no ordinary tables of these names: {named(others)}",
+            "restore the other tables alone, with --group PATTERN, or all of them without --data-only",
+        )
+    if missing := [name for name in lacking if name not in kinds]:
+        checker.add(
+            f"{checker.label} lacks tables that the snapshot has: {named(missing)}",
+            "create them, or restore the others alone with --group PATTERN",
+        )
+
+
+def _check_columns(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    names = {one.oid: name for name, one in found.items()}
+    wrong: list[str] = []
+    known: dict[str, set[str]] = {}
+    for group in (one for one in groups if one.name in found):
+        types = {column.name: column.type for column in found[group.name].group.columns}
+        known[group.name] = {column.name for column in group.columns}
+        for column in group.columns:
+            if column.name not in types:
+                wrong.append(f"{group.name}.{column.name} is missing or generated")
+            elif types[column.name] != column.type:
+                wrong.append(f"{group.name}.{column.name} is {types[column.name]} instead of {column.type}")
+    if wrong:
+        checker.add(
+            f"tables of {checker.label} have other columns than the snapshot: {named(wrong)}",
+            "alter them as the snapshot has them, or restore the other tables alone with --group PATTERN",
+        )
+    needed = connection.execute(NEEDED_QUERY, (list(names),)).fetchall()
+    further = [(names[oid], column) for oid, column in needed if column not in known[names[oid]]]
+    if further:
+        checker.add(
+            f"tables of {checker.label} have columns that no row has a value for:"
+            f" {named([f'{name}.{column}' for name, column in further])}",
+            "give them defaults, or let them be NULL",
+            [
+                f"ALTER TABLE {qualify(found[name].group)} ALTER COLUMN {quote_identifier(column)} DROP NOT NULL"
+                for name, column in further
+            ],
+        )
+
+
+def _check_constraints(
+    checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
+) -> None:
+    oids = [one.oid for one in found.values()]
+    triggers = connection.execute(TRIGGERS_QUERY, (oids,)).fetchall()
+    if triggers:
+        turn = {"A": "ENABLE", "R": "DISABLE"}
+        checker.add(
+            f"triggers of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            f" {named([f'{name} of {table}' for table, name, _ in triggers])}",
+            "keep them from acting until the restore is done",
+            [f"ALTER TABLE {table} {turn[kind]} TRIGGER {quote(name)}" for table, name, kind in triggers],
+        )
+    if deferrable := connection.execute(DEFERRABLE_QUERY, (oids,)).fetchall():
+        checker.add(
+            f"deferrable constraints of {checker.label} are not enforced while rows are loaded:"
+            f" {named([f'{name} of {table}' for table, name in deferrable])}",
+            "drop them, and add them again after the restore",
+            [f"ALTER TABLE {table} DROP CONSTRAINT {quote(name)}" for table, name in deferrable],
+        )
+    roots = set(find_roots(connection, (one for one in groups if one.name in found)).values())
+    if others := [name for (name,) in connection.execute(LEAVES_QUERY, (list(roots), oids))]:
+        checker.add(
+            f"rows may get into other partitions, because an enum's labels decide: {named(others)}",
+            "restore all partitions together",
+        )
+    if temporal := find_temporal(connection, oids):
+        checker.add(
+            f"foreign keys of {checker.label} compare periods, which a restore can't verify: {named(temporal)}",
+            "drop them, and add them again after the restore",
+        )
+
+
+def _check_privileges(
+    checker: Checker, connection: psycopg.Connection[Any], role: str, found: Mapping[str, Table]
+) -> set[int]:
+    """Add what our role may not do with the tables; return those, by oid, whose rows it may not count."""
+    oids = [one.oid for one in found.values()]
+    if hidden := [name for name, one in found.items() if one.hides_rows]:
+        checker.add(
+            f"row security of {checker.label} applies to role {role}: {named(hidden)}",
+            "run as a superuser",
+            [f"ALTER ROLE {role} BYPASSRLS"],
+        )
+    denied = connection.execute(PRIVILEGES_QUERY, (oids, oids)).fetchall()
+    if denied:
+        lacking: dict[str, list[str]] = {}
+        for _, table, privilege, _, _ in denied:
+            lacking.setdefault(table, []).append(privilege)
+        schemas = [schema for *_, schema, may_use in denied if not may_use]
+        shown = [f"{table} ({', '.join(names)})" for table, names in lacking.items()]
+        checker.add(
+            f"role {role} lacks privileges on tables of {checker.label}: {named(shown)}",
+            "run as their owner",
+            [f"GRANT USAGE ON SCHEMA {quote(schema)} TO {role}" for schema in schemas]
+            + [f"GRANT {', '.join(names)} ON {table} TO {role}" for table, names in lacking.items()],
+        )
+    if unreadable := [
+        one for one in find_unreadable(connection, oids) if one not in {table for _, table, *_ in denied}
+    ]:
+        checker.add(
+            f"role {role} may not read tables of {checker.label} that foreign keys refer to or come from:"
+            f" {named(unreadable)}",
+            "run as their owner",
+            [f"GRANT SELECT ON {table} TO {role}" for table in unreadable],
+        )
+    return {oid for oid, _, name, _, may_use in denied if name == "SELECT" or not may_use}

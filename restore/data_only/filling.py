@@ -1,0 +1,155 @@
+"""What a restore of rows alone keeps in the database that it fills: a schema with its record, ledger and tables.
+
+One transaction creates the schema before the first row is loaded, and one removes it. So whoever meets it knows which
+tables were empty before. The comment of the database is its owner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from fleet.tables.groups import Group, qualify
+from restore.rows.ledger import create_ledger
+from storage.errors import RefusedError
+
+PREFIX = "cutline_restoring_"
+SCHEMAS_QUERY = f"SELECT nspname FROM pg_namespace WHERE nspname ~ '^{PREFIX}[0-9a-f]{{10}}$' ORDER BY 1"
+# No trigger acts on what the transaction does, be it on a table or on DDL, and no foreign key is checked.
+REPLICA = "SET LOCAL session_replication_role = replica"
+LOCK_SECONDS_MAX = 60
+END_MILLISECONDS_MAX = 5000
+# The sessions that load rows: each has a lock on the ledger until it commits.
+END_QUERY = """
+SELECT pg_terminate_backend(l.pid, %s) FROM pg_locks l
+ WHERE l.relation = to_regclass(%s) AND l.pid <> pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+# A table that was renamed is found by its new name; one that was dropped is not. Also said of each: whether a table
+# that is not filled refers to it, because then it can't be truncated.
+FILLED_QUERY = """
+SELECT format('%%I.%%I', n.nspname, c.relname),
+       EXISTS (SELECT FROM pg_constraint k
+                WHERE k.contype = 'f' AND k.confrelid = c.oid AND k.conrelid NOT IN (SELECT relid FROM {schema}.tables))
+  FROM {schema}.tables t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' ORDER BY 1
+"""
+# The tables with these oids, and the partitioned tables that they are in.
+OWN = """own AS (
+    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
+    UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
+      JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
+OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
+
+
+class TablesInUseError(RefusedError):
+    """Sessions of others keep tables locked that a restore is to empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """The filling of one database by one restore: a session in the database, and the suffix of the restore's id."""
+
+    connection: psycopg.Connection[Any]
+    suffix: str
+
+    @property
+    def schema(self) -> str:
+        """The schema that it keeps."""
+        return f"{PREFIX}{self.suffix}"
+
+    @property
+    def ledger(self) -> str:
+        """The load's ledger (restore/rows/ledger.py)."""
+        return f"{self.schema}.ledger"
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has begun and is not removed."""
+        row = self.connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self.schema,)).fetchone()
+        return row == (True,)
+
+    def begin(self, groups: Iterable[Group]) -> None:
+        """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
+        self.connection.execute(REPLICA)
+        create_ledger(self.connection, self.schema)
+        for definition in (
+            "record (one boolean PRIMARY KEY DEFAULT true CHECK (one), text text NOT NULL)",
+            "tables (relid regclass PRIMARY KEY)",
+        ):
+            self.connection.execute(f"CREATE TABLE {self.schema}.{definition}".encode())
+        statement = f"INSERT INTO {self.schema}.tables SELECT unnest(%s::text[])::regclass"
+        self.connection.execute(statement.encode(), ([qualify(group) for group in groups],))
+
+    def write(self, text: str) -> None:
+        """Write the restore's record; raise psycopg.errors.UndefinedTable if the filling was removed."""
+        statement = f"INSERT INTO {self.schema}.record (text) VALUES (%s) ON CONFLICT (one) DO UPDATE SET text = %s"
+        self.connection.execute(statement.encode(), (text, text))
+
+    def remove(self) -> None:
+        """Remove the schema; the rows stay. Does nothing if that is done."""
+        with self.connection.transaction():
+            self.connection.execute(REPLICA)
+            self.connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
+
+    def end_loading(self) -> None:
+        """End the sessions that load rows, also those of a process that is gone."""
+        self.connection.execute(END_QUERY, (END_MILLISECONDS_MAX, self.ledger))
+
+    def undo(self) -> list[str]:
+        """Empty the tables, remove the schema, and return their quoted names, in one transaction.
+
+        Does nothing if that is done. Raises TablesInUseError.
+        """
+        if not self.exists:
+            return []
+        tables = self._empty(f"DROP SCHEMA {self.schema} CASCADE")
+        return [name for name, _ in tables]
+
+    def start_again(self) -> None:
+        """Empty the tables and the ledger, in one transaction; raise TablesInUseError."""
+        self._empty(f"TRUNCATE {self.ledger}")
+
+    def _empty(self, last: str) -> list[tuple[str, bool]]:
+        """Empty the tables and run the `last` statement; return the tables' names, and which were not truncated."""
+        self.end_loading()
+        execute = self.connection.execute
+        try:
+            with self.connection.transaction():
+                execute(REPLICA)
+                execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
+                # A task enters itself in the ledger first: from here on none begins, and none is under way.
+                execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
+                tables = execute(FILLED_QUERY.format(schema=self.schema).encode(), ()).fetchall()
+                if alone := [name for name, is_referenced in tables if not is_referenced]:
+                    execute(f"TRUNCATE ONLY {', ONLY '.join(alone)}".encode())
+                for name in (name for name, is_referenced in tables if is_referenced):
+                    execute(f"DELETE FROM ONLY {name}".encode())
+                execute(last.encode())
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            database = self.connection.info.dbname
+            raise TablesInUseError(
+                f"tables of database {database} can't be emptied: other sessions have had them locked for"
+                f" {LOCK_SECONDS_MAX} s",
+                hint="end the sessions that use them (see pg_locks), then repeat the command with --abandon",
+                details={"database": database},
+            ) from error
+        return tables
+
+
+def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[int]:
+    """The oids of those tables that the session's database has."""
+    names = [qualify(group) for group in groups]
+    return [oid for (oid,) in connection.execute(OIDS_QUERY, (names,)) if oid is not None]
+
+
+def find_fillings(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """The records of the restores that fill the database, or have ended unfinished, by the suffix of their ids."""
+    found: dict[str, str] = {}
+    for (schema,) in connection.execute(SCHEMAS_QUERY).fetchall():
+        (text,) = connection.execute(f"SELECT text FROM {schema}.record".encode()).fetchone() or ("",)
+        found[schema.removeprefix(PREFIX)] = text
+    return found

@@ -1,0 +1,106 @@
+"""Verify the foreign keys of filled tables: nothing checks them while the rows are loaded.
+
+A key that the server itself does not vouch for (NOT VALID, NOT ENFORCED) is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import psycopg
+
+from fleet.nodes.connections import connect, raising_unreachable
+from fleet.nodes.watch import Watch
+from restore.data_only.filling import OWN, oids_of
+from restore.ddl.ddl import ending
+from restore.rows.load_target import LoadTarget
+from storage.errors import RefusedError
+
+# The keys of the tables and of their partitioned tables, and into them; one of a partitioned table is looked at as a
+# whole. A referenced value has to be equal by the operator of the constraint (pg_constraint, conpfeqop).
+KEYS = f"""
+WITH RECURSIVE {OWN},
+keys AS (
+    SELECT k.*, coalesce((to_jsonb(k) ->> 'conperiod')::boolean, false) AS is_temporal
+      FROM pg_constraint k
+     WHERE k.contype = 'f' AND k.conparentid = 0 AND k.convalidated
+       AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
+       AND (k.conrelid IN (SELECT relid FROM own) OR k.confrelid IN (SELECT relid FROM own)))
+"""
+OTHERS_QUERY = f"""{KEYS}
+SELECT DISTINCT format('%%I.%%I', n.nspname, c.relname)
+  FROM keys k JOIN pg_class c ON c.oid IN (k.conrelid, k.confrelid) JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE NOT (has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE')) ORDER BY 1
+"""
+TEMPORAL_QUERY = f"""{KEYS}
+SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname)
+  FROM keys k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE k.is_temporal ORDER BY 1
+"""
+# For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
+ORPHAN_QUERIES = f"""{KEYS}
+SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
+       format('SELECT concat_ws('', '', %%s) FROM %%s%%I.%%I f WHERE (%%s) AND NOT EXISTS'
+              ' (SELECT FROM %%s%%I.%%I p WHERE %%s) LIMIT 1',
+              c.shown, CASE WHEN fc.relkind = 'r' THEN 'ONLY ' ELSE '' END, fn.nspname, fc.relname, c.given,
+              CASE WHEN pc.relkind = 'r' THEN 'ONLY ' ELSE '' END, pn.nspname, pc.relname, c.equal)
+  FROM keys k
+  JOIN pg_class fc ON fc.oid = k.conrelid JOIN pg_namespace fn ON fn.oid = fc.relnamespace
+  JOIN pg_class pc ON pc.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = pc.relnamespace
+ CROSS JOIN LATERAL (
+    SELECT string_agg(fa.attname, ', ' ORDER BY i) AS columns,
+           string_agg(format('coalesce(f.%%I::text, ''NULL'')', fa.attname), ', ' ORDER BY i) AS shown,
+           string_agg(format('f.%%I IS NOT NULL', fa.attname),
+                      CASE WHEN k.confmatchtype = 'f' THEN ' OR ' ELSE ' AND ' END ORDER BY i) AS given,
+           string_agg(format('p.%%I OPERATOR(%%I.%%s) f.%%I%%s', pa.attname, opn.nspname, o.oprname, fa.attname,
+                             CASE WHEN pa.attcollation <> fa.attcollation AND cn.oid IS NOT NULL
+                                  THEN format(' COLLATE %%I.%%I', cn.nspname, co.collname) ELSE '' END),
+                      ' AND ' ORDER BY i) AS equal
+      FROM generate_subscripts(k.conkey, 1) AS i
+      JOIN pg_attribute fa ON fa.attrelid = k.conrelid AND fa.attnum = k.conkey[i]
+      JOIN pg_attribute pa ON pa.attrelid = k.confrelid AND pa.attnum = k.confkey[i]
+      JOIN pg_operator o ON o.oid = k.conpfeqop[i] JOIN pg_namespace opn ON opn.oid = o.oprnamespace
+      LEFT JOIN pg_collation co ON co.oid = pa.attcollation LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace) c
+ WHERE NOT k.is_temporal ORDER BY 2, 1
+"""
+
+
+class ForeignKeyViolatedError(RefusedError):
+    """The rows of a restore violate a foreign key of the tables that they were loaded into."""
+
+
+class _Key(NamedTuple):
+    """A foreign key: its name, both tables, its columns, and the query for a violation."""
+
+    name: str
+    table: str
+    referenced: str
+    columns: str
+    query: str
+
+
+def find_unreadable(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """The tables at either end of the filled tables' foreign keys that our role may not read, quoted."""
+    return [name for (name,) in connection.execute(OTHERS_QUERY, (oids,))]
+
+
+def find_temporal(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """The foreign keys that compare periods, of the filled tables or into them; these can't be verified."""
+    return [name for (name,) in connection.execute(TEMPORAL_QUERY, (oids,))]
+
+
+def verify_references(target: LoadTarget, watch: Watch) -> None:
+    """Raise ForeignKeyViolatedError if a row of the filled tables refers to none, or a row refers to none in them."""
+    node = target.node
+    with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
+        oids = oids_of(connection, target.groups.values())
+        for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()):
+            row = connection.execute(key.query.encode()).fetchone()
+            if row is not None:
+                raise ForeignKeyViolatedError(
+                    f"node {node.id}: foreign key {key.name} of table {key.table} is violated: the row with"
+                    f" ({key.columns}) = ({row[0]}) refers to none of {key.referenced}",
+                    hint="restore the tables that it refers to with it, at the same increment; put their rows there"
+                    " first; or drop the constraint",
+                    details={"node": node.id, "constraint": key.name, "table": key.table, "key": row[0]},
+                )

@@ -1,0 +1,172 @@
+"""Load rows into tables that exist: `--data-only`. What others of this folder do with databases of their own.
+
+Until it is decided that the rows stay, they may be undone: the tables are empty again. Nothing else of the databases is
+changed before; sequences get their values after the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fleet.config import Node
+from fleet.nodes.connections import (
+    NodeUnreachableError,
+    connect,
+    raising_unreachable,
+)
+from fleet.nodes.privileges import find_connect_problems
+from fleet.nodes.sessions import in_parallel
+from restore.crash_points import RestoreCrashPoint
+from restore.data_only.checker import TablesUnfitError, named
+from restore.data_only.checks import WantedRows, check_tables, find_filled, find_views
+from restore.data_only.filling import Filling
+from restore.data_only.sequences import find_used
+from restore.database_records import Phase
+from restore.ddl.ddl import set_sequences
+from restore.obstacles.obstacles import Obstacles
+from restore.plan import RestorePlan
+from restore.rows.load_target import LoadTarget
+from restore.rows.partition_roots import find_roots
+from restore.run import RestoreRun
+from restore.target import (
+    Connections,
+    Target,
+    check_apart,
+    check_xml,
+    databases,
+    find_xml_columns,
+    place_of,
+    suffix_of,
+)
+from snapshots.ddl.search_path import read_search_path, search_path_of
+from snapshots.records.commit import Sequence
+
+IN_RECOVERY = "SELECT pg_is_in_recovery()"
+
+
+def check_existing(
+    plan: RestorePlan, targets: Iterable[Target], connections: Connections, obstacles: Obstacles
+) -> list[str]:
+    """Add what keeps the targets' tables from taking the rows; return what is left out."""
+    places, left_out = dict[str, str](), list[str]()
+    for target in targets:
+        node, connection = target.node, connections[target.shard]
+        if connection.execute(IN_RECOVERY).fetchone() == (True,):
+            what = f"node {node.id} is a standby"
+            obstacles.add(TablesUnfitError(what, hint="name its primary in the target's fleet.toml"), node.id)
+            continue
+        check_apart(target, place_of(target, connection), places, obstacles)
+        groups, source = plan.groups[target.shard], plan.chain.baseline[target.source]
+        with obstacles.collecting(node.id):
+            check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))
+        with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
+            has_begun = Filling(session, suffix_of(plan.intent.operation)).exists
+            wanted = WantedRows(groups, _sequences_of(plan, target, session), source.encoding, has_begun)
+            check_tables(node, session, wanted, obstacles)
+            views = find_views(session)
+            left_out += [f"rows of materialized view {name} on {target.shard}: it is not refreshed" for name in views]
+    return left_out
+
+
+def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[object]) -> psycopg.Connection[object]:
+    """A session in the target's database; raise TablesUnfitError if there is none, or if our role may not enter it."""
+    node, name = target.node, target.database
+    if name not in databases(connection):
+        raise TablesUnfitError(
+            f"node {node.id}: there is no database {name}, whose tables --data-only needs",
+            hint=f"create it with all tables, without rows: snapshot restore {plan.request.name} --schema-only"
+            "   (with the same --to FILE)",
+            details={"database": name},
+        )
+    try:
+        return connect(node)
+    except NodeUnreachableError as error:
+        if problems := list(find_connect_problems(node)):
+            raise TablesUnfitError(
+                f"node {node.id}: {problems[0].problem}", hint=problems[0].remedy, details={"database": name}
+            ) from error
+        raise
+
+
+def _sequences_of(plan: RestorePlan, target: Target, session: psycopg.Connection[object]) -> list[Sequence]:
+    """The sequences that get their values: all of the snapshot, or with some tables those that their columns use.
+
+    Others may go on with theirs: tables that are not restored use them.
+    """
+    sequences = plan.sequences(target)
+    return find_used(session, plan.groups[target.shard], sequences) if plan.request.is_partial else list(sequences)
+
+
+def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
+    """Begin to fill the databases that have not begun; return those to load or to finish, by shard."""
+
+    def open_one(target: Target) -> LoadTarget:
+        groups, filling = run.plan.groups[target.shard], run.filling(target)
+        with raising_unreachable(target.node):
+            if target.shard not in run.records:
+                _begin(run, target, filling)
+            elif run.records[target.shard].phase == Phase.CREATED:
+                # The tasks in its ledger are those of another version.
+                filling.start_again()
+                run.enter(target, Phase.LOADING)
+            roots = find_roots(filling.connection, groups)
+            path = search_path_of(read_search_path(filling.connection))
+        numbered = {one.number: one for one in groups}
+        return LoadTarget(_as_replica(target.node), numbered, filling.ledger, roots, path, is_in_use=True)
+
+    done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
+    targets = [target for target in run.plan.targets if target not in done]
+    shards = [target.shard for target in targets]
+    return dict(zip(shards, in_parallel(open_one, targets, run.watch.end_all), strict=True))
+
+
+def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
+    """Record, in one transaction, which tables are filled, and that they are empty; raise TablesUnfitError if not."""
+    groups = run.plan.groups[target.shard]
+    run.created.add(target.shard)
+    with filling.connection.transaction():
+        if filled := find_filled(filling.connection, groups):
+            raise TablesUnfitError(
+                f"node {target.node.id}: tables of database {target.database} are not empty any more: {named(filled)}",
+                hint="see what writes to them, then repeat the command",
+                details={"node": target.node.id, "groups": filled},
+            )
+        filling.begin(groups)
+        run.put_record(target, Phase.LOADING, None, {"ledger": filling.ledger})
+    run.progress.reached(RestoreCrashPoint.LOADING, node=target.node.id)
+
+
+def _as_replica(node: Node) -> Node:
+    """The node, in whose sessions neither triggers nor foreign keys act."""
+    given = conninfo_to_dict(node.dsn).get("options") or ""
+    return replace(node, dsn=make_conninfo(node.dsn, options=f"{given} -c session_replication_role=replica".strip()))
+
+
+def publish_rows(run: RestoreRun) -> None:
+    """Give the sequences their values, then record that all is done, on all nodes, then remove the records."""
+    run.progress.step("set sequences")
+
+    def set_values(target: Target) -> None:
+        session = run.inside[target.shard]
+        with raising_unreachable(target.node):
+            set_sequences(session, _sequences_of(run.plan, target, session))
+
+    in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
+    # Only when all have their values: what has no record any more is done.
+    for target in run.plan.targets:
+        run.enter(target, Phase.PUBLISHED)
+    remove_fillings(run.plan.targets, suffix_of(run.operation))
+
+
+def remove_fillings(targets: Iterable[Target], suffix: str) -> None:
+    """Remove what a restore that is done keeps in the databases."""
+
+    def remove(target: Target) -> None:
+        with raising_unreachable(target.node), connect(target.node) as connection:
+            Filling(connection, suffix).remove()
+
+    in_parallel(remove, targets)

@@ -1,0 +1,239 @@
+"""`restore --data-only`: rows and values go into tables that exist, which are empty again unless it comes to the end.
+
+The tables have triggers that would refuse every row, foreign keys, and columns that the snapshot lacks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import psycopg
+import pytest
+
+from fleet.nodes.connections import NodeUnreachableError
+from fleet.nodes.lock import FleetBusyError, lock_fleet
+from fleet.nodes.sessions import open_sessions
+from fleet.progress import Silent
+from restore.abandoning import abandon_restore
+from restore.crash_points import RestoreCrashPoint
+from restore.data_only.references import ForeignKeyViolatedError
+from restore.data_only.sequences import find_used
+from restore.parts.scope import RestoreScope
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet, resume_restore
+from restore.rows.ledger import LoadError
+from restore.unfinished import UnfinishedRestoreError
+from snapshots.records.commits import read_chain
+from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.snapshot_runs import Ready
+from tests.commands.watching import Reached, Watching
+from tests.integration.refusing import execute
+from tests.integration.restoring.filled import (
+    REQUEST,
+    assert_clean,
+    assert_empty,
+    assert_filled,
+    rows_of,
+    tables_to_fill,
+)
+from tests.integration.restoring.target_place import (
+    NAME,
+    SHARDS,
+    Place,
+    await_sessions_over,
+    hidden,
+    plain_restore,
+    restore_killed,
+)
+from tests.run.soak import SEED, SOAK_SECONDS, draw
+
+# In the short form a killed process is ended in one way, and one that lost a node in the other.
+ENDS = random.Random(SEED).sample(["--resume", "--abandon"], 2)
+# Before the decision and after it.
+POINTS = [
+    (RestoreCrashPoint.LOADING, 2),
+    (RestoreCrashPoint.ROWS_LOADED, 1),
+    (RestoreCrashPoint.INDEXING, 2),
+    (RestoreCrashPoint.FINISHED, SHARDS),
+]
+LATE = [
+    (RestoreCrashPoint.DECIDED, 1),
+    (RestoreCrashPoint.PUBLISHED, 1),
+    (RestoreCrashPoint.PUBLISHED, SHARDS),
+    (RestoreCrashPoint.SLOTS_RELEASED, 1),
+]
+
+
+KILLS = [(*point, end) for point in POINTS for end in ENDS[: 2 if SOAK_SECONDS else 1]]
+LOSSES = [(*point, end) for point in POINTS for end in ENDS[0 if SOAK_SECONDS else 1 :]]
+
+
+def words(place: Place, *more: str) -> list[str]:
+    return ["restore", NAME, "--to", str(place.target.path), *more]
+
+
+def load(place: Place, watching: Watching | None = None, request: RestoreRequest = REQUEST) -> None:
+    restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), watching or Silent())
+
+
+def leave(place: Place, point: RestoreCrashPoint, count: int) -> NodeUnreachableError:
+    """Load until a node goes away at the point; return the error."""
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(point), count):
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    with pytest.raises(NodeUnreachableError) as raised:
+        load(place, Watching(then))
+    return raised.value
+
+
+def test_rows_and_values_are_loaded_into_tables_that_stay_as_they_are(place: Place) -> None:
+    """The DDL in the store is not needed."""
+    with tables_to_fill(place):
+        code, planned = run_here(place.fleet, *words(place, "--data-only", "--dry-run"))
+        assert (code, planned["scope"]["data_only"], planned["replaces"]) == (0, True, []), planned
+        assert_empty(place)
+        code, text = run_and_capture(place.fleet, *words(place, "--data-only", "--dry-run"))
+        assert (code, "s1 into the tables of database shop on" in text) == (0, True), text
+        ddl = next(one.key for one in read_chain(place.fleet.store.open(), NAME).schema_objects("s2"))
+        with hidden(place, ddl):
+            code, done = run_here(place.fleet, *words(place, "--data-only"), spark=place.spark)
+        assert (code, done["scope"]["data_only"], done["warnings"], done["aside"]) == (0, True, [], []), done
+        assert [one["rows"] for one in done["nodes"]] == [place.rows(shard) for shard in range(SHARDS)]
+        assert any("materialized view public.total on s1" in one for one in done["left_out"])
+        assert done["plan"]["targets"][0]["database"] == "shop"
+        assert_filled(place)
+
+
+@pytest.mark.parametrize(("point", "count", "end"), draw(KILLS))
+def test_a_killed_one_is_named_and_goes_on_or_is_undone(
+    place: Place, point: RestoreCrashPoint, count: int, end: str
+) -> None:
+    """What `list` and a restore of any kind into the same databases say of it."""
+    with tables_to_fill(place):
+        restore_killed(place, point, count, "--data-only")
+        await_sessions_over(place)
+        code, listed = run_and_capture(place.fleet, "list")
+        assert f"snapshot restore {NAME} --resume   or: --abandon" in listed
+        for again in ("--data-only", "--replace", "--schema-only"):
+            code, refused = run_here(place.fleet, *words(place, again))
+            assert (code, refused["error"]) == (3, "unfinished-restore"), refused
+            assert "rows in tables of database shop on s1" in refused["message"]
+            assert f"to go on with it: snapshot restore {NAME} --resume" in refused["hint"]
+            assert f"to undo it: snapshot restore {NAME} --abandon" in refused["hint"]
+        code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
+        assert code == 0, done
+        if end == "--resume":
+            assert (done["resumed"], done["scope"]["data_only"]) == (True, True)
+            assert_filled(place)
+        else:
+            assert "s1: public.item" in done["emptied"]
+            assert_empty(place)
+
+
+@pytest.mark.parametrize(("point", "count", "end"), draw(LOSSES))
+def test_before_the_decision_it_ends_either_way(
+    place: Place, point: RestoreCrashPoint, count: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tables_to_fill(place):
+        error = leave(place, point, count)
+        assert f"snapshot restore {NAME} {end}" in error.hint
+        assert plain_restore(place)
+        if end == "--abandon":
+            report = abandon_restore(place.fleet, place.target, NAME, print, Silent())
+            assert report.dropped == report.put_back == []
+            assert_empty(place)
+            with pytest.raises(UnfinishedRestoreError):
+                abandon_restore(place.fleet, place.target, NAME, print, Silent())
+        else:
+            # What is in the ledger is not loaded again, and another version loads all again.
+            if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
+                monkeypatch.setattr("restore.run.version", lambda _package: "another")
+            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+            assert_filled(place)
+
+
+def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are seen as they come in: those of the base are there when no changes are loaded."""
+    with tables_to_fill(place):
+        with monkeypatch.context() as patch:
+            # Whoever has folded them.
+            patch.setattr("restore.rows.jobs._segment_tasks", lambda *_: [])
+            patch.setattr("restore.rows.jobs._image_tasks", lambda *_: [])
+            patch.setattr("restore.rows.jobs._load_images", lambda *_: Counter[int]())
+            leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+        lines = [rows_of(node.dsn, "item")["public.item"].count(b"\n") for node in place.target.primaries]
+        # Of 300 rows those whose id is a multiple of 3 or of 50 have changed.
+        assert lines == [300 - 100 - 4] * SHARDS
+        resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+        assert_filled(place)
+
+
+@pytest.mark.parametrize(("point", "count"), draw(LATE))
+def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCrashPoint, count: int) -> None:
+    with tables_to_fill(place):
+        error = leave(place, point, count)
+        assert "--resume" in error.hint
+        assert "--abandon" not in error.hint
+        found = plain_restore(place) if point != RestoreCrashPoint.SLOTS_RELEASED else None
+        if found is None:
+            # Nothing is left in the databases, and the store knows what was decided.
+            assert abandon_restore(place.fleet, place.target, NAME, print, Silent()).done
+        else:
+            assert "--abandon" not in found.hint
+            with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
+                abandon_restore(place.fleet, place.target, NAME, print, Silent())
+            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+        assert_filled(place)
+
+
+def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:
+    """tests/integration/restoring/test_references.py has the kinds of keys."""
+    last = place.target.primaries[-1]
+    with tables_to_fill(place):
+        execute(last.dsn, "DELETE FROM kind WHERE id = 1")
+        with pytest.raises(ForeignKeyViolatedError) as raised:
+            load(place)
+        assert "foreign key item_n_fkey of table public.item is violated" in raised.value.message
+        assert "(n) = (1) refers to none of public.kind" in raised.value.message
+        execute(last.dsn, "INSERT INTO kind VALUES (1)")
+        assert_empty(place)
+
+
+def test_a_row_that_somebody_else_writes_meanwhile_is_found(place: Place) -> None:
+    """It is not kept, because what the restore has found empty is empty again. Other operations are locked out."""
+    second = place.target.primaries[1]
+
+    def write(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(RestoreCrashPoint.LOADING), SHARDS):
+            execute(second.dsn, "INSERT INTO account VALUES (0, 1)")
+            with open_sessions(place.target, [second]) as sessions, pytest.raises(FleetBusyError, match="restore"):
+                lock_fleet(sessions, place.target.name, "cutline create daily ops@db7:4711").__enter__()
+            assert run_here(place.fleet, *words(place, "--data-only"))[0] == 7
+
+    with tables_to_fill(place):
+        with pytest.raises(LoadError, match=r"node s2: table public.account has 10001 rows, but 10000 were loaded"):
+            load(place, Watching(write))
+        assert_empty(place)
+
+
+def test_with_some_tables_others_and_their_sequences_stay(place: Place) -> None:
+    """`log` uses no sequence; `item` uses `numbers`, as a default of its column."""
+    with tables_to_fill(place, "SELECT setval('numbers', 5); INSERT INTO account VALUES (1, 1)"):
+        load(place, request=RestoreRequest(NAME, groups=("public.log",), scope=RestoreScope(data_only=True)))
+        for node, truth in zip(place.target.primaries, place.truth, strict=True):
+            assert rows_of(node.dsn) == {"public.log": truth["public.log"], "public.item": b""}
+            with psycopg.connect(node.dsn) as connection:
+                assert connection.execute("SELECT last_value FROM numbers").fetchone() == (5,)
+                assert connection.execute("SELECT count(*) FROM account").fetchone() == (1,)
+        assert_clean(place)
+        plan = plan_restore(place.fleet, place.target, REQUEST)
+        for node, (shard, groups) in zip(place.target.primaries, plan.groups.items(), strict=True):
+            with psycopg.connect(node.dsn) as connection:
+                for table, used in (("item", ["numbers"]), ("log", [])):
+                    chosen = [one for one in groups if one.table == table]
+                    found = find_used(connection, chosen, plan.chain.sequences(shard))
+                    assert [one.name for one in found] == used

@@ -26,7 +26,6 @@ from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.parts.role_changes import RoleChanges
-from restore.plan import wanted_of
 from restore.preview import left_rows
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -79,7 +78,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
     run.progress.step("start Spark")
     session = spark.session()
     with run.watch.on_silence(session.sparkContext.cancelAllJobs):
-        copies = verify_copies(session, plan.chain, wanted_of(plan.request), plan.store, run.progress)
+        copies = verify_copies(session, plan.chain, plan.request.wanted, plan.store, run.progress)
     run.plan = replace(plan, copies=copies)
     run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
 
@@ -91,7 +90,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         yield
     except ObjectDamagedError as error:
         plan = run.plan
-        raise explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error) from error
+        raise explain_damage(plan.store.open(), plan.chain, plan.request.wanted, error) from error
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
-from restore.copies.choice import CopyChoice, Wanted, settle_copies
+from restore.copies.choice import CopyChoice, explain_damage, settle_copies
 from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
@@ -127,17 +127,6 @@ class RestorePlan:
         )
 
 
-def wanted_of(request: RestoreRequest) -> Wanted:
-    """What the request takes of a chain."""
-    return Wanted(
-        lambda chain, shard: filter(request.chooses, chain.groups(shard)),
-        nodes=request.scope.nodes,
-        command=request.command,
-        large_objects=request.is_with_all_rows,
-        use_backup_copies=request.use_backup_copies,
-    )
-
-
 def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
     """Plan the rest of the restore that a database's record is of; raise as plan_restore does.
 
@@ -192,10 +181,11 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    What a listing shows that the copies lack is the plan's `damage`. If the target lacks a shard, or there are routes,
-    all of the target's primaries are targets, and the routes decide. Raises UsageError if a table has no route then or
-    no group matches, SourcesDifferError, LargeObjectsUnroutedError, and what read_chain, check_archive and
-    find_ddl_objects raise.
+    What a listing shows that the copies lack is the plan's `damage`, and what the DDL of several sources lacks. If the
+    target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
+
+    Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
+    and what read_chain, check_archive and find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -220,7 +210,6 @@ def plan_restore(
         targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
         chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
         topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
-        check_sources(store, chain, shards)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
     # One that goes on takes its rows from the same copies as before.
@@ -229,9 +218,14 @@ def plan_restore(
         copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
     else:
         try:
-            copies = settle_copies(store, chain, wanted_of(request), find_listed_damage(store, chain))
+            copies = settle_copies(store, chain, request.wanted, find_listed_damage(store, chain))
         except ObjectDamagedError as error:
             damage = error
+    if topology:
+        try:
+            check_sources(store, chain, shards)
+        except ObjectDamagedError as error:
+            damage = explain_damage(store, chain, request.wanted, error)
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return plan

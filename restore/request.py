@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
+from restore.copies.choice import Wanted
 from restore.parts.scope import WHOLE, RestoreScope
 
 
@@ -46,6 +47,17 @@ class RestoreRequest:
         words += [word for route in self.routes for word in ("--route", route)]
         words += ["--schema-only"] if scope.schema_only else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it takes of a chain."""
+        return Wanted(
+            lambda chain, shard: filter(self.chooses, chain.groups(shard)),
+            nodes=self.scope.nodes,
+            command=self.command,
+            large_objects=self.is_with_all_rows,
+            use_backup_copies=self.use_backup_copies,
+        )
 
     @property
     def is_partial(self) -> bool:

@@ -62,7 +62,7 @@ def read_all_ddl(
         try:
             stored = read_shard_ddl(plan.store.open(), plan.chain, target.source, folder / f"archive-{number}")
         except ObjectDamagedError as error:
-            obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.request.wanted, error))
+            obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
         check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)

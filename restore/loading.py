@@ -78,7 +78,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
     run.progress.step("start Spark")
     session = spark.session()
     with run.watch.on_silence(session.sparkContext.cancelAllJobs):
-        copies = verify_copies(session, plan.chain, plan.request.wanted, plan.store, run.progress)
+        copies = verify_copies(session, plan.chain, plan.wanted, plan.store, run.progress)
     run.plan = replace(plan, copies=copies)
     run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
 
@@ -90,7 +90,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         yield
     except ObjectDamagedError as error:
         plan = run.plan
-        raise explain_damage(plan.store.open(), plan.chain, plan.request.wanted, error) from error
+        raise explain_damage(plan.store.open(), plan.chain, plan.wanted, error) from error
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:

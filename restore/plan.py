@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
-from restore.copies.choice import CopyChoice, explain_damage, settle_copies
+from restore.copies.choice import CopyChoice, Wanted, explain_damage, settle_copies
 from restore.copies.stored import find_listed_damage
 from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
@@ -53,6 +53,11 @@ class RestorePlan:
     copies: CopyChoice = field(default_factory=CopyChoice)
     damage: ObjectDamagedError | None = None
     topology: Topology | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is taken of the chain."""
+        return self.request.wanted(is_routed=self.topology is not None)
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
@@ -212,20 +217,21 @@ def plan_restore(
         topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
+    wanted = request.wanted(is_routed=topology is not None)
     # One that goes on takes its rows from the same copies as before.
     copies, damage = CopyChoice(), None
     if resumed:
         copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
     else:
         try:
-            copies = settle_copies(store, chain, request.wanted, find_listed_damage(store, chain))
+            copies = settle_copies(store, chain, wanted, find_listed_damage(store, chain))
         except ObjectDamagedError as error:
             damage = error
     if topology:
         try:
             check_sources(store, chain, shards)
         except ObjectDamagedError as error:
-            damage = explain_damage(store, chain, request.wanted, error)
+            damage = explain_damage(store, chain, wanted, error)
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return plan

@@ -48,15 +48,15 @@ class RestoreRequest:
         words += ["--schema-only"] if scope.schema_only else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
 
-    @property
-    def wanted(self) -> Wanted:
-        """What it takes of a chain."""
+    def wanted(self, *, is_routed: bool) -> Wanted:
+        """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
         return Wanted(
             lambda chain, shard: filter(self.chooses, chain.groups(shard)),
             nodes=self.scope.nodes,
             command=self.command,
             large_objects=self.is_with_all_rows,
             use_backup_copies=self.use_backup_copies,
+            may_use_backup_copies=not is_routed,
         )
 
     @property

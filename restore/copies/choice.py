@@ -23,12 +23,13 @@ class Wanted:
     """What a restore takes of a chain: the groups of each shard, and large objects or not; `nodes`: of these alone.
 
     `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
-    be taken from a standby's.
+    be taken from a standby's; `may_use_backup_copies`: the command may ask for that.
     """
 
     groups: Callable[[Chain, str], Iterable[Group]]
     large_objects: bool
     use_backup_copies: bool
+    may_use_backup_copies: bool = True
     nodes: tuple[str, ...] = ()
     command: str = ""
 
@@ -142,7 +143,8 @@ def _damage_error(
         longest = chain
     damages = {**find_listed_damage(store, longest), **damages}
     without, with_standbys = (
-        _restorable(longest, replace(wanted, use_backup_copies=allowed), damages) for allowed in (False, True)
+        _restorable(longest, replace(wanted, use_backup_copies=allowed), damages)
+        for allowed in (False, wanted.may_use_backup_copies)
     )
     number = chain.last.increment
     command, hints = wanted.command, []

@@ -33,3 +33,17 @@ def test_damaged_ddl_of_a_source_says_what_is_lost(
     assert refused["details"]["lost"] == [{"shard": shard, "what": "DDL", "partitions": None}]
     # Increment 1 has DDL of its own.
     assert refused["details"]["restorable"] == [0, 1]
+
+
+def test_what_is_refused_with_routes_is_not_suggested(copied: CopiedChain, tmp_path: Path) -> None:
+    """A segment of increment 2 is missing, which the standby has, and then the base copy, too."""
+    copied.damage({copied.segment("s1", 2): remove})
+    code, refused = run_here(copied.fleet, *into_one(copied, tmp_path))
+    assert (code, refused["details"]["restorable_with_backup_copies"]) == (3, [0, 1])
+    assert "--use-backup-copies" not in refused["hint"]
+    assert f"the newest of them: snapshot restore {NAME} --increment 1" in refused["hint"]
+    copied.damage({copied.base("s1"): remove})
+    code, refused = run_here(copied.fleet, *into_one(copied, tmp_path))
+    assert (code, refused["details"]["restorable_with_backup_copies"]) == (3, [])
+    assert "--use-backup-copies" not in refused["hint"]
+    assert "no increment can be restored" in refused["hint"]

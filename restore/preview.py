@@ -117,12 +117,15 @@ def check_restore(
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
-    """What a target gets: a shard, or with routes an equal part of all sources."""
+    """What a target gets: a shard, or its part of all sources."""
+    sources = target.sources or (target.source,)
     volumes = [
         measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
-        for one in target.sources or (target.source,)
+        for one in sources
     ]
-    volume = combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
+    volume = volumes[0]
+    if plan.topology:
+        volume = combine_volumes(volumes, [plan.topology.shares(one, target.shard) for one in sources])
     if plan.request.scope.schema_only:
         return without_rows(volume)
     return volume if plan.request.is_with_all_rows else without_large_objects(volume)

@@ -24,10 +24,11 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     for target in plan.targets:
         if (volume := volumes.get(target.shard)) is None:
             continue
-        changes = f" and {count_text(volume.changes)} changes" if volume.changes else ""
+        about = _about(is_rough=volume.changes_are_rough and not volume.rows_are_rough)
+        changes = f" and {about}{count_text(volume.changes)} changes" if volume.changes else ""
         lines.append(
             f"{target.shard} to database {target.database} on {preview.servers[target.shard]}:"
-            f" {_about(is_rough=bool(target.sources))}{count_text(volume.row_count)} rows{changes},"
+            f" {_about(is_rough=volume.rows_are_rough)}{count_text(volume.row_count)} rows{changes},"
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk"
         )
@@ -70,7 +71,9 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
                 "database": target.database,
                 "server": preview.servers[target.shard],
                 "rows": volume.row_count,
+                "rows_are_rough": volume.rows_are_rough,
                 "changes": volume.changes,
+                "changes_are_rough": volume.changes_are_rough,
                 "bytes": volume.stored_bytes,
                 "size_bytes": volume.size_bytes,
                 "size_is_rough": volume.is_rough,

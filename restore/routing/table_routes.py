@@ -43,6 +43,12 @@ class TableRoute:
         of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
         return self.kind, self.bounds, self.target, of_type
 
+    def share(self, target: int, count: int, *, is_first: bool) -> float:
+        """The part of a source's rows that target number `target` of `count` gets, an equal one if they are divided."""
+        if self.kind is RouteKind.ALL:
+            return float(is_first)
+        return float(self.target == target) if self.kind is RouteKind.NODE else 1 / count
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRoutes:

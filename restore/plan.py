@@ -9,7 +9,7 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.tables.groups import Group
 from restore.copies.choice import CopyChoice, Wanted, explain_damage, settle_copies
-from restore.copies.stored import find_listed_damage
+from restore.copies.stored import find_listed_damage, list_objects
 from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
@@ -119,8 +119,12 @@ class RestorePlan:
             increment=self.chain.last.increment,
             operation=self.intent.id,
             nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
-            bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
-            not_in_snapshot=self.chain.left_out,
+            bytes=sum(
+                one.stored.size
+                for one in list_objects(self.chain).values()
+                if self.chain.shard_of(one.node) in self.sources
+            ),
+            not_in_snapshot=tuple(one for one in self.chain.left_out if one.node in self.sources),
             open_operations=self.open_operations,
             in_doubt=find_in_doubt(self.chain.last),
             borrowed=self.borrowed_rows,

@@ -72,6 +72,11 @@ class Place:
     def states(self) -> list[str]:
         return [state_of(dsn) for dsn in self.dsns()]
 
+    @property
+    def stored(self) -> Path:
+        """The folder of the store."""
+        return self.fleet.path.with_name("store")
+
     def databases(self) -> set[str]:
         """The databases of all servers that a restore has made or put aside."""
         return {name for node in self.target.primaries for name in self.databases_of(node)}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
+from fleet.tables.left_out import LeftOut, LeftOutKind
 from restore.crash_points import RestoreCrashPoint
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
@@ -58,6 +61,23 @@ def test_one_shard_is_restored_and_no_other_is_contacted(place: Place, lonely: F
     assert place.states() == ["old", "new", "old"]
     assert sorted_copies(place.dsns()[1]) == place.truth[1]
     assert (open_restores(place), len(place.databases())) == ([], 2)
+
+
+def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
+    sizes = {
+        path.relative_to(place.stored): path.stat().st_size
+        for path in (place.stored / "snapshots" / NAME).rglob("*")
+        if "increments" not in path.parts and path.name != "snapshot.json" and path.is_file()
+    }
+    of_shard = [size for path, size in sizes.items() if "s2" in path.parts]
+    left_out = tuple(LeftOut(node, LeftOutKind.UNLOGGED_TABLE, "public.x", "why") for node in ("s1", "s2"))
+    for nodes, size, names in (((), sum(sizes.values()), ["s1", "s2"]), (("s2",), sum(of_shard), ["s2"])):
+        plan = plan_restore(place.fleet, place.target, RestoreRequest(NAME, scope=RestoreScope(nodes=nodes)))
+        assert plan.report().bytes == size
+        (last,) = plan.chain.increments
+        chain = replace(plan.chain, increments=(structs.replace(last, left_out=left_out),))
+        assert [one.node for one in replace(plan, chain=chain).report().not_in_snapshot] == names
+    assert 0 < sum(of_shard) < sum(sizes.values())
 
 
 @pytest.mark.parametrize("how", ["--resume", "--abandon"])

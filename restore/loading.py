@@ -26,7 +26,6 @@ from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.parts.role_changes import RoleChanges
-from restore.preview import left_rows
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
@@ -61,7 +60,6 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
             check_large_objects(session, run, ddl)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
-    run.report.left_out += left_rows(plan)
     seconds = time.monotonic() - began
     progress.step("indexes and constraints")
     finish_databases(run, databases, ddl)

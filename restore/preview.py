@@ -72,7 +72,6 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         reached = [target for target in plan.targets if target.shard in connections]
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        preview.left_out.extend(left_rows(plan))
         return replace(preview, replaces=find_replaced(plan, connections))
 
 
@@ -106,7 +105,7 @@ def check_restore(
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
-        left_out=checked.left_out,
+        left_out=[*checked.left_out, *left_rows(plan)],
         untried=untried,
         warnings=obstacles.warnings,
         servers=servers,

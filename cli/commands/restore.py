@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ from cli.output.arguments import (
 )
 from cli.output.context import command_context
 from cli.output.recovery import WARNING, write_transactions
-from cli.output.restore_plan import plan_document, plan_lines
-from cli.output.restore_report import document_of, lines_of, preview_document, preview_lines
+from cli.output.restore_plan import plan_document
+from cli.output.restore_report import document_of, dry_run_lines, lines_of, preview_document, preview_lines
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
@@ -119,7 +120,8 @@ def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: 
 
     def announce(preview: RestorePreview) -> None:
         announced["plan"] = plan_document(plan, preview)
-        show_preview(context, plan_lines(plan, preview))
+        # Progress shows the warnings, and what --replace ends.
+        show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
 
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
         return restore_fleet(plan, spark, shown, confirm.replacing, announce)
@@ -161,4 +163,4 @@ def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confir
     """Make all checks, and print what the restore would do."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
-    emit(context, preview_document(plan, preview), preview_lines(plan, preview))
+    emit(context, preview_document(plan, preview), dry_run_lines(plan, preview))

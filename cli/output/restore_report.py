@@ -110,7 +110,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 
 
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """The output for people of a restore that only makes its checks."""
+    """What a restore would do, for people, once all checks have passed."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     lines += [f"left out: {name}" for name in preview.left_out]
@@ -120,7 +120,12 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in _missing_roles(plan, preview)]
-    lines += [one.text for one in report.open_operations]
+    return lines + [one.text for one in report.open_operations]
+
+
+def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
+    """The output for people of a restore that only makes its checks."""
+    lines = preview_lines(plan, preview)
     if preview.untried:
         where = ", ".join(preview.untried)
         lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")

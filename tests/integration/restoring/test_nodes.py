@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import NAME, Place, old_databases, open_restores
@@ -61,6 +62,17 @@ def test_one_shard_is_restored_and_no_other_is_contacted(place: Place, lonely: F
     assert place.states() == ["old", "new", "old"]
     assert sorted_copies(place.dsns()[1]) == place.truth[1]
     assert (open_restores(place), len(place.databases())) == ([], 2)
+
+
+def test_before_it_is_confirmed_the_plan_says_what_is_not_restored(
+    place: Place, lonely: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    words = ["restore", NAME, "--to", str(lonely.path), "--node", "s2", "--replace"]
+    code, planned = run_and_capture(place.fleet, *words)
+    assert (code, place.states()) == (3, ["old"] * 3)
+    checked = run_as_text(place.fleet, *words, "--dry-run")
+    assert planned.count(f"warning: {OTHERS_GONE}\n") == checked.count(f"warning: {OTHERS_GONE}\n") == 1
 
 
 def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fleet.config import Fleet
+from fleet.hints import restore_command
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
 from restore.database_records import Phase, list_databases, write_record
 from restore.databases import drop_database
-from restore.parts.scope import restore_command
 from restore.plan import provisional_targets
 from restore.publishing import is_restored, put_back
 from restore.run import lock_target_fleet
@@ -97,7 +97,7 @@ def _check_undoable(found: UnfinishedRestore, name: str) -> None:
     if found.is_published:
         raise UnfinishedRestoreError(
             f"{found.label()} has published all databases, and can't be undone",
-            hint=f"to end it: {restore_command(name, found.scope)} --resume",
+            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
         )
 
 

@@ -210,6 +210,8 @@ def plan_restore(
     for shard in shards:
         find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
+    if request.scope.nodes:
+        intent = structs.replace(intent, only_nodes=True)
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets, topology = _find_targets(target, shards, intent.id), None

@@ -14,6 +14,7 @@ import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import REACHABLE, SilentNodeError
@@ -24,7 +25,6 @@ from restore.databases import drop_database, end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.parts.nodes import warn_of_nodes
-from restore.parts.scope import restore_command
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
 from restore.publishing import close_databases, end_sessions, open_databases, publish_database
@@ -250,7 +250,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
 
 def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
-    command = restore_command(run.plan.request.name, run.plan.request.scope)
+    command = restore_command(run.plan.request.name, run.plan.request.scope.nodes)
     lines = [f"to go on with it: {command} --resume", f"to undo it: {command} --abandon", SAME_TARGET]
     if isinstance(error, SilentNodeError):
         error.hint = REACHABLE

@@ -9,9 +9,10 @@ from typing import Any
 
 import psycopg
 
+from fleet.hints import restore_command
 from fleet.nodes.beside import LOADING, is_beside
 from restore.database_records import DatabaseRecord, Phase, list_databases
-from restore.parts.scope import WHOLE, RestoreScope, restore_command
+from restore.parts.scope import WHOLE, RestoreScope
 from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
@@ -150,7 +151,7 @@ def check_no_unfinished(
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections):
         where = ", ".join(f"{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
-        command = restore_command(found.record.snapshot if found.record else name, found.scope)
+        command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
         ends = [] if found.is_published else [f"to undo it: {command} --abandon"]
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
@@ -180,7 +181,7 @@ def find_resumable(
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
         raise UnfinishedRestoreError(
-            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope)} --abandon"
+            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope.nodes)} --abandon"
         )
     if found.record.snapshot != name:
         raise UnfinishedRestoreError(

@@ -96,6 +96,7 @@ def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
 def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, lonely: Fleet, how: str) -> None:
     error = leave(place, lonely, RestoreCrashPoint.LOADING)
     assert f"snapshot restore {NAME} --node s2 {how}" in error.hint
+    assert f"to end it: snapshot restore {NAME} --node s2 --resume" in run_as_text(place.fleet, "list")
     to = ["--to", str(lonely.path)]
     code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace")
     assert (code, refused["error"]) == (3, "unfinished-restore")

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from fleet.config import Fleet
 from fleet.tables.groups import Group
-from restore.copies.choice import CopyChoice, Wanted, explain_damage, settle_copies
+from restore.copies.choice import CopyChoice, Wanted, settle_copies
 from restore.copies.stored import find_listed_damage, list_objects
 from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
@@ -16,7 +16,7 @@ from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
-from restore.topology.same_sources import check_large_objects_routed, check_sources
+from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
@@ -234,10 +234,7 @@ def plan_restore(
         except ObjectDamagedError as error:
             damage = error
     if topology:
-        try:
-            check_sources(store, chain, shards)
-        except ObjectDamagedError as error:
-            damage = explain_damage(store, chain, wanted, error)
+        damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return plan

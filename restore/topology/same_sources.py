@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fleet.tables.groups import Group
+from restore.copies.choice import Wanted, explain_damage
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import show_name
 from restore.ddl.stored import read_stored_ddl
@@ -17,6 +18,7 @@ from snapshots.records.commit import DDL_ARCHIVE
 from snapshots.records.large_objects import count_by_node
 from storage.errors import RefusedError
 from storage.store import ObjectStore
+from wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
 SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_rules")
@@ -64,6 +66,17 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             ],
             details={"differences": differences},
         )
+
+
+def compare_sources(
+    store: ObjectStore, chain: Chain, sources: Sequence[str], wanted: Wanted
+) -> ObjectDamagedError | None:
+    """Do what check_sources does; return the error for DDL that can't be compared, with what is lost without it."""
+    try:
+        check_sources(store, chain, sources)
+    except ObjectDamagedError as error:
+        return explain_damage(store, chain, wanted, error)
+    return None
 
 
 def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.newest import read_newest_figures
 from restore.estimates.volumes import (
+    BegunShard,
     ShardVolume,
     combine_volumes,
     measure_volume,
@@ -46,7 +48,7 @@ class RestorePreview:
 
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where our role is
     not a superuser: only the restore itself tries the DDL there, and compares the owners of large objects. `warnings`
-    may be meant.
+    may be meant. `begun` is what earlier processes have done, by shard: a shard that is done has no volume.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -59,6 +61,7 @@ class RestorePreview:
     disks: list[DiskSpace]
     estimate: Estimate
     replaces: list[str] = field(default_factory=list)
+    begun: Mapping[str, BegunShard] = field(default_factory=dict)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
@@ -81,11 +84,12 @@ def check_restore(
     connections: Mapping[str, psycopg.Connection[Any]],
     folder: Path,
     obstacles: Obstacles,
+    begun: Mapping[str, BegunShard] = MappingProxyType({}),
 ) -> RestorePreview:
     """Check that the store has what is restored and every target can take it; change nothing.
 
-    `connections` are by shard; of a target without one, `obstacles` has the reason. Raises all obstacles as one error
-    (Obstacles.raise_found), also those found before.
+    `connections` and `begun` are by shard; of a target without a connection, `obstacles` has the reason. Raises all
+    obstacles as one error (Obstacles.raise_found), also those found before.
     """
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
@@ -96,6 +100,7 @@ def check_restore(
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
+    volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
@@ -112,6 +117,7 @@ def check_restore(
         volumes=volumes,
         disks=disks,
         estimate=estimate_restore(volumes.values(), figures, basis),
+        begun=begun,
     )
 
 

@@ -15,10 +15,20 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
+from fleet.config import Fleet
 from fleet.nodes.sessions import in_parallel
-from restore.database_records import DatabaseRecord, FoundDatabase, list_databases, write_record
-from restore.databases import refusing
+from restore.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
+from restore.databases import end_chains, refusing
+from restore.parts.nodes import warn_of_nodes
+from restore.report import NodeReport, RestoreReport
 from restore.target import SESSIONS, Connections, Target, TargetUnfitError
+from restore.unfinished import UnfinishedRestore
+from snapshots.listing.in_doubt import find_in_doubt
+from snapshots.operations.operation import record_outcome
+from snapshots.records.commits import read_chain
+from snapshots.records.operation_records import DONE, read_intent
+from storage.errors import SnapshotError
+from storage.store import ObjectMissingError, ObjectStore
 
 # A session that began before connections were refused may end late.
 ATTEMPTS = 3
@@ -164,3 +174,39 @@ def _prepared_error(target: Target, prepared: int) -> TargetUnfitError:
         hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
         details={"node": target.node.id, "database": target.database},
     )
+
+
+def end_published(
+    store: ObjectStore,
+    fleet: Fleet,
+    found: UnfinishedRestore,
+    provisional: Iterable[Target],
+    connections: Connections,
+) -> RestoreReport:
+    """End a restore of which nothing is missing but its outcome. The snapshot may be gone by now."""
+    record = found.last_record
+    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
+    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
+    report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
+    with suppress(SnapshotError):
+        chain = read_chain(store, record.snapshot, record.increment)
+        report.in_doubt = find_in_doubt(chain.last)
+        report.warnings = warn_of_nodes(record.scope.nodes, chain.full.primaries)
+    ending = store if record.in_store else None
+    report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
+    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
+    if record.in_store:
+        with suppress(ObjectMissingError):
+            record_outcome(store, read_intent(store, record.operation), DONE)
+    clear_records(targets, connections)
+    report.rows = sum(node.rows for node in nodes)
+    return report
+
+
+def clear_records(targets: Iterable[Target], connections: Connections) -> None:
+    """Remove the records of restores that have ended from the databases with the targets' real names."""
+    for target in targets:
+        connection = connections[target.shard]
+        found = list_databases(connection).get(target.database)
+        if found is not None and found.record is not None:
+            clear_record(connection, target.database)

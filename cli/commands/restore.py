@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,8 @@ def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: 
     """Show the plan once all checks have passed, and run it."""
     announced: dict[str, Any] = {}
 
-    def announce(preview: RestorePreview) -> None:
-        announced["plan"] = plan_document(plan, preview)
-        # Progress shows the warnings, and what --replace ends.
-        show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
-
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+        announce = partial(announce_plan, context, announced, plan)
         return restore_fleet(plan, spark, shown, confirm.replacing, announce)
 
     run_restore(context, source, plan.request.name, work, announced)
@@ -132,12 +129,22 @@ def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: 
 def go_on_restore(
     context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
 ) -> None:
-    """Go on with an unfinished restore."""
+    """Show what is left of an unfinished restore, and do it."""
+    announced: dict[str, Any] = {}
 
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
-        return resume_restore(source, target, request.name, spark, shown, request.scope.nodes)
+        return resume_restore(source, target, request, spark, shown, partial(announce_plan, context, announced))
 
-    run_restore(context, source, request.name, work, {})
+    run_restore(context, source, request.name, work, announced)
+
+
+def announce_plan(
+    context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
+) -> None:
+    """Show what will be done, and keep it for the command's JSON."""
+    announced["plan"] = plan_document(plan, preview)
+    # Progress shows the warnings, and what --replace ends.
+    show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
 
 
 def run_restore(

@@ -136,4 +136,6 @@ def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
 
 
 def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    return sorted({f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing[one.shard]})
+    return sorted(
+        {f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing.get(one.shard, [])}
+    )

@@ -27,7 +27,7 @@ class ShardVolume:
     `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
     `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the
     database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
-    tables, the numbers of rows and changes are rough.
+    tables, the numbers of rows and changes are rough. `loaded` rows were loaded by an earlier process.
     """
 
     rows: Mapping[str, int]
@@ -42,6 +42,7 @@ class ShardVolume:
     indexes: Mapping[str, int]
     rows_are_rough: bool = False
     changes_are_rough: bool = False
+    loaded: int = 0
 
     @property
     def row_count(self) -> int:
@@ -52,6 +53,24 @@ class ShardVolume:
     def index_work(self) -> int:
         """How many rows all indexes have together; an index of an empty table counts as one."""
         return sum(count * (1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+
+
+@dataclass(frozen=True, slots=True)
+class BegunShard:
+    """What earlier processes have done of a shard: they have loaded `rows`, all of them if `is_loaded`.
+
+    `phase` is that of its database (restore/database_records.py).
+    """
+
+    phase: str
+    rows: int
+    is_loaded: bool
+
+    def volume_left(self, volume: ShardVolume) -> ShardVolume:
+        """The shard's volume with what is done already: its tables, and some of its rows or all."""
+        if not self.is_loaded:
+            return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
+        return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
 
 
 def newest_facts(chain: Chain, shard: str) -> DatabaseFacts | None:

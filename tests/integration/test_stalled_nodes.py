@@ -27,6 +27,7 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
+from restore.request import RestoreRequest
 from restore.restore import resume_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.request import CreateRequest
@@ -199,7 +200,7 @@ def targets(fleet: Fleet, database: str) -> Iterator[Fleet]:
 def end_restore(network: Network, target: Fleet) -> None:
     """Do what the stalled restore has not done: go on with it, or begin again if it had made nothing."""
     try:
-        resume_restore(network.direct, target, "chain", network.spark, Silent())
+        resume_restore(network.direct, target, RestoreRequest("chain"), network.spark, Silent())
     except UnfinishedRestoreError:
         Runs(network.direct, network.spark).restore("chain", target)
 

@@ -144,7 +144,7 @@ def test_a_resumed_restore_takes_the_same_rows_from_the_same_copies(copied: Copi
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Watching(then))
     (copied.store / key).write_bytes(whole)
-    report = resume_restore(copied.fleet, copied.target, NAME, copied.spark, Silent())
+    report = resume_restore(copied.fleet, copied.target, RestoreRequest(NAME), copied.spark, Silent())
     assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}}
     assert copied.restored() == copied.truth[2]
 

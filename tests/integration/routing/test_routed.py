@@ -143,7 +143,7 @@ def test_a_restore_killed_in_the_load_is_resumed_and_loads_nothing_twice(place: 
     text = target.path.read_text()
     reordered.write_text(text.replace('"t1"', '"t0"').replace('"t2"', '"t1"').replace('"t0"', '"t2"'))
     with pytest.raises(UsageError):
-        resume_restore(place.runs.fleet, load_fleet(reordered), NAME, place.runs.spark, Silent())
-    report = resume_restore(place.runs.fleet, target, NAME, place.runs.spark, Silent())
+        resume_restore(place.runs.fleet, load_fleet(reordered), RestoreRequest(NAME), place.runs.spark, Silent())
+    report = resume_restore(place.runs.fleet, target, RestoreRequest(NAME), place.runs.spark, Silent())
     assert_two(place, report)
     assert report.is_resumed

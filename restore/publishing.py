@@ -19,15 +19,13 @@ from fleet.config import Fleet
 from fleet.nodes.sessions import in_parallel
 from restore.database_records import DatabaseRecord, FoundDatabase, clear_record, list_databases, write_record
 from restore.databases import end_chains, refusing
-from restore.parts.nodes import warn_of_nodes
 from restore.report import NodeReport, RestoreReport
+from restore.routing.routes import parse_route
 from restore.target import SESSIONS, Connections, Target, TargetUnfitError
+from restore.topology.topology import ShownRoute
 from restore.unfinished import UnfinishedRestore
-from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.operation import record_outcome
-from snapshots.records.commits import read_chain
 from snapshots.records.operation_records import DONE, read_intent
-from storage.errors import SnapshotError
 from storage.store import ObjectMissingError, ObjectStore
 
 # A session that began before connections were refused may end late.
@@ -182,16 +180,17 @@ def end_published(
     found: UnfinishedRestore,
     provisional: Iterable[Target],
     connections: Connections,
+    planned: RestoreReport | None,
 ) -> RestoreReport:
-    """End a restore of which nothing is missing but its outcome. The snapshot may be gone by now."""
+    """End a restore of which nothing is missing but its outcome.
+
+    `planned` is its report as its plan has it, None if the snapshot is gone by now.
+    """
     record = found.last_record
     targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
     nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
-    report = RestoreReport(record.snapshot, record.increment, record.operation, nodes, is_resumed=True)
-    with suppress(SnapshotError):
-        chain = read_chain(store, record.snapshot, record.increment)
-        report.in_doubt = find_in_doubt(chain.last)
-        report.warnings = warn_of_nodes(record.scope.nodes, chain.full.primaries)
+    report = planned or _report_of(record, nodes)
+    report.nodes, report.is_resumed = nodes, True
     ending = store if record.in_store else None
     report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
     report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
@@ -201,6 +200,23 @@ def end_published(
     clear_records(targets, connections)
     report.rows = sum(node.rows for node in nodes)
     return report
+
+
+def _report_of(record: DatabaseRecord, nodes: list[NodeReport]) -> RestoreReport:
+    """What the record alone says: it has the numbers of borrowed tables, not their names."""
+    return RestoreReport(
+        record.snapshot,
+        record.increment,
+        record.operation,
+        nodes,
+        warnings=[
+            f"rows were taken from the copy of {node}; the snapshot, which has the names of the {len(numbers)} tables,"
+            " can't be read"
+            for node, numbers in record.borrowed.items()
+        ],
+        moved=[f"{node.node}: {move.label}" for node in nodes for move in record.scope.moves],
+        routes=[ShownRoute(route.pattern, route.text) for route in map(parse_route, record.routes)],
+    )
 
 
 def clear_records(targets: Iterable[Target], connections: Connections) -> None:

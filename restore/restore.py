@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
 from msgspec import structs
@@ -112,7 +112,10 @@ def resume_restore(
         found = find_resumable(store, request.name, provisional, locked)
         check_names_all(found, provisional)
         if found.is_published:
-            return end_published(store, target, found, provisional, locked)
+            planned: RestoreReport | None = None
+            with suppress(SnapshotError):
+                planned = plan_resumed(source, target, found.last_record).report()
+            return end_published(store, target, found, provisional, locked, planned)
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fleet.some_names import join_some
 from fleet.tables.groups import Group
 from restore.copies.choice import Wanted, explain_damage
 from restore.ddl.archive import read_archive
@@ -56,10 +57,9 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             if name.removeprefix("TABLE ") not in named
         ]
     if differences:
-        more = [f"… and {len(differences) - NAMED_MAX} more"] if len(differences) > NAMED_MAX else []
         raise SourcesDifferError(
             f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
-            f" {'; '.join(differences[:NAMED_MAX] + more)}",
+            f" {join_some(differences, NAMED_MAX)}",
             hint=[
                 "make the definitions the same, and take another increment: snapshot create NAME --incremental",
                 "or restore each shard to a target with its own id",

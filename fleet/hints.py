@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # `init` first: what ends a chain often removes tables from the publications as well. It is safe to repeat.
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
 # While a restore publishes, a database has another name, or accepts no connections.
 UNFINISHED_RESTORE = (
     "if a restore ended unfinished (see: snapshot list), run: snapshot restore NAME --resume   or: --abandon"
 )
+
+
+def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:
+    """The command that ends an unfinished restore, of `nodes` alone if given, without the word that says how."""
+    return " ".join([f"snapshot restore {snapshot}", *(f"--node {node}" for node in nodes)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import restore_command
 from fleet.nodes.beside import OldDatabase, read_old
 from fleet.nodes.sessions import in_parallel
 from fleet.progress import Progress
@@ -16,7 +17,6 @@ from restore.crash_points import RestoreCrashPoint
 from restore.data_only.filling import Filling
 from restore.database_records import Phase, list_databases, record_text, write_record
 from restore.databases import drop_database
-from restore.parts.scope import restore_command
 from restore.plan import provisional_targets
 from restore.publishing import is_restored, put_back
 from restore.run import lock_target_fleet
@@ -109,7 +109,7 @@ def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> 
         what = "has decided that its rows stay" if found.is_filling else "has published all databases"
         raise UnfinishedRestoreError(
             f"{found.label()} {what}, and can't be undone",
-            hint=f"to end it: {restore_command(name, found.scope)} --resume",
+            hint=f"to end it: {restore_command(name, found.scope.nodes)} --resume",
         )
 
 

@@ -23,7 +23,7 @@ from restore.estimates.volumes import (
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_extensions, check_tablespaces
 from restore.parts.scope import TableMove
-from restore.plan import RestorePlan, wanted_of
+from restore.plan import RestorePlan
 from restore.rehearsal import check_memberships, read_our_name
 from restore.roles import check_mapped, find_role_changes, name_bytes
 from restore.target import Target, TargetUnfitError
@@ -62,7 +62,7 @@ def read_all_ddl(
         try:
             stored = read_shard_ddl(plan.store.open(), plan.chain, target.source, folder / f"archive-{number}")
         except ObjectDamagedError as error:
-            obstacles.add(explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error))
+            obstacles.add(explain_damage(plan.store.open(), plan.chain, plan.wanted, error))
             continue
         check_extensions(target.node, connection, stored.entries, newest_facts(plan.chain, target.source), obstacles)
         check_tablespaces(target.maintenance, stored.entries, obstacles)

@@ -18,8 +18,9 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
+from fleet.hints import restore_command
 from fleet.record import Count, Record, Time, from_json, to_builtins
-from restore.parts.scope import WHOLE, RestoreScope, restore_command
+from restore.parts.scope import WHOLE, RestoreScope
 
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
@@ -77,7 +78,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     @property
     def command(self) -> str:
         """The command that ends the restore, without the word that says how."""
-        return restore_command(self.snapshot, self.scope)
+        return restore_command(self.snapshot, self.scope.nodes)
 
 
 @dataclass(frozen=True, slots=True)

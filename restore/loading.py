@@ -28,8 +28,6 @@ from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
 from restore.existing_tables import open_tables
 from restore.parts.role_changes import RoleChanges
-from restore.plan import wanted_of
-from restore.preview import left_rows
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
 from restore.roles import create_roles, name_bytes
@@ -68,7 +66,6 @@ def load_all(run: RestoreRun, ddl: Mapping[str, Ddl], missing: Mapping[str, list
             check_large_objects(session, run, ddl)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
-    run.report.left_out += left_rows(plan)
     seconds = time.monotonic() - began
     progress.step("verify foreign keys" if plan.request.scope.data_only else "indexes and constraints")
     finish_databases(run, databases, ddl)
@@ -85,7 +82,7 @@ def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
     run.progress.step("start Spark")
     session = spark.session()
     with run.watch.on_silence(session.sparkContext.cancelAllJobs):
-        copies = verify_copies(session, plan.chain, wanted_of(plan.request), plan.store, run.progress)
+        copies = verify_copies(session, plan.chain, plan.wanted, plan.store, run.progress)
     run.plan = replace(plan, copies=copies)
     run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
 
@@ -97,7 +94,7 @@ def naming_lost_rows(run: RestoreRun) -> Iterator[None]:
         yield
     except ObjectDamagedError as error:
         plan = run.plan
-        raise explain_damage(plan.store.open(), plan.chain, wanted_of(plan.request), error) from error
+        raise explain_damage(plan.store.open(), plan.chain, plan.wanted, error) from error
 
 
 def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:

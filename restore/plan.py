@@ -9,14 +9,14 @@ from msgspec import structs
 from fleet.config import Fleet
 from fleet.tables.groups import Group
 from restore.copies.choice import CopyChoice, Wanted, settle_copies
-from restore.copies.stored import find_listed_damage
+from restore.copies.stored import find_listed_damage, list_objects
 from restore.database_records import DatabaseRecord
 from restore.parts.nodes import choose_nodes, warn_of_nodes
 from restore.parts.scope import TableMove
 from restore.report import BorrowedRows, NodeReport, RestoreReport
 from restore.request import RestoreRequest
 from restore.target import Target, target_of
-from restore.topology.same_sources import check_large_objects_routed, check_sources
+from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
 from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
@@ -53,6 +53,11 @@ class RestorePlan:
     copies: CopyChoice = field(default_factory=CopyChoice)
     damage: ObjectDamagedError | None = None
     topology: Topology | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is taken of the chain."""
+        return self.request.wanted(is_routed=self.topology is not None)
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
@@ -114,8 +119,12 @@ class RestorePlan:
             increment=self.chain.last.increment,
             operation=self.intent.id,
             nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
-            bytes=sum(sum(commit.object_sizes.values()) for commit in self.chain.commits),
-            not_in_snapshot=self.chain.left_out,
+            bytes=sum(
+                one.stored.size
+                for one in list_objects(self.chain).values()
+                if self.chain.shard_of(one.node) in self.sources
+            ),
+            not_in_snapshot=tuple(one for one in self.chain.left_out if one.node in self.sources),
             open_operations=self.open_operations,
             in_doubt=find_in_doubt(self.chain.last),
             borrowed=self.borrowed_rows,
@@ -126,18 +135,6 @@ class RestorePlan:
             scope=self.request.scope,
             remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
         )
-
-
-def wanted_of(request: RestoreRequest) -> Wanted:
-    """What the request takes of a chain."""
-    return Wanted(
-        lambda chain, shard: filter(request.chooses, chain.groups(shard)),
-        nodes=request.scope.nodes,
-        command=request.command,
-        large_objects=request.is_with_all_rows,
-        use_backup_copies=request.use_backup_copies,
-        ddl=not request.scope.data_only,
-    )
 
 
 def plan_resumed(source: Fleet, target: Fleet, record: DatabaseRecord) -> RestorePlan:
@@ -194,10 +191,11 @@ def plan_restore(
 ) -> RestorePlan:
     """Read the chain and find every shard's target; `resumed` is a record of the restore if it goes on with one.
 
-    What a listing shows that the copies lack is the plan's `damage`. If the target lacks a shard, or there are routes,
-    all of the target's primaries are targets, and the routes decide. Raises UsageError if a table has no route then or
-    no group matches, SourcesDifferError, LargeObjectsUnroutedError, and what read_chain, check_archive and
-    find_ddl_objects raise.
+    What a listing shows that the copies lack is the plan's `damage`, and what the DDL of several sources lacks. If the
+    target lacks a shard, or there are routes, all of its primaries are targets, and the routes decide.
+
+    Raises UsageError if a table has no route then or no group matches, SourcesDifferError, LargeObjectsUnroutedError,
+    and what read_chain, check_archive and find_ddl_objects raise.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -213,6 +211,8 @@ def plan_restore(
     for shard in shards:
         find_ddl_objects(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
+    if request.scope.nodes:
+        intent = structs.replace(intent, only_nodes=True)
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets, topology = _find_targets(target, shards, intent.id), None
@@ -222,18 +222,20 @@ def plan_restore(
         targets = tuple(replace(one, sources=tuple(shards)) for one in targets)
         chosen = tuple(filter(request.chooses, chain.groups(shards[0])))
         topology = plan_topology(shards, [one.shard for one in targets], chosen, request.routes)
-        check_sources(store, chain, shards)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
+    wanted = request.wanted(is_routed=topology is not None)
     # One that goes on takes its rows from the same copies as before.
     copies, damage = CopyChoice(), None
     if resumed:
         copies = CopyChoice({node: frozenset(numbers) for node, numbers in resumed.borrowed.items()})
     else:
         try:
-            copies = settle_copies(store, chain, wanted_of(request), find_listed_damage(store, chain))
+            copies = settle_copies(store, chain, wanted, find_listed_damage(store, chain))
         except ObjectDamagedError as error:
             damage = error
+    if topology:
+        damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
     return plan

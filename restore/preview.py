@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import Estimate, estimate_restore
 from restore.estimates.newest import read_newest_figures
 from restore.estimates.volumes import (
+    BegunShard,
     ShardVolume,
     combine_volumes,
     measure_volume,
@@ -47,7 +49,7 @@ class RestorePreview:
 
     `ddl`, `servers` and `volumes` are by shard, `disks` those of the targets. `untried` are the nodes where our role is
     not a superuser: only the restore itself tries the DDL there, and compares the owners of large objects. `warnings`
-    may be meant.
+    may be meant. `begun` is what earlier processes have done, by shard: a shard that is done has no volume.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -60,6 +62,7 @@ class RestorePreview:
     disks: list[DiskSpace]
     estimate: Estimate
     replaces: list[str] = field(default_factory=list)
+    begun: Mapping[str, BegunShard] = field(default_factory=dict)
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
@@ -73,7 +76,6 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         reached = [target for target in plan.targets if target.shard in connections]
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
-        preview.left_out.extend(left_rows(plan))
         return replace(preview, replaces=find_replaced(plan, connections))
 
 
@@ -83,11 +85,12 @@ def check_restore(
     connections: Mapping[str, psycopg.Connection[Any]],
     folder: Path,
     obstacles: Obstacles,
+    begun: Mapping[str, BegunShard] = MappingProxyType({}),
 ) -> RestorePreview:
     """Check that the store has what is restored and every target can take it; change nothing.
 
-    `connections` are by shard; of a target without one, `obstacles` has the reason. Raises all obstacles as one error
-    (Obstacles.raise_found), also those found before.
+    `connections` and `begun` are by shard; of a target without a connection, `obstacles` has the reason. Raises all
+    obstacles as one error (Obstacles.raise_found), also those found before.
     """
     store, targets = plan.store.open(), [target for target in targets if target.shard in connections]
     if plan.damage is not None:
@@ -103,6 +106,7 @@ def check_restore(
     volumes = {
         one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
     }
+    volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
     sized = [one for one in readable if one.shard in volumes]
     disks = check_space((_space_of(one, connections[one.shard], volumes[one.shard]) for one in sized), obstacles)
     obstacles.raise_found()
@@ -112,23 +116,27 @@ def check_restore(
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
-        left_out=checked.left_out,
+        left_out=[*checked.left_out, *left_rows(plan)],
         untried=untried,
         warnings=obstacles.warnings,
         servers=servers,
         volumes=volumes,
         disks=disks,
         estimate=estimate_restore(volumes.values(), figures, basis),
+        begun=begun,
     )
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:
-    """What a target gets: a shard, or with routes an equal part of all sources."""
+    """What a target gets: a shard, or its part of all sources."""
+    sources = target.sources or (target.source,)
     volumes = [
         measure_volume(plan.chain, one, filter(plan.request.chooses, plan.chain.groups(one)), entries)
-        for one in target.sources or (target.source,)
+        for one in sources
     ]
-    volume = combine_volumes(volumes, len(plan.targets)) if target.sources else volumes[0]
+    volume = volumes[0]
+    if plan.topology:
+        volume = combine_volumes(volumes, [plan.topology.shares(one, target.shard) for one in sources])
     if plan.request.scope.schema_only:
         return without_rows(volume)
     if plan.request.scope.data_only:

@@ -17,6 +17,7 @@ from fleet.nodes.privileges import INHERIT_OPTION_VERSION, Role, quote, read_rol
 from fleet.nodes.problems import comment
 from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
+from fleet.some_names import join_some, list_some
 from restore.ddl.ddl import SchemaLoadError, ending, shorten_statement, show_name
 from restore.ddl.scripts import for_version
 from restore.ddl.statements import batches, statements_of
@@ -74,7 +75,7 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
             continue
         is_super, is_usable, is_member = known.get(raw_bytes(role), (False, True, False))
         if is_super:
-            superusers.append(f"{show_name(role)}, of {_shorten(things)}")
+            superusers.append(f"{show_name(role)}, of {list_some(map(show_name, things), NAMED_MAX)}")
         elif not is_usable:
             problems.append(
                 f"role {ours.name} is not a member of {show_name(role)}, which owns or grants what is restored"
@@ -93,11 +94,6 @@ def check_memberships(target: Target, connection: psycopg.Connection[Any], roles
         hint=["restore as a superuser"] if superusers else script,
         details={"node": target.node.id, "superusers": superusers, "grants": list(grants)},
     )
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return ", ".join(map(show_name, names[:NAMED_MAX])) + more
 
 
 def _grant(role: str, ours: Role, *, is_member: bool) -> Iterator[str]:
@@ -126,8 +122,7 @@ def rehearse(target: Target, scripts: Mapping[str, str], watch: Watch) -> None:
     texts = [f"{one.reason} ({shorten_statement(show_name(one.statement))})" for one in (forbidden or refusals)]
     if not texts:
         return
-    more = f"; and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
-    listed = "; ".join(texts[:NAMED_MAX]) + more
+    listed = join_some(texts, NAMED_MAX)
     details: dict[str, object] = {"node": target.node.id, "refused": texts}
     if forbidden:
         raise TargetUnfitError(

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fleet.tables.groups import Group
 from fleet.tables.names import is_matching
+from restore.copies.choice import Wanted
 from restore.parts.scope import WHOLE, RestoreScope
 
 
@@ -47,6 +48,18 @@ class RestoreRequest:
         words += ["--schema-only"] if scope.schema_only else []
         words += ["--data-only"] if scope.data_only else []
         return f"snapshot restore {self.name} {shlex.join(words)}".rstrip()
+
+    def wanted(self, *, is_routed: bool) -> Wanted:
+        """What it takes of a chain; `is_routed`: into other targets than the snapshot's shards."""
+        return Wanted(
+            lambda chain, shard: filter(self.chooses, chain.groups(shard)),
+            nodes=self.scope.nodes,
+            command=self.command,
+            large_objects=self.is_with_all_rows,
+            use_backup_copies=self.use_backup_copies,
+            may_use_backup_copies=not is_routed,
+            ddl=not self.scope.data_only,
+        )
 
     @property
     def is_partial(self) -> bool:

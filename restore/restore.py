@@ -7,48 +7,48 @@ goes forward. Where a restore ends unfinished, its databases' records say how fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import REACHABLE, SilentNodeError
 from fleet.progress import Progress
 from restore.crash_points import RestoreCrashPoint
-from restore.database_records import Phase, clear_record, list_databases
+from restore.database_records import Phase
 from restore.databases import end_chains, find_owner_changes
 from restore.estimates.pace import RestorePace
 from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
-from restore.parts.nodes import warn_of_nodes
-from restore.parts.scope import restore_command
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
-from restore.publishing import close_databases, open_databases, publish_database
-from restore.report import NodeReport, RestoreReport
+from restore.publishing import (
+    clear_records,
+    close_databases,
+    end_published,
+    open_databases,
+    publish_database,
+)
+from restore.report import RestoreReport
+from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
-from restore.target import Connections, Target, lock_targets, naming_lost_nodes, place_of
+from restore.target import Target, lock_targets, naming_lost_nodes, place_of
 from restore.unfinished import (
     SAME_TARGET,
-    UnfinishedRestore,
     check_names_all,
     check_no_unfinished,
     find_resumable,
     settle_recorded,
 )
-from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.leases import HeldLease, hold_lease
-from snapshots.operations.operation import record_outcome
 from snapshots.operations.restore_decisions import PUBLISH, decide_restore
 from snapshots.operations.spark_jobs import SparkSource
-from snapshots.records.commits import read_chain
-from snapshots.records.operation_records import DONE, read_intent
 from storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError
-from storage.store import ObjectMissingError, ObjectStore
 
 Confirm = Callable[[list[str]], None]
 
@@ -83,7 +83,7 @@ def restore_fleet(
             confirm(replaced)
         for line in (*preview.warnings, *replaced):
             progress.note(line)
-        _clear_records(plan.targets, run.connections)
+        clear_records(plan.targets, run.connections)
         run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation)
         _restore(run, preview, spark, is_resumed=False)
     run.report.seconds = time.monotonic() - began
@@ -91,23 +91,34 @@ def restore_fleet(
 
 
 def resume_restore(
-    source: Fleet, target: Fleet, name: str, spark: SparkSource, progress: Progress, nodes: tuple[str, ...] = ()
+    source: Fleet,
+    target: Fleet,
+    request: RestoreRequest,
+    spark: SparkSource,
+    progress: Progress,
+    announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
 ) -> RestoreReport:
-    """Go on with the unfinished restore of snapshot `name` into the target, and do only what is not done.
+    """Go on with the unfinished restore of the request's snapshot into the target, and do only what is not done.
 
-    With `nodes` only these are contacted.
+    If the request names nodes, only these are contacted. `announce` is given what is left, before that is done.
 
     Raises UnfinishedRestoreError if there is none, or if it can only be undone.
     """
     began = time.monotonic()
-    provisional = provisional_targets(target, nodes)
+    provisional = provisional_targets(target, request.scope.nodes)
     store = source.store.open()
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
-        found = find_resumable(store, name, provisional, locked)
+        found = find_resumable(store, request.name, provisional, locked)
         check_names_all(found, provisional)
         if found.is_published:
-            return _end_published(store, target, found, provisional, locked)
+            planned: RestoreReport | None = None
+            with suppress(SnapshotError):
+                planned = plan_resumed(source, target, found.last_record).report()
+            report = end_published(store, target, found, provisional, locked, planned)
+            if found.is_filling:
+                remove_fillings((one for one in provisional if one.shard in found.records), found.suffix)
+            return report
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True
@@ -118,43 +129,15 @@ def resume_restore(
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             run.end_loading(one)
-        preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles)
+        preview = check_restore(plan, chosen, run.connections, run.folder, run.obstacles, run.find_begun())
+        if announce:
+            announce(plan, preview)
         for warning in preview.warnings:
             progress.note(warning)
+        run.pace = run.progress = RestorePace(progress, preview.estimate, run.operation, is_resumed=True)
         _restore(run, preview, spark, is_resumed=True)
     run.report.seconds = time.monotonic() - began
     return run.report
-
-
-def _end_published(
-    store: ObjectStore,
-    fleet: Fleet,
-    found: UnfinishedRestore,
-    provisional: Iterable[Target],
-    connections: Connections,
-) -> RestoreReport:
-    """End a restore of which nothing is missing but its outcome. The snapshot may be gone by now."""
-    record = found.last_record
-    targets = [one.named(found.suffix) for one in provisional if one.shard in found.records]
-    nodes = [NodeReport(one.node.id, one.database, found.records[one.shard].rows) for one in targets]
-    report = RestoreReport(
-        record.snapshot, record.increment, record.operation, nodes, is_resumed=True, scope=record.scope
-    )
-    with suppress(SnapshotError):
-        chain = read_chain(store, record.snapshot, record.increment)
-        report.in_doubt = find_in_doubt(chain.last)
-        report.warnings = warn_of_nodes(record.scope.nodes, chain.full.primaries)
-    ending = store if record.in_store else None
-    report.slots_dropped, report.slots_left = end_chains(ending, fleet, targets, connections, record.operation)
-    report.aside = [f"{one.node.id}: {one.aside}" for one in targets if found.records[one.shard].aside]
-    if record.in_store:
-        with suppress(ObjectMissingError):
-            record_outcome(store, read_intent(store, record.operation), DONE)
-    if found.is_filling:
-        remove_fillings(targets, found.suffix)
-    _clear_records(targets, connections)
-    report.rows = sum(node.rows for node in nodes)
-    return report
 
 
 def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is_resumed: bool) -> None:
@@ -193,7 +176,13 @@ def _restore(run: RestoreRun, preview: RestorePreview, spark: SparkSource, *, is
             )
             run.progress.reached(RestoreCrashPoint.SLOTS_RELEASED)
         lease.stays_open = False
-        if run.pace and not plan.intent.is_drill and plan.request.is_with_all_rows and plan.topology is None:
+        if (
+            run.pace
+            and not is_resumed
+            and not plan.intent.is_drill
+            and plan.request.is_with_all_rows
+            and plan.topology is None
+        ):
             lease.figures = run.pace.figures(report.bytes)
     run.progress.reached(RestoreCrashPoint.OUTCOME_STORED)
     _clear_own_records(run)
@@ -207,21 +196,12 @@ def _clear_own_records(run: RestoreRun) -> None:
     """
     try:
         with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
-            _clear_records(run.plan.targets, run.connections)
+            clear_records(run.plan.targets, run.connections)
     except NodeUnreachableError as error:
         if not run.in_store:
             _add_hint(run, error)
             raise
         run.report.warnings.append(f"all is restored; then {error}")
-
-
-def _clear_records(targets: Iterable[Target], connections: Connections) -> None:
-    """Remove the records of restores that have ended from the databases with the targets' real names."""
-    for target in targets:
-        connection = connections[target.shard]
-        found = list_databases(connection).get(target.database)
-        if found is not None and found.record is not None:
-            clear_record(connection, target.database)
 
 
 @contextmanager
@@ -256,7 +236,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
 def _add_hint(run: RestoreRun, error: BaseException) -> None:
     """Say how to end the restore that is left open."""
     scope = run.plan.request.scope
-    command = restore_command(run.plan.request.name, scope)
+    command = restore_command(run.plan.request.name, scope.nodes)
     may_undo = not (run.is_deciding and scope.data_only)
     lines = [f"to go on with it: {command} --resume", *[f"to undo it: {command} --abandon"] * may_undo, SAME_TARGET]
     if isinstance(error, SilentNodeError):

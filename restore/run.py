@@ -31,7 +31,8 @@ from restore.database_records import (
 )
 from restore.databases import drop_database
 from restore.estimates.pace import RestorePace
-from restore.estimates.volumes import ShardVolume
+from restore.estimates.tally import rows_tally
+from restore.estimates.volumes import BegunShard, ShardVolume
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.publishing import end_sessions, is_restored
@@ -46,9 +47,8 @@ class RestoreRun:
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
     `obstacles` has the nodes that can't be reached: they have no connection. `inside` are the sessions in the existing
     databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled. `placed` is
-    how many rows routes lead to each target. `folder` is private, for the DDL. `pace` measures a restore that loads
-    everything itself; `volumes` are by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be
-    stored.
+    how many rows routes lead to each target. `folder` is private, for the DDL. `pace` tells how long the rest takes;
+    `volumes` are by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -121,6 +121,18 @@ class RestoreRun:
     def shards_in(self, *phases: Phase) -> list[Target]:
         """The targets whose databases are in one of the phases."""
         return [one for one in self.plan.targets if (found := self.records.get(one.shard)) and found.phase in phases]
+
+    def find_begun(self) -> dict[str, BegunShard]:
+        """What earlier processes have done, by shard."""
+        found: dict[str, BegunShard] = {}
+        for target in self.shards_in(*Phase):
+            record = self.records[target.shard]
+            rows = record.rows
+            if record.phase == Phase.LOADING and record.ledger:
+                with raising_unreachable(target.node), connect(target.loaded) as connection:
+                    rows = rows_tally(target.loaded, record.ledger, 0).ask(connection)
+            found[target.shard] = BegunShard(record.phase, rows, record.phase not in (Phase.CREATED, Phase.LOADING))
+        return found
 
     def _first_record(self) -> DatabaseRecord:
         plan = self.plan

@@ -24,6 +24,7 @@ from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.privileges import quote, read_role
 from fleet.nodes.problems import GRANT, comment, raising_unfit
 from fleet.nodes.sessions import in_parallel
+from fleet.some_names import list_some
 from fleet.tables.groups import Group
 from fleet.tables.table_state import TableState
 from restore.obstacles.obstacles import Obstacles
@@ -275,10 +276,9 @@ def check_xml(target: Target, connection: psycopg.Connection[Any], source: NodeI
         if columns and system != source.system_identifier:
             connection.execute("SELECT '<a/>'::xml")
     except psycopg.errors.FeatureNotSupported as error:
-        more = f" and {len(columns) - NAMED_MAX} more" if len(columns) > NAMED_MAX else ""
         raise TargetUnfitError(
             f"node {target.node.id}: its PostgreSQL is built without XML support, but the snapshot has XML in"
-            f" {', '.join(columns[:NAMED_MAX])}{more}",
+            f" {list_some(columns, NAMED_MAX)}",
             hint="restore to a server that is built with libxml, or restore only other tables: --group PATTERN",
             details={"node": target.node.id, "columns": columns},
         ) from error

@@ -9,11 +9,12 @@ from typing import Any
 
 import psycopg
 
+from fleet.hints import restore_command
 from fleet.nodes.beside import LOADING, is_beside
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from restore.data_only.filling import find_fillings
 from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
-from restore.parts.scope import WHOLE, RestoreScope, restore_command
+from restore.parts.scope import WHOLE, RestoreScope
 from restore.target import Connections, Target, place_of, suffix_of
 from snapshots.operations.open_operations import RESTORE
 from snapshots.operations.operation import read_open_intents, record_outcome
@@ -185,7 +186,7 @@ def check_no_unfinished(
     for found in find_unfinished(store, targets, connections):
         what = "rows in tables of database " * found.is_filling
         where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
-        command = restore_command(found.record.snapshot if found.record else name, found.scope)
+        command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
         ends = [f"to undo it: {command} --abandon"] if found.may_be_undone(store) else []
         if found.record is not None and not found.is_abandoned:
             ends.insert(0, f"to go on with it: {command} --resume")
@@ -215,7 +216,7 @@ def find_resumable(
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
         raise UnfinishedRestoreError(
-            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope)} --abandon"
+            f"{found.label()} {what}", hint=f"run: {restore_command(name, found.scope.nodes)} --abandon"
         )
     if found.record.snapshot != name:
         raise UnfinishedRestoreError(

@@ -12,6 +12,7 @@ from cli.output.exit_codes import DONE, REFUSED
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.results import emit, progress
 from fleet.durations import Duration
+from fleet.some_names import list_some
 from snapshots.removal.garbage import GarbageReason
 from snapshots.removal.gc import collect_garbage, preview_garbage
 from snapshots.removal.gc_report import Garbage, GcReport, SizeTotal
@@ -155,9 +156,7 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
     if report.unsettled:
         yield f"earlier operations were not settled: {report.unsettled}"
     if report.unknown:
-        more = len(report.unknown) - NAMES_SHOWN_MAX
-        shown = ", ".join(report.unknown[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-        yield f"not written by Cutline, left alone: {shown}"
+        yield f"not written by Cutline, left alone: {list_some(report.unknown, NAMES_SHOWN_MAX)}"
 
 
 def _refused_lines(report: GcReport) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ from cli.output.arguments import (
 )
 from cli.output.context import command_context
 from cli.output.recovery import WARNING, write_transactions
-from cli.output.restore_plan import plan_document, plan_lines
-from cli.output.restore_report import document_of, lines_of, preview_document, preview_lines
+from cli.output.restore_plan import plan_document
+from cli.output.restore_report import document_of, dry_run_lines, lines_of, preview_document, preview_lines
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
 from cli.output.results import emit, progress, show_preview
 from cli.spark.on_demand import SparkOnDemand
@@ -125,11 +127,8 @@ def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: 
     """Show the plan once all checks have passed, and run it."""
     announced: dict[str, Any] = {}
 
-    def announce(preview: RestorePreview) -> None:
-        announced["plan"] = plan_document(plan, preview)
-        show_preview(context, plan_lines(plan, preview))
-
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
+        announce = partial(announce_plan, context, announced, plan)
         return restore_fleet(plan, spark, shown, confirm.replacing, announce)
 
     run_restore(context, source, plan.request.name, work, announced)
@@ -138,12 +137,22 @@ def run_plan(context: typer.Context, plan: RestorePlan, source: Fleet, confirm: 
 def go_on_restore(
     context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
 ) -> None:
-    """Go on with an unfinished restore."""
+    """Show what is left of an unfinished restore, and do it."""
+    announced: dict[str, Any] = {}
 
     def work(spark: SparkOnDemand, shown: Progress) -> RestoreReport:
-        return resume_restore(source, target, request.name, spark, shown, request.scope.nodes)
+        return resume_restore(source, target, request, spark, shown, partial(announce_plan, context, announced))
 
-    run_restore(context, source, request.name, work, {})
+    run_restore(context, source, request.name, work, announced)
+
+
+def announce_plan(
+    context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
+) -> None:
+    """Show what will be done, and keep it for the command's JSON."""
+    announced["plan"] = plan_document(plan, preview)
+    # Progress shows the warnings, and what --replace ends.
+    show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
 
 
 def run_restore(
@@ -169,4 +178,4 @@ def show_plan(context: typer.Context, plan: RestorePlan, _source: Fleet, _confir
     """Make all checks, and print what the restore would do."""
     with progress(context) as shown:
         preview = preview_restore(plan, shown)
-    emit(context, preview_document(plan, preview), preview_lines(plan, preview))
+    emit(context, preview_document(plan, preview), dry_run_lines(plan, preview))

@@ -2,6 +2,6 @@
 
 Results go to stdout, everything else to stderr. With `--json` stdout is exactly one document, and progress JSON lines.
 
-Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `restore.obstacles`,
-`restore.parts`, `snapshots.listing`, `snapshots.records` and `storage`.
+Imports `check`, `cli.folders`, `fleet`, `fleet.tables`, `restore`, `restore.drill`, `restore.estimates`,
+`restore.obstacles`, `restore.parts`, `snapshots.listing`, `snapshots.records` and `storage`.
 """

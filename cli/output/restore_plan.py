@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cli.output.format import age_text, count_text, seconds_text, size_text, time_text
+from restore.database_records import Phase
+from restore.estimates.volumes import BegunShard
 from restore.obstacles.disk_space import DiskSpace
 from restore.plan import RestorePlan
 from restore.preview import RestorePreview
@@ -23,16 +25,27 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     ]
     where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
+        begun = preview.begun.get(target.shard)
         if (volume := volumes.get(target.shard)) is None:
+            if begun:
+                done = "published already" if begun.phase == Phase.PUBLISHED else "done already but for its name"
+                lines.append(f"{target.shard} to database {target.database}: {count_text(begun.rows)} rows, {done}")
             continue
-        changes = f" and {count_text(volume.changes)} changes" if volume.changes else ""
+        about = _about(is_rough=volume.changes_are_rough and not volume.rows_are_rough)
+        changes = f" and {about}{count_text(volume.changes)} changes" if volume.changes else ""
         lines.append(
             f"{target.shard} {where} database {target.database} on {preview.servers[target.shard]}:"
-            f" {_about(is_rough=bool(target.sources))}{count_text(volume.row_count)} rows{changes},"
+            f" {_about(is_rough=volume.rows_are_rough)}{count_text(volume.row_count)} rows{changes},"
             f" {size_text(volume.stored_bytes)} stored,"
-            f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk"
+            f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )
     return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
+
+
+def _loaded_text(begun: BegunShard | None) -> str:
+    if begun is None or not (begun.rows or begun.is_loaded):
+        return ""
+    return f"; {'all ' if begun.is_loaded else ''}{count_text(begun.rows)} rows are loaded already"
 
 
 def _time_line(preview: RestorePreview) -> str:
@@ -71,13 +84,21 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
                 "database": target.database,
                 "server": preview.servers[target.shard],
                 "rows": volume.row_count,
+                "rows_are_rough": volume.rows_are_rough,
                 "changes": volume.changes,
+                "changes_are_rough": volume.changes_are_rough,
                 "bytes": volume.stored_bytes,
                 "size_bytes": volume.size_bytes,
                 "size_is_rough": volume.is_rough,
+                **_begun_document(preview.begun.get(target.shard)),
             }
             for target in plan.targets
             if (volume := preview.volumes.get(target.shard)) is not None
+        ],
+        "done": [
+            {"shard": target.shard, "node": target.node.id, "database": target.database, **_begun_document(begun)}
+            for target in plan.targets
+            if (begun := preview.begun.get(target.shard)) is not None and target.shard not in preview.volumes
         ],
         "seconds": round(estimate.total, 3),
         "seconds_by_step": {step: round(seconds, 3) for step, seconds in estimate.seconds.items()},
@@ -92,3 +113,7 @@ def plan_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
             for disk in preview.disks
         ],
     }
+
+
+def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
+    return {"phase": begun.phase if begun else None, "rows_loaded": begun.rows if begun else 0}

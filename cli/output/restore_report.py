@@ -111,7 +111,7 @@ def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, An
 
 
 def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    """The output for people of a restore that only makes its checks."""
+    """What a restore would do, for people, once all checks have passed."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
     lines += [f"left out: {name}" for name in preview.left_out]
@@ -121,7 +121,12 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += borrowed_lines(report, is_done=False)
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in _missing_roles(plan, preview)]
-    lines += [one.text for one in report.open_operations]
+    return lines + [one.text for one in report.open_operations]
+
+
+def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
+    """The output for people of a restore that only makes its checks."""
+    lines = preview_lines(plan, preview)
     if preview.untried:
         where = ", ".join(preview.untried)
         lines.append(f"not tried, as the role is not a superuser: the DDL on {where}; the restore tries it first")
@@ -132,4 +137,6 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
 
 
 def _missing_roles(plan: RestorePlan, preview: RestorePreview) -> list[str]:
-    return sorted({f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing[one.shard]})
+    return sorted(
+        {f"{one.node.id}: {role}" for one in plan.targets for role in preview.roles_missing.get(one.shard, [])}
+    )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from cli.output.arguments import check_text
+from fleet.tables.names import unquote_identifier
 from restore.parts.scope import TableMove
 from restore.request import RestoreRequest
 from storage.errors import UsageError
@@ -30,17 +31,13 @@ def parse_role_map(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
                 hint="write it as before=after; a name that has = in it, or begins with a quote, is quoted as in SQL:"
                 " '\"a=b\"=c'",
             )
-        before, after = _unquote(names["before"]), _unquote(names["after"])
+        before, after = unquote_identifier(names["before"]), unquote_identifier(names["after"])
         if before in found:
             raise UsageError(f"--role-map names role {before} twice", hint="give each role one other role")
         if reserved := [name for name in (before, after) if name in NO_ROLES]:
             raise UsageError(f"--role-map {pair!r}: {reserved[0]} is no role", hint="name roles")
         found[before] = after
     return tuple(found.items())
-
-
-def _unquote(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMove, ...]]:
@@ -58,7 +55,7 @@ def parse_groups(values: Iterable[str]) -> tuple[tuple[str, ...], tuple[TableMov
                 hint='write it as schema.table=schema.table, without patterns; a name that has one of .=*?[" in it is'
                 " quoted as in SQL",
             )
-        move = TableMove(*map(_unquote, names.groups()))
+        move = TableMove(*map(unquote_identifier, names.groups()))
         same = [one for one in moves if (one.schema, one.table) == (move.schema, move.table)]
         if same or (move.schema, move.table) == (move.to_schema, move.to_table):
             raise UsageError(

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -22,6 +20,7 @@ from fleet.config import Node
 from fleet.hints import UNFINISHED_RESTORE
 from fleet.libpq_environment import missing_files
 from fleet.nodes.encodings import ADAPTERS, UTF8
+from fleet.nodes.shut_down import remember_open
 from fleet.variables import SECRET_PARAMETERS, remember_secrets_of
 from storage.errors import UnreachableError, UsageError
 
@@ -77,12 +76,6 @@ STRICT_MODES = ("require", "verify-ca", "verify-full")
 
 # Given to OpenSSL for a key that should not be encrypted.
 NO_PASSPHRASE = "none"
-
-AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-# The open connections of this process, and their servers.
-_open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
-_open_lock = threading.Lock()
-
 
 # Lines that libpq adds after the reason, guessing at a cause.
 LIBPQ_GUESSES = {
@@ -175,39 +168,6 @@ def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
         raise unreachable_error(node, error) from error
 
 
-def shut_down(connection: AnyConnection) -> None:
-    """End the connection, from any thread: a thread that waits for its answer gets an OperationalError at once."""
-    try:
-        handle = socket.socket(fileno=os.dup(connection.fileno()))
-    except (OSError, psycopg.Error):
-        return
-    with handle, suppress(OSError):
-        # While the connection is open, its descriptor can't belong to another file.
-        if not connection.closed:
-            handle.shutdown(socket.SHUT_RDWR)
-
-
-def shut_down_sessions(node: Node) -> None:
-    """End all connections of this process to the server of `node`."""
-    server = _server_of(node)
-    with _open_lock:
-        connections = [connection for connection, other in _open.items() if other == server]
-    for connection in connections:
-        shut_down(connection)
-
-
-@contextmanager
-def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Limit the time of the block: shut the connection down if the block still runs after `seconds`."""
-    timer = threading.Timer(seconds, shut_down, [connection])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _remember_password(node: Node, password: bytes | None) -> None:
     """Let no error show a password that libpq took from a password file or a service, which the dsn does not have."""
     if password:
@@ -217,8 +177,7 @@ def _remember_password(node: Node, password: bytes | None) -> None:
 
 def _register(node: Node, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     _remember_password(node, connection.pgconn.password)
-    with _open_lock:
-        _open[connection] = _server_of(node)
+    remember_open(connection, node)
     if connection.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
         connection.execute("SET transaction_timeout = 0")
     return connection
@@ -252,12 +211,6 @@ def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
 def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
     with socket.socket(fileno=os.dup(connection.fileno())) as handle:
         return handle.family == socket.AF_UNIX
-
-
-def _server_of(node: Node) -> str:
-    """The node's dsn without database and settings: if a server stops answering, it does so for all its sessions."""
-    given = conninfo_to_dict(node.dsn)
-    return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
 
 
 def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:

@@ -16,8 +16,9 @@ import psycopg
 
 from fleet.config import Node
 from fleet.label import read_label
-from fleet.nodes.connections import raising_unreachable, shut_down_after
+from fleet.nodes.connections import raising_unreachable
 from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.nodes.shut_down import shut_down_after
 from storage.errors import BusyError, UnreachableError
 
 UNLOCK_SECONDS_MAX = 5.0

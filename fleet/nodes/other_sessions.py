@@ -16,6 +16,7 @@ import psycopg
 from fleet.config import Node
 from fleet.nodes.encodings import readable
 from fleet.progress import Progress
+from fleet.some_names import join_some
 from storage.errors import RefusedError
 
 POLL_SECONDS = 0.05
@@ -140,5 +141,4 @@ def _terminate(connection: psycopg.Connection[Any], pid: int) -> bool:
 
 def sessions_text(sessions: list[OtherSession]) -> str:
     """The first NAMED_MAX sessions, for a message."""
-    more = [f"and {len(sessions) - NAMED_MAX} more"] if len(sessions) > NAMED_MAX else []
-    return "; ".join([*(one.text() for one in sessions[:NAMED_MAX]), *more])
+    return join_some((one.text() for one in sessions), NAMED_MAX)

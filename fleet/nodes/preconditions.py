@@ -19,6 +19,7 @@ from fleet.nodes.privileges import (
 )
 from fleet.nodes.problems import NodeProblem, refuse_unfit
 from fleet.nodes.sessions import Sessions
+from fleet.some_names import list_some
 
 SETTINGS_QUERY = """
 SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
@@ -100,8 +101,7 @@ def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
             {f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid}
         )
         if labels:
-            more = f" and {len(labels) - NAMES_SHOWN_MAX} more" if len(labels) > NAMES_SHOWN_MAX else ""
-            what = f"names that can't be written in UTF-8: {', '.join(labels[:NAMES_SHOWN_MAX])}{more}"
+            what = f"names that can't be written in UTF-8: {list_some(labels, NAMES_SHOWN_MAX)}"
             problems.append(NodeProblem(node, what, "rename them: ALTER … RENAME TO …"))
     refuse_unfit(problems)
 

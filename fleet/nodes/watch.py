@@ -19,7 +19,8 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import NodeUnreachableError, conninfo, shut_down, shut_down_sessions
+from fleet.nodes.connections import NodeUnreachableError, conninfo
+from fleet.nodes.shut_down import shut_down, shut_down_sessions
 from storage.errors import IndeterminateError
 
 PROBE_SECONDS = 5.0

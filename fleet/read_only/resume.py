@@ -15,10 +15,11 @@ import psycopg
 
 from fleet.config import Fleet, Node
 from fleet.label import own_label
-from fleet.nodes.connections import connect, raising_unreachable, shut_down_after
+from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.lock import lock_key, take_lock
 from fleet.nodes.problems import NodeUnfitError
 from fleet.nodes.sessions import Sessions, in_parallel
+from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress
 from fleet.read_only.freezable import check_freezable
 from fleet.read_only.frozen import FreezeRecordError, Frozen, ThawResult, read_frozen, thaw

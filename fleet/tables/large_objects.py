@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fleet.some_names import list_some
 from storage.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
     """Raise LargeObjectsUnreadableError unless the role may read all large objects of these nodes."""
     for node, connection in connections.items():
         if oids := [oid for (oid,) in connection.execute(UNREADABLE_QUERY)]:
-            more = f" and {len(oids) - NAMED_MAX} more" if len(oids) > NAMED_MAX else ""
             role = connection.info.user
             raise LargeObjectsUnreadableError(
-                f"node {node}: role {role} may not read large objects {', '.join(map(str, oids[:NAMED_MAX]))}{more}",
+                f"node {node}: role {role} may not read large objects {list_some(map(str, oids), NAMED_MAX)}",
                 hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or omit --large-objects',
                 details={"node": node, "large_objects": oids},
             )

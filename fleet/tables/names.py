@@ -33,6 +33,11 @@ def is_included(name: str, rules: GroupRules) -> bool:
     return is_matching(name, rules.include) and not is_matching(name, rules.exclude)
 
 
+def unquote_identifier(name: str) -> str:
+    """The name that an identifier stands for, if it is quoted; else as it is."""
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+
+
 def quote_identifier(name: str) -> str:
     """The name as a quoted identifier (PostgreSQL manual, "Identifiers and Key Words")."""
     return '"' + name.replace('"', '""') + '"'

@@ -15,6 +15,7 @@ from fleet.config import GroupRules, Node
 from fleet.nodes.privileges import LARGE_OBJECT_FUNCTIONS, Role, find_function_problems, quote, read_role
 from fleet.nodes.problems import NodeProblem, Purpose
 from fleet.nodes.sessions import Sessions
+from fleet.some_names import list_some
 from fleet.tables.groups import ORDINARY_TABLE
 from fleet.tables.names import TABLE_NAME, is_included
 from fleet.tables.publications import publication_names
@@ -91,7 +92,7 @@ def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) 
     for oid, owner, is_super in connection.execute(LARGE_OBJECTS_QUERY):
         owned.setdefault((owner, is_super), []).append(oid)
     for (owner, is_super), oids in owned.items():
-        problem = f"role {role.name} may not read large objects {_shorten([str(oid) for oid in oids])}"
+        problem = f"role {role.name} may not read large objects {list_some(map(str, oids), NAMED_MAX)}"
         for statement in _grant_large_objects(oids, role) if is_super else role.grant_membership(owner):
             yield NodeProblem(node.id, problem, statement, role.place, Purpose.LARGE_OBJECTS)
     if owned:
@@ -108,11 +109,11 @@ def _find_reading(
     node: Node, role: Role, connection: psycopg.Connection[Any], hidden: list[str]
 ) -> Iterator[NodeProblem]:
     if unreadable := [name for (name,) in connection.execute(UNREADABLE_QUERY)]:
-        problem = f"role {role.name} may not read {_shorten(unreadable)}"
+        problem = f"role {role.name} may not read {list_some(unreadable, NAMED_MAX)}"
         for statement in role.grant_membership("pg_read_all_data"):
             yield NodeProblem(node.id, problem, statement, role.place)
     if hidden:
-        problem = f"row-level security hides from role {role.name} rows of {_shorten(hidden)}"
+        problem = f"row-level security hides from role {role.name} rows of {list_some(hidden, NAMED_MAX)}"
         yield NodeProblem(node.id, problem, f"ALTER ROLE {role.quoted} BYPASSRLS;", role.place)
 
 
@@ -138,13 +139,13 @@ def _find_publishing(
         for owned in _group_by_owner([row for row in tables if not row[2] and row[5] == is_published]):
             purpose = Purpose.NEW_TABLES if is_published else Purpose.EVERYTHING
             problem = (
-                f"role {role.name} may not publish tables of {owned.owner}: {_shorten(owned.names)};"
+                f"role {role.name} may not publish tables of {owned.owner}: {list_some(owned.names, NAMED_MAX)};"
                 " a superuser may, by: snapshot init"
             )
             if owned.is_super:
                 action = (
-                    f"membership of {owned.owner} would make {role.name} a superuser: give {_shorten(owned.names)}"
-                    " another owner, or let a superuser run: snapshot init"
+                    f"membership of {owned.owner} would make {role.name} a superuser: give"
+                    f" {list_some(owned.names, NAMED_MAX)} another owner, or let a superuser run: snapshot init"
                 )
                 yield NodeProblem(node.id, problem, action, purpose=purpose)
                 continue
@@ -157,9 +158,3 @@ def _group_by_owner(tables: Iterable[tuple[Any, ...]]) -> list[_Owned]:
     for name, _, _, owner, is_super, _ in tables:
         names.setdefault((owner, is_super), []).append(name)
     return [_Owned(owner, is_super, tuple(some)) for (owner, is_super), some in names.items()]
-
-
-def _shorten(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - NAMED_MAX} more" if len(listed) > NAMED_MAX else ""
-    return ", ".join(listed[:NAMED_MAX]) + more

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from fleet.some_names import list_some
 from fleet.tables.groups import Group
 from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
 from snapshots.records.chain import Chain
@@ -23,12 +24,13 @@ class Wanted:
     """What a restore takes of a chain: groups of each shard, large objects or not, DDL or not; `nodes`: of these alone.
 
     `command` is the one that was typed, without --increment. `use_backup_copies`: rows that a primary's copy lacks may
-    be taken from a standby's.
+    be taken from a standby's; `may_use_backup_copies`: the command may ask for that.
     """
 
     groups: Callable[[Chain, str], Iterable[Group]]
     large_objects: bool
     use_backup_copies: bool
+    may_use_backup_copies: bool = True
     nodes: tuple[str, ...] = ()
     command: str = ""
     ddl: bool = True
@@ -143,7 +145,8 @@ def _damage_error(
         longest = chain
     damages = {**find_listed_damage(store, longest), **damages}
     without, with_standbys = (
-        _restorable(longest, replace(wanted, use_backup_copies=allowed), damages) for allowed in (False, True)
+        _restorable(longest, replace(wanted, use_backup_copies=allowed), damages)
+        for allowed in (False, wanted.may_use_backup_copies)
     )
     number = chain.last.increment
     command, hints = wanted.command, []
@@ -159,9 +162,9 @@ def _damage_error(
     else:
         hints.append("no increment can be restored")
     first = choice.damaged[0]
-    named = [f"{_names([one.text for one in parts])} of {shard}" for shard, parts in _by_shard(lost)]
+    named = [f"{list_some([one.text for one in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
     others = [f"{one.key} of node {one.node}: {one.detail}" for one in choice.damaged[1:]]
-    detail = first.detail + (f"; damaged too: {_names(others)}" if others else "")
+    detail = first.detail + (f"; damaged too: {list_some(others, NAMED_MAX)}" if others else "")
     return ObjectDamagedError(
         key=first.key,
         kind=first.kind,
@@ -188,11 +191,6 @@ def _restorable(chain: Chain, wanted: Wanted, damages: Damages) -> list[int]:
 
 def _by_shard(lost: Iterable[LostPart]) -> list[tuple[str, list[LostPart]]]:
     return [(shard, list(parts)) for shard, parts in groupby(lost, lambda one: one.shard)]
-
-
-def _names(names: list[str]) -> str:
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

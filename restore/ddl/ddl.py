@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, raising_unreachable, shut_down, unreachable_error
+from fleet.nodes.connections import connect, raising_unreachable, unreachable_error
 from fleet.nodes.encodings import RAW, raw_bytes
 from fleet.nodes.server_messages import shorten_message
+from fleet.nodes.shut_down import shut_down
 from fleet.nodes.watch import Watch
 from restore.parts.role_changes import RoleChanges
 from restore.parts.scope import TableMove

@@ -13,7 +13,7 @@ from fleet.config import Fleet
 from fleet.label import own_label
 from fleet.progress import Progress
 from restore.drill.assertions import AssertionResult, ask, make_reader
-from restore.drill.servers import drill_servers, without_servers
+from restore.drill.servers import drill_servers, naming_unfit, without_servers
 from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
@@ -63,7 +63,8 @@ def run_drill(source: Fleet, request: RestoreRequest, spark: SparkSource, progre
     plan = replace(plan, intent=structs.replace(plan.intent, by=own_label(DRILL, request.name)))
     progress.step("start PostgreSQL")
     with drill_servers(plan) as placed:
-        restored = restore_fleet(placed, spark, progress)
+        with naming_unfit():
+            restored = restore_fleet(placed, spark, progress)
         progress.step("ask assertions", total=len(source.drill), unit="assertions")
         nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
         results: list[AssertionResult] = []

@@ -81,7 +81,7 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
         RestoreStep.DATABASES: sum(one.tables for one in volumes),
         RestoreStep.SPARK: 0,
         RestoreStep.FOLD: changes,
-        RestoreStep.ROWS: sum(one.row_count for one in volumes),
+        RestoreStep.ROWS: sum(one.row_count - one.loaded for one in volumes),
         RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
         RestoreStep.INDEXES: sum(one.index_work for one in volumes),
         RestoreStep.SWAP: 0,

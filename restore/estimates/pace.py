@@ -35,7 +35,7 @@ class RestorePace:
 
     `seconds` are those of the steps so far, and `nodes` has the nodes that have ended. The step in progress counts by
     its own pace, as soon as a reading says how much of it is done; the steps after it by the estimate, and by how the
-    steps so far compare with theirs.
+    steps so far compare with theirs. If it `is_resumed`, the first reading of a step is of what was done before.
     """
 
     target: Progress
@@ -43,6 +43,8 @@ class RestorePace:
     operation: str
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, NodeFigures] = field(default_factory=dict)
+    is_resumed: bool = False
+    _before: int | None = None
     _step: str = ""
     _done: float = 0.0
     _began: float = field(default_factory=time.monotonic)
@@ -55,6 +57,7 @@ class RestorePace:
             if self._step:
                 self.seconds[self._step] = self.seconds.get(self._step, 0.0) + now - self._began
             self._step, self._done, self._began = PARTS.get(name, name), 0.0, now
+            self._before = None if self.is_resumed else 0
         self.target.step(name, total=total, unit=unit)
         self.target.tell(Reading(0, total, unit, operation=self.operation, seconds_left=self.seconds_left()))
 
@@ -72,7 +75,9 @@ class RestorePace:
     def tell(self, reading: Reading) -> None:
         """Pass it on, with the operation, and how long the rest takes."""
         if reading.total and not reading.node and self._step in COUNTED:
-            self._done = min(reading.done / reading.total, 1.0)
+            if self._before is None:
+                self._before = reading.done
+            self._done = min((reading.done - self._before) / max(reading.total - self._before, 1), 1.0)
         told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
         self.target.tell(told)
 

@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 
 from fleet.config import Node
-from fleet.nodes.connections import connect, shut_down
+from fleet.nodes.connections import connect
+from fleet.nodes.shut_down import shut_down
 from fleet.progress import Progress, Reading
 from storage.errors import SnapshotError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.tables.groups import Group
@@ -26,7 +26,8 @@ class ShardVolume:
 
     `rows` are those of the base copies, by table; `changes` of the increments are folded into them. `base_bytes`,
     `large_bytes`, `segment_bytes` and `stored_bytes` are as stored, the last one of all. `size_bytes` is what the
-    database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table.
+    database takes, rough if `is_rough`. `indexes` are its indexes, keys and foreign keys, by table. Where routes divide
+    tables, the numbers of rows and changes are rough. `loaded` rows were loaded by an earlier process.
     """
 
     rows: Mapping[str, int]
@@ -39,6 +40,9 @@ class ShardVolume:
     is_rough: bool
     tables: int
     indexes: Mapping[str, int]
+    rows_are_rough: bool = False
+    changes_are_rough: bool = False
+    loaded: int = 0
 
     @property
     def row_count(self) -> int:
@@ -49,6 +53,24 @@ class ShardVolume:
     def index_work(self) -> int:
         """How many rows all indexes have together; an index of an empty table counts as one."""
         return sum(count * (1 + self.rows.get(table, 0)) for table, count in self.indexes.items())
+
+
+@dataclass(frozen=True, slots=True)
+class BegunShard:
+    """What earlier processes have done of a shard: they have loaded `rows`, all of them if `is_loaded`.
+
+    `phase` is that of its database (restore/database_records.py).
+    """
+
+    phase: str
+    rows: int
+    is_loaded: bool
+
+    def volume_left(self, volume: ShardVolume) -> ShardVolume:
+        """The shard's volume with what is done already: its tables, and some of its rows or all."""
+        if not self.is_loaded:
+            return replace(volume, loaded=min(self.rows, volume.row_count), tables=0 if self.rows else volume.tables)
+        return replace(volume, loaded=volume.row_count, changes=0, large_bytes=0, tables=0)
 
 
 def newest_facts(chain: Chain, shard: str) -> DatabaseFacts | None:
@@ -104,22 +126,35 @@ def without_large_objects(volume: ShardVolume) -> ShardVolume:
     return replace(volume, large_bytes=0, stored_bytes=volume.stored_bytes - volume.large_bytes)
 
 
-def combine_volumes(volumes: Sequence[ShardVolume], parts: int) -> ShardVolume:
-    """What each of `parts` targets gets of several shards with the same tables, if it gets an equal part."""
+def combine_volumes(volumes: Sequence[ShardVolume], shares: Sequence[Mapping[str, float]]) -> ShardVolume:
+    """What a target gets of several shards with the same tables: of each table the share of its rows, by shard.
+
+    A share between 0 and 1 is a guess. Commits count changes by shard, not by table: these are divided as the rows are.
+    """
     rows: Counter[str] = Counter()
-    for one in volumes:
-        rows.update(one.rows)
+    parts: list[float] = []
+    for one, share in zip(volumes, shares, strict=True):
+        taken = {table: round(count * share[table]) for table, count in one.rows.items()}
+        rows.update(taken)
+        parts.append(sum(taken.values()) / one.row_count if one.row_count else sum(share.values()) / len(share))
+
+    def total(count: Callable[[ShardVolume], int]) -> int:
+        return sum(round(count(one) * part) for one, part in zip(volumes, parts, strict=True))
+
+    each = list(zip(volumes, shares, strict=True))
     return ShardVolume(
-        {table: count // parts for table, count in rows.items()},
-        sum(one.changes for one in volumes) // parts,
-        sum(one.base_bytes for one in volumes) // parts,
-        sum(one.large_bytes for one in volumes) // parts,
-        sum(one.segment_bytes for one in volumes) // parts,
-        sum(one.stored_bytes for one in volumes) // parts,
-        max(sum(one.size_bytes for one in volumes) // parts, EMPTY_BYTES),
+        rows,
+        total(lambda one: one.changes),
+        total(lambda one: one.base_bytes),
+        total(lambda one: one.large_bytes),
+        total(lambda one: one.segment_bytes),
+        total(lambda one: one.stored_bytes),
+        max(total(lambda one: one.size_bytes), EMPTY_BYTES),
         is_rough=True,
         tables=volumes[0].tables,
         indexes=volumes[0].indexes,
+        rows_are_rough=any(0 < share[table] < 1 for one, share in each for table in one.rows),
+        changes_are_rough=any(one.changes and set(share.values()) not in ({0.0}, {1.0}) for one, share in each),
     )
 
 

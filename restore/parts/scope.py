@@ -55,8 +55,3 @@ class RestoreScope(Record, frozen=True, kw_only=True):
 
 
 WHOLE = RestoreScope()
-
-
-def restore_command(snapshot: str, scope: RestoreScope = WHOLE) -> str:
-    """The command that ends an unfinished restore of this scope, without the word that says how."""
-    return " ".join([f"snapshot restore {snapshot}", *(f"--node {node}" for node in scope.nodes)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from fleet.tables.names import unquote_identifier
 from storage.errors import UsageError
 
 NAME = r'(?:[A-Za-z_][A-Za-z0-9_$]*|"(?:[^"]|"")+")'
@@ -62,7 +63,7 @@ def parse_route(word: str) -> Route:
             hint=f"write it as 'SCHEMA.TABLE=…' with one of {FORMS}, such as 'public.account=hash(id)'",
         )
     kind = RouteKind(found["kind"] or found["range"] or found["node"] or found["all"])
-    column = _unquote(found["column"] or found["ranged"] or "")
+    column = unquote_identifier(found["column"] or found["ranged"] or "")
     bounds = tuple(int(one) for one in re.findall(INTEGER, found["bounds"] or ""))
     if any(low >= high for low, high in pairwise((-BOUND_MAX - 2, *bounds, BOUND_MAX + 1))):
         raise UsageError(
@@ -70,7 +71,3 @@ def parse_route(word: str) -> Route:
             hint="give the lower bound of each target, in the order of the target's file",
         )
     return Route(found["pattern"], found["text"], kind, column, bounds, found["id"] or "")
-
-
-def _unquote(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name

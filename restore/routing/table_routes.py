@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.some_names import list_some
 from fleet.tables.groups import Column, Group
 from fleet.tables.names import is_matching
 from restore.routing.routes import FORMS, Route, RouteKind
@@ -43,6 +44,12 @@ class TableRoute:
         of_type = next((some for some in (INTEGERS, TEXTS) if self.type in some), self.type)
         return self.kind, self.bounds, self.target, of_type
 
+    def share(self, target: int, count: int, *, is_first: bool) -> float:
+        """The part of a source's rows that target number `target` of `count` gets, an equal one if they are divided."""
+        if self.kind is RouteKind.ALL:
+            return float(is_first)
+        return float(self.target == target) if self.kind is RouteKind.NODE else 1 / count
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRoutes:
@@ -75,9 +82,8 @@ def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tu
         elif len(targets) == 1:
             found[group.name] = _to_one(group, number, targets, f"node('{targets[0]}')", 0)
     if lacking := [group.name for group in groups if group.name not in found]:
-        more = f" and {len(lacking) - NAMED_MAX} more" if len(lacking) > NAMED_MAX else ""
         raise UsageError(
-            f"the rows of these tables have no route to {', '.join(targets)}: {', '.join(lacking[:NAMED_MAX])}{more}",
+            f"the rows of these tables have no route to {', '.join(targets)}: {list_some(lacking, NAMED_MAX)}",
             hint=[
                 f"give each a --route 'SCHEMA.TABLE=…' with {FORMS}; patterns such as 'public.*=hash(id)' are allowed",
                 "to restore each shard to a target of its own instead, give these the shards' ids",

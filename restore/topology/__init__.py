@@ -2,6 +2,7 @@
 
 Which definitions the sources share, whether their keys are different, and what becomes of sequences and foreign keys.
 
-Imports `columns`, `fleet`, `fleet.tables`, `restore.ddl`, `restore.routing`, `restore.rows`, `snapshots.base_copy`,
-`snapshots.ddl`, `snapshots.fold`, `snapshots.operations`, `snapshots.records` and `storage`.
+Imports `columns`, `fleet`, `fleet.tables`, `restore.copies`, `restore.ddl`, `restore.routing`, `restore.rows`,
+`snapshots.base_copy`, `snapshots.ddl`, `snapshots.fold`, `snapshots.operations`, `snapshots.records`, `storage` and
+`wal.segments`.
 """

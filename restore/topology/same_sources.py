@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fleet.some_names import join_some
 from fleet.tables.groups import Group
+from restore.copies.choice import Wanted, explain_damage
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import show_name
 from restore.ddl.stored import read_stored_ddl
@@ -17,6 +19,7 @@ from snapshots.records.commit import DDL_ARCHIVE
 from snapshots.records.large_objects import count_by_node
 from storage.errors import RefusedError
 from storage.store import ObjectStore
+from wal.segments.damage import ObjectDamagedError
 
 NAMED_MAX = 20
 SETTINGS = ("encoding", "collate", "ctype", "locale_provider", "locale", "icu_rules")
@@ -54,16 +57,26 @@ def check_sources(store: ObjectStore, chain: Chain, sources: Sequence[str]) -> N
             if name.removeprefix("TABLE ") not in named
         ]
     if differences:
-        more = [f"… and {len(differences) - NAMED_MAX} more"] if len(differences) > NAMED_MAX else []
         raise SourcesDifferError(
             f"the definitions of {', '.join(sources)} differ, so their rows can't go to the same databases:"
-            f" {'; '.join(differences[:NAMED_MAX] + more)}",
+            f" {join_some(differences, NAMED_MAX)}",
             hint=[
                 "make the definitions the same, and take another increment: snapshot create NAME --incremental",
                 "or restore each shard to a target with its own id",
             ],
             details={"differences": differences},
         )
+
+
+def compare_sources(
+    store: ObjectStore, chain: Chain, sources: Sequence[str], wanted: Wanted
+) -> ObjectDamagedError | None:
+    """Do what check_sources does; return the error for DDL that can't be compared, with what is lost without it."""
+    try:
+        check_sources(store, chain, sources)
+    except ObjectDamagedError as error:
+        return explain_damage(store, chain, wanted, error)
+    return None
 
 
 def check_large_objects_routed(chain: Chain, sources: Iterable[str]) -> None:

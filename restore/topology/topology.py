@@ -48,6 +48,11 @@ class Topology:
                     furthest[name] = one
         return tuple(furthest.values())
 
+    def shares(self, source: str, target: str) -> dict[str, float]:
+        """The part of each table's rows of a source that a target gets, by name."""
+        number, is_first = self.targets.index(target), source == self.sources[0]
+        return {name: one.share(number, len(self.targets), is_first=is_first) for name, one in self.routes.items()}
+
     def shown(self, groups: Sequence[Group]) -> list[ShownRoute]:
         """The routes of the tables that are restored, in their order."""
         return [ShownRoute(group.name, self.routes[group.name].text) for group in groups]

@@ -6,17 +6,27 @@ The attempts and their steps take it (`full_attempt`, `increment_attempt`, `prep
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from msgspec import UNSET, structs
 
 from fleet.config import Fleet
 from fleet.nodes.lock import FleetLock
 from fleet.nodes.sessions import Sessions
 from fleet.progress import Progress
-from fleet.read_only.resume import undo_freeze
+from fleet.read_only.resume import check_terminal, undo_freeze
 from snapshots.create.request import CreateRequest
-from snapshots.operations.operation import Operation
+from snapshots.operations.crash_points import CrashPoint
+from snapshots.operations.exclusive import exclusive
+from snapshots.operations.operation import Operation, new_operation
+from snapshots.operations.settling import settle_operations
+from snapshots.operations.slot_guard import guard_nodes
+from snapshots.records.commits import free_turn
+from snapshots.records.tombstones import check_not_deleted
 from storage.store import ObjectStore
-from wal.slots.slots import drop_slots
+from wal.slots.slots import drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,29 @@ class CreateContext:
     def fleet(self) -> Fleet:
         """The fleet as fleet.toml describes it."""
         return self.lock.sessions.fleet
+
+
+@contextmanager
+def begin_full(
+    sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: Progress
+) -> Iterator[CreateContext]:
+    """Hold the fleet's lock, settle what died before, and begin a full snapshot of the sessions' nodes.
+
+    Nothing of the operation is stored yet. Raises what `exclusive` and the checks of the store and the nodes raise.
+    """
+    with exclusive(sessions, store, "create", request.name) as lock:
+        progress.reached(CrashPoint.LOCKED)
+        settle_operations(store, sessions.fleet, progress)
+        progress.reached(CrashPoint.SETTLED)
+        check_not_deleted(store, request.name)
+        guard_nodes(store, sessions, progress)
+        progress.reached(CrashPoint.GIVEN_UP)
+        check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
+        intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))
+        # Settling may have used a turn.
+        turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
+        intent = structs.replace(intent, slot=slot_name(intent.id), turn=turn, terminal=terminal, fleet_id=fleet_id)
+        yield CreateContext(request, store, Operation(intent), lock)
 
 
 def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:

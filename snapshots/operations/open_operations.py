@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.hints import restore_command
 from snapshots.operations.deciding import has_committed
 from snapshots.operations.operation import open_operation_ids
 from snapshots.records.commits import SnapshotMissingError, increment_label
@@ -46,7 +47,7 @@ class OpenOperation:
         if one.kind == RESTORE and one.is_drill:
             return f"{what}: it is a drill that is running, or was killed; the next drill settles it"
         if one.kind == RESTORE:
-            again = f"snapshot restore {one.snapshot} --resume"
+            again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
             return f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon"
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"

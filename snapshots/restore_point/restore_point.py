@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from msgspec import UNSET, structs
-
 from fleet.config import Fleet, GroupRules
 from fleet.lsn import ORIGIN, Lsn
 from fleet.nodes.preconditions import find_node_problems
@@ -22,15 +20,14 @@ from fleet.read_only.resume import check_terminal
 from fleet.tables.publications import check_exists, publication_names
 from snapshots.base_copy.copy_slots import drop_copy_slots, export_snapshots
 from snapshots.create.commit_counts import counted_full
-from snapshots.create.context import CreateContext, undo_create
+from snapshots.create.context import CreateContext, begin_full, undo_create
 from snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
 from snapshots.create.prepared_transactions import await_prepared
 from snapshots.create.request import CreateRequest
 from snapshots.operations.crash_points import CrashPoint
-from snapshots.operations.exclusive import check_exclusive, exclusive
-from snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
-from snapshots.operations.settling import settle_operations
-from snapshots.operations.slot_guard import guard_nodes, preview_guard
+from snapshots.operations.exclusive import check_exclusive
+from snapshots.operations.operation import commit_operation, record_operation
+from snapshots.operations.slot_guard import preview_guard
 from snapshots.records.commit import FullSnapshot
 from snapshots.records.commits import check_name, free_turn
 from snapshots.records.store_identity import read_identity
@@ -56,20 +53,8 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
     with open_sessions(fleet, fleet.primaries) as sessions:
         plan = _plan(fleet, request, sessions, store)
         progress.reached(CrashPoint.CHECKED)
-        with exclusive(sessions, store, "create", request.name) as lock:
-            progress.reached(CrashPoint.LOCKED)
-            settle_operations(store, fleet, progress)
-            progress.reached(CrashPoint.SETTLED)
-            check_not_deleted(store, request.name)
-            guard_nodes(store, sessions, progress)
-            progress.reached(CrashPoint.GIVEN_UP)
-            check_terminal(sessions, plan.fleet_id, progress, terminal=False)
-            intent = new_operation("create", request.name, 0, plan.nodes)
-            slot = slot_name(intent.id)
-            # Settling may have used a turn.
-            turn = free_turn(store, request.name, 0)
-            operation = Operation(structs.replace(intent, slot=slot, turn=turn, terminal=UNSET, fleet_id=plan.fleet_id))
-            context = CreateContext(request, store, operation, lock)
+        with begin_full(sessions, store, request, plan.fleet_id, progress) as context:
+            operation, slot = context.operation, slot_name(context.operation.id)
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
                 commit = _take(context, plan, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)

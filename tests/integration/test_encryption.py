@@ -44,6 +44,7 @@ from tests.integration.encrypted_chain import (
 )
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
+from tests.stores.damage import flip_byte
 from tests.unit.made_archives import MadeEntry, made_body
 from wal.slots.slots import slot_name
 
@@ -99,6 +100,31 @@ def test_an_encrypted_chain_is_valid_and_restores_every_row(chain: EncryptedChai
     assert chain.runs.check_one(NAME, increment).conflicts == []
     chain.runs.restore(NAME, chain.runs.fleet, increment)
     assert sorted_copies(chain.runs.fleet.primaries[0].dsn) == chain.states[increment]
+
+
+def test_a_restore_and_a_drill_of_an_encrypted_store_name_what_is_damaged(
+    copied: EncryptedChain, spark: SparkSession
+) -> None:
+    """Whole, it is drilled; without an object of increment 2, what that lacks is named."""
+    fleet = copied.runs.fleet
+    with fleet.path.open("a") as file:
+        file.write('\n[[drill]]\nnode = "s1"\nsql = "SELECT count(*) > 5000 FROM secret_table"\nexpected = true\n')
+    code, document = run_here(fleet, "restore", NAME, "--drill", spark=spark)
+    assert (code, document["result"]) == (0, "holds"), document
+    last = read_chain(fleet.store.open(), NAME).last
+    key = max(last.segments["s1"], key=lambda one: one.size).key
+    flip_byte(copied.store / key)
+    for words, lost in ((["--drill"], True), (["--drill", "--increment", "1"], False)):
+        code, document = run_here(fleet, "restore", NAME, *words, spark=spark)
+        assert code == (3 if lost else 0), document
+        if lost:
+            assert (document["error"], document["details"]["object"]) == ("object-damaged", key)
+            assert "increment 2 of sealed lacks" in document["message"]
+            assert document["details"]["restorable"] == [0, 1]
+    (copied.store / key).unlink()
+    code, document = run_here(fleet, "restore", NAME, "--replace", "--dry-run")
+    assert (code, document["error"], document["details"]["object"]) == (3, "object-damaged", key)
+    assert "public.secret_table" in document["message"]
 
 
 def test_nothing_in_the_store_can_be_read(chain: EncryptedChain) -> None:

@@ -24,12 +24,13 @@ from restore.rows.large_objects import load_large
 from snapshots.base_copy.large_objects import PART_BYTES
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
+from snapshots.operations.operation import read_open_intents
 from snapshots.records.commit import FullSnapshot
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import NoSpark, execute, refused
-from tests.stores.damage import change_large_objects, with_value
+from tests.stores.damage import change_large_objects, flip_byte, remove, with_value
 from tests.tables.large_object_states import HOSTILE_DEFINITIONS, read_large_objects
 from wal.segments.damage import ObjectDamagedError
 
@@ -149,6 +150,30 @@ def assert_damage_is_found(runs: Runs) -> None:
     report = runs.check_one(NAME)
     assert [(one.kind, one.object) for one in report.conflicts] == [("digest", key)]
     assert report.compared.rows > 0 or report.compared.changes > 0
+
+
+def test_a_restore_names_damaged_large_objects_and_leaves_nothing(runs: Runs) -> None:
+    """A missing one is found by the listing, an altered one when it is read; the rows alone can be restored."""
+    runs.full(NAME, large_objects=True)
+    target = restore_target(runs.fleet)
+    store = runs.fleet.store.open()
+    (key,) = [key for key in store.list("snapshots") if "part-large" in key and "-000000-000000-" in key]
+    path = Path(runs.fleet.store.url.removeprefix("file://")) / key
+    body = path.read_bytes()
+    for damage in (flip_byte, remove):
+        path.write_bytes(body)
+        damage(path)
+        assert (plan_restore(runs.fleet, target, RestoreRequest(NAME)).damage is not None) == (damage is remove)
+        with pytest.raises(ObjectDamagedError, match="without it, snapshot large lacks large objects of s1") as raised:
+            restore_fleet(plan_restore(runs.fleet, target, RestoreRequest(NAME)), runs.spark, Silent())
+        assert raised.value.details["object"] == key
+        assert raised.value.details["lost"] == [{"shard": "s1", "what": "large objects", "partitions": None}]
+        assert raised.value.details["restorable"] == []
+        with psycopg.connect(runs.fleet.nodes[0].dsn) as connection:
+            found = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'large'").fetchall()
+        assert found == [("large",)]
+        assert read_open_intents(store) == []
+    assert plan_restore(runs.fleet, target, RestoreRequest(NAME, groups=("*.kept",))).damage is None
 
 
 def test_a_definition_that_somebody_sealed_runs_no_statement(runs: Runs) -> None:

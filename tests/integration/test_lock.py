@@ -20,9 +20,9 @@ import pytest
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.label import own_label
-from fleet.nodes.connections import shut_down
 from fleet.nodes.lock import lock_fleet
 from fleet.nodes.sessions import open_sessions
+from fleet.nodes.shut_down import shut_down
 from fleet.progress import Silent
 from snapshots.create.full import create_full
 from snapshots.create.increment import create_increment

@@ -27,8 +27,11 @@ from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet
 from fleet.nodes.connections import with_database
 from fleet.progress import Silent
+from restore.request import RestoreRequest
 from restore.restore import resume_restore
 from restore.unfinished import UnfinishedRestoreError
+from snapshots.create.request import CreateRequest
+from snapshots.restore_point.restore_point import create_restore_point
 from storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
@@ -98,15 +101,20 @@ INCREMENT_STEPS = (
         ("replay", STANDBY, b"pg_last_wal_replay_lsn"),
     ),
     (
-        ("drain of a primary", PRIMARY, b"pg_logical_slot_peek"),
-        ("drain of a standby", STANDBY, b"pg_logical_slot_peek"),
-        ("advance", PRIMARY, b"pg_replication_slot_advance"),
+        ("drain of a primary", PRIMARY, b"pg_logical_slot_peek_binary_changes('"),
+        ("drain of a standby", STANDBY, b"pg_logical_slot_peek_binary_changes('"),
+        ("advance", PRIMARY, b"pg_replication_slot_advance($1"),
     ),
 )
 # The last one is in one of the processes that a pg_restore has started.
 RESTORE_STEPS = (
     (("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM STDIN")),
     (("key", PRIMARY, b"PRIMARY KEY"),),
+)
+# A restore point drains in the command's own process.
+POINT_STEPS = (
+    (("drain", PRIMARY, b"pg_logical_slot_peek_binary_changes('"),),
+    (("slot of a point", PRIMARY, b"CREATE_REPLICATION_SLOT"), ("advance", PRIMARY, b"pg_replication_slot_advance($1")),
 )
 Kind = tuple[tuple[str, str, bytes], ...]
 
@@ -192,7 +200,7 @@ def targets(fleet: Fleet, database: str) -> Iterator[Fleet]:
 def end_restore(network: Network, target: Fleet) -> None:
     """Do what the stalled restore has not done: go on with it, or begin again if it had made nothing."""
     try:
-        resume_restore(network.direct, target, "chain", network.spark, Silent())
+        resume_restore(network.direct, target, RestoreRequest("chain"), network.spark, Silent())
     except UnfinishedRestoreError:
         Runs(network.direct, network.spark).restore("chain", target)
 
@@ -224,6 +232,17 @@ def test_a_slow_node_is_not_taken_for_a_silent_one(network: Network) -> None:
         older.commit()
         commit, _ = running.result()
     assert commit.snapshot in names_of_snapshots(network.direct)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("node", "trigger"), choose_steps(POINT_STEPS))
+def test_a_stalled_restore_point_ends_and_the_next_one_is_taken(network: Network, node: str, trigger: bytes) -> None:
+    before, names = {one.id: slots_of(one.dsn) for one in network.direct.nodes}, names_of_snapshots(network.direct)
+    request = CreateRequest(f"point-{len(names)}")
+    assert_ends_in_time(network, node, trigger, lambda: create_restore_point(network.proxied, request, Silent()))
+    assert names_of_snapshots(network.direct) == names
+    create_restore_point(network.direct, request, Silent())
+    assert {one.id: slots_of(one.dsn) for one in network.direct.nodes} == before
 
 
 # Prints when it starts to watch, and fails if it took the node for silent.

@@ -57,6 +57,20 @@ def run_steps(clock: Clock, told: Told, factor: float) -> dict[str, tuple[float,
     return found
 
 
+@pytest.mark.parametrize(("is_resumed", "left"), [(True, 10.0), (False, 2.5)])
+def test_what_was_loaded_before_does_not_count_for_the_pace_of_a_resumed_restore(
+    clock: Clock, *, is_resumed: bool, left: float
+) -> None:
+    """Of 1000 rows 600 are there; 200 take 10 seconds, and so do the others."""
+    told = Told()
+    resumed = RestorePace(told, Estimate({RestoreStep.ROWS: 20.0}), "op", is_resumed=is_resumed)
+    resumed.step(RestoreStep.ROWS)
+    resumed.tell(Reading(600, 1000, "rows"))
+    clock.now += 10.0
+    resumed.tell(Reading(800, 1000, "rows"))
+    assert told.last.seconds_left == pytest.approx(left)
+
+
 def test_what_takes_as_long_as_estimated_is_said_exactly(clock: Clock) -> None:
     for said, real in run_steps(clock, Told(), 1.0).values():
         assert said == pytest.approx(real)

@@ -20,10 +20,11 @@ from psycopg import sql
 from fleet.config import Node
 from fleet.hints import NEW_CHAIN
 from fleet.lsn import Lsn
-from fleet.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
+from fleet.nodes.connections import connect, connect_replication, unreachable_error
 from fleet.nodes.privileges import lacks_function, read_role
 from fleet.nodes.problems import unfit_error
 from fleet.nodes.sessions import in_parallel
+from fleet.nodes.shut_down import shut_down_after
 from fleet.progress import Progress, Silent
 from storage.errors import RefusedError, SnapshotError
 from wal.slots.waiting import Awaited, WaitNotes, open_transactions, wait_error

@@ -15,6 +15,7 @@ import psycopg
 
 from fleet.nodes.encodings import readable
 from fleet.progress import Progress
+from fleet.some_names import join_some
 from storage.errors import RefusedError
 
 # The first note comes after this time, so that a short wait is not reported.
@@ -129,11 +130,7 @@ class WaitNotes:
 
 def describe_waits(awaited: list[Awaited]) -> str:
     """Describe the first NAMED_MAX transactions, for messages."""
-    more = [f"and {len(awaited) - NAMED_MAX} more"] if len(awaited) > NAMED_MAX else []
-    return (
-        "; ".join([*(one.text() for one in awaited[:NAMED_MAX]), *more])
-        or "transactions that its primary does not show"
-    )
+    return join_some((one.text() for one in awaited), NAMED_MAX) or "transactions that its primary does not show"
 
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:

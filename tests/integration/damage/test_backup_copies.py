@@ -14,6 +14,7 @@ import pytest
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
+from restore.parts.scope import RestoreScope, TableMove
 from restore.plan import plan_restore
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
@@ -144,9 +145,36 @@ def test_a_resumed_restore_takes_the_same_rows_from_the_same_copies(copied: Copi
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Watching(then))
     (copied.store / key).write_bytes(whole)
-    report = resume_restore(copied.fleet, copied.target, NAME, copied.spark, Silent())
+    report = resume_restore(copied.fleet, copied.target, RestoreRequest(NAME), copied.spark, Silent())
     assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}}
     assert copied.restored() == copied.truth[2]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_restore_that_lacks_only_its_outcome_reports_what_its_record_has(
+    copied: CopiedChain, *, is_gone: bool
+) -> None:
+    copied.damage({copied.base("s1", 1): flip_byte})
+
+    def then(reached: Reached) -> None:
+        if reached.point == RestoreCrashPoint.SLOTS_RELEASED:
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    move = TableMove("public", "first", "other", "one")
+    request = RestoreRequest(NAME, use_backup_copies=True, scope=RestoreScope(moves=(move,)))
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan_restore(copied.fleet, copied.target, request), copied.spark, Watching(then))
+    if is_gone:
+        remove(copied.store / "snapshots" / NAME / "snapshot.json")
+    report = resume_restore(copied.fleet, copied.target, RestoreRequest(NAME), copied.spark, Silent())
+    assert report.moved == [f"{node}: public.first=other.one" for node in ("s1", "s2")]
+    assert [(one.node, one.rows) for one in report.nodes] == [("s1", 100), ("s2", 100)]
+    if is_gone:
+        (warning,) = report.warnings
+        assert "from the copy of s1-b1" in warning
+    else:
+        assert borrowed(report) == {("s1", "s1-b1"): {"public.first"}}
+        assert report.bytes > 0
 
 
 def test_the_command_says_what_it_would_take_and_what_it_took(copied: CopiedChain) -> None:

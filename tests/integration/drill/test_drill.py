@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-import restore.drill.servers
+import restore.obstacles.server
 from embedded.fleet import EmbeddedFleet, open_fleet
 from fleet.config import load_fleet
 from fleet.fleet_file import DrillTable
@@ -273,17 +273,20 @@ def test_servers_that_lack_an_extension_or_are_older_are_refused(
     drilled: Drilled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
-    monkeypatch.setattr(restore.drill.servers, "EXTENSION", "VIEW")
-    with pytest.raises(DrillUnfitError, match="lack extensions that shard s1 has: who"):
+    monkeypatch.setattr(restore.obstacles.server, "EXTENSION", "VIEW")
+    with pytest.raises(DrillUnfitError, match="node s1 lacks extensions that the snapshot has: who") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
+    assert ("embedded" in raised.value.message, "--to FILE" in raised.value.hint) == (True, True)
     baseline = Chain.baseline.fget
 
     def newer(chain: Chain) -> dict[str, NodeIdentity]:
         return {node: structs.replace(one, server_version=990000) for node, one in baseline(chain).items()}
 
     monkeypatch.setattr(Chain, "baseline", property(newer))
-    with pytest.raises(DrillUnfitError, match="older than the 99 of shard s1"):
+    with pytest.raises(DrillUnfitError, match="is older than the snapshot's 99") as raised:
         run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent())
+    assert ("embedded" in raised.value.message, "--to FILE" in raised.value.hint) == (True, True)
+    assert read_open_intents(fleet.store.open()) == []
 
 
 def test_a_drill_takes_no_target(drilled: Drilled, tmp_path: Path) -> None:

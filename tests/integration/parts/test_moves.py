@@ -123,7 +123,7 @@ def test_a_restore_that_is_resumed_ends_with_the_other_name(places: TwoPlaces, p
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan, Ready(places.spark), Watching(then))
     await_sessions_over(places.beside)
-    resume_restore(places.fleet, places.beside, NAME, Ready(places.spark), Silent())
+    resume_restore(places.fleet, places.beside, RestoreRequest(NAME), Ready(places.spark), Silent())
     assert_moved(places)
 
 
@@ -144,7 +144,7 @@ def test_a_restore_that_ends_right_after_the_renaming_is_resumed(
         restore_fleet(plan, Ready(places.spark), Silent())
     monkeypatch.undo()
     await_sessions_over(places.beside)
-    resume_restore(places.fleet, places.beside, NAME, Ready(places.spark), Silent())
+    resume_restore(places.fleet, places.beside, RestoreRequest(NAME), Ready(places.spark), Silent())
     assert_moved(places)
 
 

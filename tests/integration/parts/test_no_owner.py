@@ -129,7 +129,7 @@ def test_a_restore_that_is_resumed_has_no_other_owners(places: TwoPlaces) -> Non
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(places.fleet, places.other, request), Ready(places.spark), Watching(then))
     await_sessions_over(places.other)
-    resume_restore(places.fleet, places.other, NAME, Ready(places.spark), Silent())
+    resume_restore(places.fleet, places.other, RestoreRequest(NAME), Ready(places.spark), Silent())
     assert owners(places.other) == {SUPERUSER}
     assert not {name for row in roles_of(places.other) for name in row} & set(ROLES)
 

@@ -104,6 +104,6 @@ def test_a_restore_that_is_resumed_has_the_same_roles(places: TwoPlaces, point: 
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(places.fleet, places.other, request), Ready(places.spark), Watching(then))
     await_sessions_over(places.other)
-    resume_restore(places.fleet, places.other, NAME, Ready(places.spark), Silent())
+    resume_restore(places.fleet, places.other, RestoreRequest(NAME), Ready(places.spark), Silent())
     assert roles_of(places.other) == renamed(places.truth, OTHERS)
     assert not {row[2] for row in roles_of(places.other)} & set(ROLES)

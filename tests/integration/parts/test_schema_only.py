@@ -57,7 +57,7 @@ def test_what_is_left_of_it_is_resumed_without_rows(places: TwoPlaces, point: Re
     with pytest.raises(NodeUnreachableError):
         restore_fleet(plan_restore(places.fleet, places.beside, request), NoSpark(), Watching(then))
     await_sessions_over(places.beside)
-    resume_restore(places.fleet, places.beside, PLAIN, NoSpark(), Silent())
+    resume_restore(places.fleet, places.beside, RestoreRequest(PLAIN), NoSpark(), Silent())
     assert_only_ddl(places)
 
 

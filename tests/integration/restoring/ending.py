@@ -38,7 +38,7 @@ def restore_left(
 def resume(place: Place) -> list[str]:
     """Resume the restore; return the points that it reached."""
     watching = Watching()
-    resume_restore(place.fleet, place.target, NAME, Ready(place.spark), watching)
+    resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), watching)
     return [one.point for one in watching.reached_points]
 
 

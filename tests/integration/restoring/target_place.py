@@ -76,6 +76,11 @@ class Place:
         """How many rows the shard has at the cut: COPY writes a line for each."""
         return sum(body.count(b"\n") for body in self.truth[shard].values())
 
+    @property
+    def stored(self) -> Path:
+        """The folder of the store."""
+        return self.fleet.path.with_name("store")
+
     def databases(self) -> set[str]:
         """The databases of all servers that a restore has made or put aside."""
         return {name for node in self.target.primaries for name in self.databases_of(node)}

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.connections import NodeUnreachableError, with_database
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
+from fleet.tables.left_out import LeftOut, LeftOutKind
 from restore.crash_points import RestoreCrashPoint
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.target_place import NAME, Place, old_databases, open_restores
@@ -60,10 +64,39 @@ def test_one_shard_is_restored_and_no_other_is_contacted(place: Place, lonely: F
     assert (open_restores(place), len(place.databases())) == ([], 2)
 
 
+def test_before_it_is_confirmed_the_plan_says_what_is_not_restored(
+    place: Place, lonely: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    words = ["restore", NAME, "--to", str(lonely.path), "--node", "s2", "--replace"]
+    code, planned = run_and_capture(place.fleet, *words)
+    assert (code, place.states()) == (3, ["old"] * 3)
+    checked = run_as_text(place.fleet, *words, "--dry-run")
+    assert planned.count(f"warning: {OTHERS_GONE}\n") == checked.count(f"warning: {OTHERS_GONE}\n") == 1
+
+
+def test_the_report_on_one_shard_is_of_that_shard_alone(place: Place) -> None:
+    sizes = {
+        path.relative_to(place.stored): path.stat().st_size
+        for path in (place.stored / "snapshots" / NAME).rglob("*")
+        if "increments" not in path.parts and path.name != "snapshot.json" and path.is_file()
+    }
+    of_shard = [size for path, size in sizes.items() if "s2" in path.parts]
+    left_out = tuple(LeftOut(node, LeftOutKind.UNLOGGED_TABLE, "public.x", "why") for node in ("s1", "s2"))
+    for nodes, size, names in (((), sum(sizes.values()), ["s1", "s2"]), (("s2",), sum(of_shard), ["s2"])):
+        plan = plan_restore(place.fleet, place.target, RestoreRequest(NAME, scope=RestoreScope(nodes=nodes)))
+        assert plan.report().bytes == size
+        (last,) = plan.chain.increments
+        chain = replace(plan.chain, increments=(structs.replace(last, left_out=left_out),))
+        assert [one.node for one in replace(plan, chain=chain).report().not_in_snapshot] == names
+    assert 0 < sum(of_shard) < sum(sizes.values())
+
+
 @pytest.mark.parametrize("how", ["--resume", "--abandon"])
 def test_what_is_left_of_one_shard_is_ended_with_that_shard_alone(place: Place, lonely: Fleet, how: str) -> None:
     error = leave(place, lonely, RestoreCrashPoint.LOADING)
     assert f"snapshot restore {NAME} --node s2 {how}" in error.hint
+    assert f"to end it: snapshot restore {NAME} --node s2 --resume" in run_as_text(place.fleet, "list")
     to = ["--to", str(lonely.path)]
     code, refused = run_here(place.fleet, "restore", NAME, *to, "--node", "s2", "--replace")
     assert (code, refused["error"]) == (3, "unfinished-restore")

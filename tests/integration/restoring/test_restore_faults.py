@@ -169,7 +169,7 @@ def test_after_a_fault_all_shards_are_old_or_new_or_the_next_command_says_more(f
             abandon_restore(place.fleet, place.target, NAME, print, Silent())
             assert_old(place)
         else:
-            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Watching())
+            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Watching())
             assert_restored(place)
         with pytest.raises(UnfinishedRestoreError):
             abandon_restore(place.fleet, place.target, NAME, print, Silent())

@@ -17,6 +17,7 @@ import pytest
 from fleet.progress import Silent
 from restore.abandoning import abandon_restore
 from restore.crash_points import PER_NODE, RestoreCrashPoint
+from restore.request import RestoreRequest
 from restore.restore import resume_restore
 from restore.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
@@ -104,12 +105,12 @@ def test_a_killed_restore_ends_whole(place: Place, point: RestoreCrashPoint, cou
             if found is not None or set(states) == {"old"}:
                 assert_old(place)
         elif found is not None:
-            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Watching())
+            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Watching())
             assert_restored(place)
             assert len([name for name in place.databases() if "_before_" in name]) == 1
         else:
             with pytest.raises(UnfinishedRestoreError):
-                resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+                resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
             abandon_all(place)
         assert open_restores(place) == []
 

@@ -22,6 +22,7 @@ from fleet.progress import Silent
 from restore.abandoning import OldDatabaseMissingError, abandon_restore, discard_old
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
+from restore.request import RestoreRequest
 from restore.restore import RestoreAbandonedError, restore_fleet, resume_restore
 from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
@@ -216,7 +217,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert run_here(place.fleet, "delete", "brief", "--force")[0] == 0
         assert len(open_restores(place)) == 1
         with pytest.raises(UnfinishedRestoreError, match=r"is deleted|was deleted") as raised:
-            resume_restore(place.fleet, place.target, "brief", Ready(place.spark), Silent())
+            resume_restore(place.fleet, place.target, RestoreRequest("brief"), Ready(place.spark), Silent())
         assert "snapshot restore brief --abandon" in raised.value.hint
         abandon_restore(place.fleet, place.target, "brief", print, Silent())
         assert_old(place)
@@ -226,7 +227,7 @@ def test_a_restore_whose_snapshot_is_deleted_can_be_undone_or_is_done(
         assert run_here(place.fleet, "delete", "brief2", "--force")[0] == 0
         with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
             abandon_restore(place.fleet, place.target, "brief2", print, Silent())
-        report = resume_restore(place.fleet, place.target, "brief2", Ready(place.spark), Silent())
+        report = resume_restore(place.fleet, place.target, RestoreRequest("brief2"), Ready(place.spark), Silent())
         assert (report.rows > 0, len(report.aside)) == (True, SHARDS)
         assert place.comments() == []
         assert open_restores(place) == []
@@ -304,7 +305,7 @@ def test_another_snapshots_restore_is_named(place: Place) -> None:
     with old_databases(place):
         restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
         with pytest.raises(UnfinishedRestoreError, match="of snapshot daily, not of other"):
-            resume_restore(place.fleet, place.target, "other", Ready(place.spark), Silent())
+            resume_restore(place.fleet, place.target, RestoreRequest("other"), Ready(place.spark), Silent())
         with pytest.raises(UnfinishedRestoreError, match="is not of snapshot other"):
             abandon_restore(place.fleet, place.target, "other", print, Silent())
         abandon(place)

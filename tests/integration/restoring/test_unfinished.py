@@ -13,6 +13,7 @@ from fleet.nodes.connections import with_database
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
+from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from restore.target import TargetUnfitError
 from storage.store import StoreUnreachableError
@@ -76,7 +77,7 @@ def test_rows_that_are_loaded_are_neither_loaded_nor_counted_again(
         monkeypatch.setattr(restore.loading, "count_rows", lambda *_: pytest.fail("rows were counted"))
         watching = Watching()
         # There is no Spark for it.
-        resume_restore(place.fleet, place.target, NAME, NoSession(), watching)
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSession(), watching)
         assert str(RestoreCrashPoint.CREATED) not in [one.point for one in watching.reached_points]
         assert_restored(place)
 
@@ -92,7 +93,7 @@ def test_an_index_that_a_killed_restore_is_building_is_built_once(place: Place) 
             with suppress(psycopg.errors.DuplicateTable):
                 building.execute("CREATE INDEX item_n_idx ON item (n)")
                 break
-        resume_restore(place.fleet, place.target, NAME, NoSession(), Silent())
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSession(), Silent())
         building.close()
         assert_restored(place)
 

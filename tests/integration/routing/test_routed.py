@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from fleet.config import load_fleet
+from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
@@ -19,6 +20,7 @@ from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
 from storage.errors import UsageError
+from tests.commands.watching import Reached, Watching
 from tests.integration.routing.routed_place import (
     GOOD,
     NAME,
@@ -113,6 +115,20 @@ def test_rows_go_where_a_column_says(place: RoutedPlace, check: Callable[[Routed
     check(place)
 
 
+def test_a_restore_that_lacks_only_its_outcome_reports_its_routes(place: RoutedPlace) -> None:
+    def then(reached: Reached) -> None:
+        if reached.point == RestoreCrashPoint.SLOTS_RELEASED:
+            raise NodeUnreachableError("node t2: it is gone", hint="bring it back")
+
+    request = RestoreRequest(SINGLE, groups=("*.badge", "*.log"), routes=("*.badge=hash(id)", "*=all"))
+    fleet, target = place.single.fleet, place.target(2)
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan_restore(fleet, target, request), place.runs.spark, Watching(then))
+    report = resume_restore(fleet, target, RestoreRequest(SINGLE), place.runs.spark, Silent())
+    assert [tuple(one) for one in report.routes] == [("public.badge", "hash(id)"), ("public.log", "all")]
+    assert "s1 go to t1, t2" in report.remarks
+
+
 def test_a_restore_killed_in_the_load_is_resumed_and_loads_nothing_twice(place: RoutedPlace) -> None:
     target = place.target(2)
     words = ["restore", NAME, "--to", str(target.path), "--increment", str(GOOD)]
@@ -143,7 +159,7 @@ def test_a_restore_killed_in_the_load_is_resumed_and_loads_nothing_twice(place: 
     text = target.path.read_text()
     reordered.write_text(text.replace('"t1"', '"t0"').replace('"t2"', '"t1"').replace('"t0"', '"t2"'))
     with pytest.raises(UsageError):
-        resume_restore(place.runs.fleet, load_fleet(reordered), NAME, place.runs.spark, Silent())
-    report = resume_restore(place.runs.fleet, target, NAME, place.runs.spark, Silent())
+        resume_restore(place.runs.fleet, load_fleet(reordered), RestoreRequest(NAME), place.runs.spark, Silent())
+    report = resume_restore(place.runs.fleet, target, RestoreRequest(NAME), place.runs.spark, Silent())
     assert_two(place, report)
     assert report.is_resumed

@@ -1,0 +1,74 @@
+"""A restore that is resumed says what is left of it, and how long that takes."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+
+from cli.output.restore_plan import plan_document, plan_lines
+from fleet.nodes.connections import with_database
+from restore.crash_points import RestoreCrashPoint
+from restore.estimates.model import RestoreStep
+from restore.plan import RestorePlan
+from restore.preview import RestorePreview
+from restore.request import RestoreRequest
+from restore.restore import resume_restore
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready
+from tests.integration.restoring.ending import restore_left
+from tests.integration.restoring.target_place import NAME, SHARDS, Place, assert_restored, old_databases
+from tests.integration.restoring.test_progress import Recorded
+
+# The bank's accounts, and the place's tables: ten lines of a log were deleted, and two inserted.
+ROWS = 10_000 + 300 + 200 - 10 + 2
+
+
+def phases_of(place: Place) -> dict[str, str]:
+    """The phase of each node's unfinished database, as its comment says."""
+    found: dict[str, str] = {}
+    for node in place.target.primaries:
+        with psycopg.connect(with_database(node, "postgres").dsn) as connection:
+            query = "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname LIKE '%restoring%'"
+            for (text,) in connection.execute(query):
+                found[node.id] = json.loads(text)["phase"]
+    return found
+
+
+def test_rows_that_are_loaded_are_named_and_the_rest_is_estimated(place: Place) -> None:
+    told: list[tuple[RestorePlan, RestorePreview]] = []
+    recorded = Recorded()
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.ROWS_LOADED)
+        assert phases_of(place) == dict.fromkeys(("s1", "s2", "s3"), "loading")
+        resume_restore(
+            place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), recorded,
+            lambda plan, preview: told.append((plan, preview)),
+        )  # fmt: skip
+        assert_restored(place)
+    (shown,) = told
+    document = plan_document(*shown)
+    assert [(one["phase"], one["rows_loaded"]) for one in document["targets"]] == [("loading", ROWS)] * SHARDS
+    assert document["done"] == []
+    lines = [line for line in plan_lines(*shown) if f"; {ROWS:,} rows are loaded already" in line]
+    assert [line.partition(" to ")[0] for line in lines] == ["s1", "s2", "s3"]
+    # What is left of the base is what the changes have taken from it.
+    assert shown[1].estimate.amounts[RestoreStep.ROWS] == SHARDS * 8
+    left = [reading.seconds_left for step, reading in recorded.readings if step in shown[1].estimate.seconds]
+    assert left
+    assert all(one is not None and one >= 0 for one in left)
+
+
+def test_shards_that_are_done_need_nothing_more(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.FINISHED)
+        phases = phases_of(place)
+        code, document = run_here(place.fleet, "restore", NAME, "--to", str(place.target.path), "--resume")
+        assert code == 0, document
+        assert_restored(place)
+    plan = document["plan"]
+    assert {one["node"]: one["phase"] for one in (*plan["targets"], *plan["done"])} == phases
+    assert {one["node"] for one in plan["done"]} == {node for node, phase in phases.items() if phase == "finished"}
+    assert [one["rows_loaded"] for one in (*plan["targets"], *plan["done"])] == [ROWS] * SHARDS
+    assert plan["done"]
+    assert not {"start Spark", "fold changes", "load rows"} & plan["seconds_by_step"].keys()

@@ -152,7 +152,7 @@ def test_before_the_decision_it_ends_either_way(
             # What is in the ledger is not loaded again, and another version loads all again.
             if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
                 monkeypatch.setattr("restore.run.version", lambda _package: "another")
-            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
             assert_filled(place)
 
 
@@ -168,7 +168,7 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
         lines = [rows_of(node.dsn, "item")["public.item"].count(b"\n") for node in place.target.primaries]
         # Of 300 rows those whose id is a multiple of 3 or of 50 have changed.
         assert lines == [300 - 100 - 4] * SHARDS
-        resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)
 
 
@@ -186,7 +186,7 @@ def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCra
             assert "--abandon" not in found.hint
             with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
                 abandon_restore(place.fleet, place.target, NAME, print, Silent())
-            resume_restore(place.fleet, place.target, NAME, Ready(place.spark), Silent())
+            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)
 
 

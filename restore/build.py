@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from psycopg.errors import Diagnostic
+
 from fleet.config import Node
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.watch import Watch
-from fleet.tables.groups import Group
+from fleet.tables.groups import Group, qualify
 from restore.ddl.archive import read_archive
 from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
 from restore.ddl.moved_tables import move_statements
@@ -28,6 +30,9 @@ from snapshots.ddl.search_path import search_path_of
 from snapshots.records.chain import Chain
 from snapshots.records.commit import DDL_ARCHIVE, Sequence
 from storage.store import ObjectStore
+
+# A statement names every table.
+ANALYZED_AT_ONCE = 500
 
 
 def read_shard_ddl(store: ObjectStore, chain: Chain, shard: str, path: Path) -> StoredDdl:
@@ -86,3 +91,22 @@ def finish_database(
     problems = refresh_views(target.node, ddl.views, target.search_path, watch)
     ddl.run_last(target.node, target.ledger, watch, move_statements(target.node, moves))
     return problems
+
+
+def analyze(target: LoadTarget, watch: Watch, *, only_loaded: bool) -> list[str]:
+    """Collect the planner's statistics of the database, or only of the loaded tables; return the server's warnings.
+
+    PostgreSQL leaves out tables that our role may not analyze, with a warning.
+    """
+    warnings: list[str] = []
+
+    def note(said: Diagnostic) -> None:
+        warnings.append(f"node {target.node.id}: {said.message_primary}")
+
+    tables = [qualify(group) for group in target.groups.values()] if only_loaded else []
+    batches = [", ".join(tables[start : start + ANALYZED_AT_ONCE]) for start in range(0, len(tables), ANALYZED_AT_ONCE)]
+    with raising_unreachable(target.node), connect(target.node) as connection, ending(watch, connection):
+        connection.add_notice_handler(note)
+        for batch in batches if only_loaded else [""]:
+            connection.execute(f"ANALYZE {batch}".encode())
+    return warnings

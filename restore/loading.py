@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
-from restore.build import count_rows, create_tables, find_load_target, finish_database
+from restore.build import analyze, count_rows, create_tables, find_load_target, finish_database
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
@@ -212,9 +212,9 @@ def check_large_objects(
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: Mapping[str, Ddl]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Notes each materialized view that could not be populated, with the reason.
+    Notes each materialized view that could not be populated, with the reason, and what could not be analyzed.
     """
-    watch, is_empty = run.watch, run.plan.request.scope.schema_only
+    watch, scope = run.watch, run.plan.request.scope
 
     def finish(target: Target) -> list[str]:
         database, shard = databases[target.shard], target.shard
@@ -223,12 +223,14 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
             rows = count_rows(database, watch)
             check_placed(run, target, rows)
             run.enter(target, Phase.INDEXING, rows=rows)
-        if run.plan.request.scope.data_only:
+        if scope.data_only:
             verify_references(database, watch)
             problems = []
         else:
-            sequences = () if is_empty else run.plan.sequences(target)
+            sequences = () if scope.schema_only else run.plan.sequences(target)
             problems = finish_database(database, ddl[shard], sequences, run.plan.moves(target), watch)
+        if scope.analyze:
+            problems += analyze(database, watch, only_loaded=scope.data_only)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began
         return problems

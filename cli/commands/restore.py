@@ -24,6 +24,7 @@ from cli.commands.restore_ends import (
 )
 from cli.output.arguments import (
     Abandon,
+    Analyze,
     At,
     CreateRoles,
     DataOnly,
@@ -84,6 +85,7 @@ def restore(
     replace: Replace = False,
     create_roles: CreateRoles = False,
     use_backup_copies: UseBackupCopies = False,
+    analyze: Analyze = False,
     resume: Resume = False,
     abandon: Abandon = False,
     discard_old: DiscardOld = False,
@@ -99,14 +101,9 @@ def restore(
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     nodes, schemas, roles = tuple(node or ()), tuple(schema or ()), parse_role_map(role_map or ())
     scope = RestoreScope(
-        nodes=nodes,
-        schemas=schemas,
-        schema_only=schema_only,
-        data_only=data_only,
-        no_owner=no_owner,
-        role_map=roles,
-        moves=moves,
-    )
+        nodes=nodes, schemas=schemas, schema_only=schema_only, data_only=data_only, no_owner=no_owner, role_map=roles,
+        moves=moves, analyze=analyze,
+    )  # fmt: skip
     name, moment = newest_name(source, name), parse_at(at, increment)
     request = RestoreRequest(name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, scope)
     check_options(request)

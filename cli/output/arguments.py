@@ -43,6 +43,7 @@ UseBackupCopies = Annotated[
 Schemas = Annotated[
     list[str] | None, typer.Option("--schema", metavar="S", help="Only the tables in this schema (repeatable).")
 ]
+Analyze = Annotated[bool, typer.Option("--analyze", help="Collect the planner's statistics at the end.")]
 SchemaOnly = Annotated[bool, typer.Option("--schema-only", help="The whole DDL, and no rows.")]
 DataOnly = Annotated[bool, typer.Option("--data-only", help="Only rows and sequences, into existing empty tables.")]
 NoOwner = Annotated[bool, typer.Option("--no-owner", help="Everything belongs to the role that restores.")]

@@ -81,6 +81,8 @@ def check_options(request: RestoreRequest) -> None:
         raise UsageError(
             "--schema-only restores no rows, so there are none of --group or --schema", hint="give one or the other"
         )
+    if scope.schema_only and scope.analyze:
+        raise UsageError("--schema-only restores no rows, so there are none to --analyze", hint="give one or the other")
     if scope.schema_only and request.use_backup_copies:
         raise UsageError(
             "--schema-only restores no rows, so there are none to take from standbys' copies",

@@ -31,7 +31,8 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     `nodes`: these shards alone. `schemas`: the rows of the tables in these schemas.
     `schema_only`: the DDL without rows and without values of sequences. `data_only`: the rows and the values of
     sequences, into tables that exist. `no_owner`: all objects belong to the role that restores. `role_map`: pairs of a
-    role and the one that takes its place. `moves`: the rows of these tables, which get other names.
+    role and the one that takes its place. `moves`: the rows of these tables, which get other names. `analyze`: the
+    planner's statistics are collected, too.
     """
 
     nodes: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class RestoreScope(Record, frozen=True, kw_only=True):
     no_owner: bool = False
     role_map: tuple[tuple[str, str], ...] = ()
     moves: tuple[TableMove, ...] = ()
+    analyze: bool = False
 
     @property
     def changes_roles(self) -> bool:

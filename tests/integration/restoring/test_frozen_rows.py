@@ -1,4 +1,4 @@
-"""Rows of a table that one object has alone are stored frozen: nobody needs to visit its pages again."""
+"""Rows of a table that one object has alone are stored frozen, so VACUUM need not visit it; --analyze visits all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from embedded.fleet import EmbeddedFleet
+from restore.parts.scope import RestoreScope
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -29,6 +30,7 @@ ALTER TABLE without_key REPLICA IDENTITY FULL
 """
 # PostgreSQL leaves some pages between its batches.
 FROZEN_QUERY = "SELECT relallvisible > relpages / 2 FROM pg_class WHERE oid = %s::regclass AND relpages > 0"
+ANALYZED_QUERY = "SELECT count(DISTINCT tablename) FROM pg_stats WHERE schemaname = 'public'"
 
 
 def test_only_tables_that_one_task_loads_alone_are_frozen(
@@ -42,10 +44,10 @@ def test_only_tables_that_one_task_loads_alone_are_frozen(
         runs.full("chain")
         execute(source, "UPDATE changed SET body = 'new' WHERE id = 7; INSERT INTO without_key VALUES (0, 'new')")
         runs.increment("chain")
-        runs.restore("chain", target)
+        runs.restore("chain", target, scope=RestoreScope(analyze=True))
         assert sorted_copies(back) == sorted_copies(source)
         with psycopg.connect(back, autocommit=True) as connection:
-            connection.execute("ANALYZE")
+            assert connection.execute(ANALYZED_QUERY).fetchone() == (4,)
             found = {
                 name: connection.execute(FROZEN_QUERY, (name,)).fetchone()
                 for name in ("alone", "changed", "without_key", "small")

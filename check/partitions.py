@@ -56,7 +56,6 @@ def hash_partitions(
         findings.damage(report_of(error))
         sources = Sources(tuple(copies.nodes), (), (), frozenset(), {})
     folded = fold(session, sources, store)
-    folded.hand_over(session)
     try:
         for problem in folded.problems:
             findings.damage(problem)

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from psycopg.errors import Diagnostic
 
 from fleet.config import Node
 from fleet.nodes.connections import connect, raising_unreachable
-from fleet.nodes.encodings import raw_text
+from fleet.nodes.encodings import RAW, raw_text
+from fleet.nodes.server_messages import shorten_message
 from fleet.nodes.watch import Watch
 from fleet.tables.groups import Group, qualify
 from restore.ddl.archive import read_archive
-from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences
+from restore.ddl.ddl import Ddl, StoredDdl, ending, refresh_views, set_sequences, show_name
 from restore.ddl.moved_tables import move_statements
 from restore.ddl.scripts import ScriptDdl
 from restore.ddl.stored import read_stored_ddl
@@ -31,8 +33,15 @@ from snapshots.records.chain import Chain
 from snapshots.records.commit import DDL_ARCHIVE, Sequence
 from storage.store import ObjectStore
 
-# A statement names every table.
-ANALYZED_AT_ONCE = 500
+# The roots of partitioned tables: their partitions are analyzed with them.
+ANALYZED_QUERY = """
+SELECT textsend(format('%%I.%%I', n.nspname, c.relname)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'm', 'p') AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
+   AND (%s::text[] IS NULL
+        OR c.oid IN (SELECT coalesce(pg_partition_root(t::regclass), t::regclass) FROM unnest(%s::text[]) AS t))
+ ORDER BY c.oid
+"""
 
 
 def read_shard_ddl(store: ObjectStore, chain: Chain, shard: str, path: Path) -> StoredDdl:
@@ -75,12 +84,19 @@ def count_rows(target: LoadTarget, watch: Watch) -> int:
 
 
 def finish_database(
-    target: LoadTarget, ddl: Ddl, sequences: Iterable[Sequence], moves: Iterable[TableMove], watch: Watch
+    target: LoadTarget,
+    ddl: Ddl,
+    sequences: Iterable[Sequence],
+    moves: Iterable[TableMove],
+    watch: Watch,
+    *,
+    analyzes: bool,
 ) -> list[str]:
     """Restore what comes after the rows: indexes, keys and triggers, sequences, materialized views, event triggers.
 
     What an earlier process has done is left out; dropping the ledger ends it, in the transaction that gives tables
-    their other names. Returns one line for each materialized view that could not be populated, with the reason.
+    their other names. If it `analyzes`, the planner's statistics are collected. Returns one line for each materialized
+    view that could not be populated, and for each table that could not be analyzed, with the reason.
     """
     with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
@@ -89,24 +105,38 @@ def finish_database(
         set_sequences(connection, sequences)
     ddl.run_after_rows(target.node, target.ledger, watch)
     problems = refresh_views(target.node, ddl.views, target.search_path, watch)
+    if analyzes:
+        # Before the event triggers exist: one on logins would run in the session.
+        problems += analyze(target, watch, only_loaded=False)
     ddl.run_last(target.node, target.ledger, watch, move_statements(target.node, moves))
     return problems
 
 
 def analyze(target: LoadTarget, watch: Watch, *, only_loaded: bool) -> list[str]:
-    """Collect the planner's statistics of the database, or only of the loaded tables; return the server's warnings.
+    """Collect the planner's statistics of all tables and materialized views, or only of the tables that are loaded.
 
-    PostgreSQL leaves out tables that our role may not analyze, with a warning.
+    Returns a line for each that could not be analyzed, with the reason.
     """
-    warnings: list[str] = []
+    problems: list[str] = []
 
     def note(said: Diagnostic) -> None:
-        warnings.append(f"node {target.node.id}: {said.message_primary}")
+        if said.severity_nonlocalized == "WARNING":
+            problems.append(f"node {target.node.id}: {said.message_primary}")
 
-    tables = [qualify(group) for group in target.groups.values()] if only_loaded else []
-    batches = [", ".join(tables[start : start + ANALYZED_AT_ONCE]) for start in range(0, len(tables), ANALYZED_AT_ONCE)]
-    with raising_unreachable(target.node), connect(target.node) as connection, ending(watch, connection):
+    loaded = [qualify(group) for group in target.groups.values()] if only_loaded else None
+    with (
+        raising_unreachable(target.node),
+        connect(target.node, client_encoding=RAW) as connection,
+        ending(watch, connection),
+    ):
         connection.add_notice_handler(note)
-        for batch in batches if only_loaded else [""]:
-            connection.execute(f"ANALYZE {batch}".encode())
-    return warnings
+        tables = connection.execute(ANALYZED_QUERY, (loaded, loaded)).fetchall()
+        for (table,) in tables:
+            try:
+                connection.execute(b"ANALYZE " + bytes(table))
+            except psycopg.Error as error:
+                if connection.broken:
+                    raise
+                # Such as one of a function in an index expression.
+                problems.append(f"node {target.node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
+    return problems

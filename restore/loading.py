@@ -225,12 +225,11 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
             run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
             verify_references(database, watch)
-            problems = []
+            problems = analyze(database, watch, only_loaded=True) if scope.analyze else []
         else:
             sequences = () if scope.schema_only else run.plan.sequences(target)
-            problems = finish_database(database, ddl[shard], sequences, run.plan.moves(target), watch)
-        if scope.analyze:
-            problems += analyze(database, watch, only_loaded=scope.data_only)
+            moves = run.plan.moves(target)
+            problems = finish_database(database, ddl[shard], sequences, moves, watch, analyzes=scope.analyze)
         run.enter(target, Phase.FINISHED)
         seconds[shard] = time.monotonic() - began
         return problems

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,6 +37,8 @@ LOADED_ROWS = "placed string, problem string"
 # A batch costs one COPY per group in it: with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
 IMAGES_PER_TASK = 50_000
+# What Spark says of jobs that cancelAllJobs ends.
+CANCELLED = "cancellation of all jobs"
 
 
 def load_rows(
@@ -53,7 +56,7 @@ def load_rows(
         for number, node in enumerate(nodes)
         if (feed := targets.feed_of(node, chain.shard_of(node))) is not None
     }
-    folded = fold(session, sources, store, by_segment=True)
+    folded = fold(session, sources, store, for_loading=True)
     try:
         raise_first(folded.problems)
         progress.step("load rows")
@@ -66,7 +69,7 @@ def load_rows(
         if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
             jobs.append(lambda: _load_long_images(session, long_images, feeds, parts, reader))
-        return _run_together(session, jobs)
+        return run_together(session, jobs)
     finally:
         folded.release()
 
@@ -125,7 +128,7 @@ def _segment_tasks(
 ) -> Iterator[SegmentLoadTask]:
     """The tasks of the images that were left in their segments, the largest first."""
     for one in sorted(sources.segments, key=lambda one: -one.source.size):
-        images = folded.chosen.get(one.source.key)
+        images = folded.segment_images.get(one.source.key)
         if images and one.source.number in feeds and (feed := feeds[one.source.number].select(images.groups)).targets:
             yield SegmentLoadTask(one, feed, images.flags, store)
 
@@ -138,19 +141,22 @@ def _stream_of(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
+def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
     """Run jobs side by side, and add up what they have placed; after the first error of one cancel the others."""
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]
         try:
-            done = [one.result() for one in as_completed(running)]
-        except BaseException:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
             # They must have released their sessions before the caller undoes anything.
             while any(not one.done() for one in running):
-                session.sparkContext.cancelAllJobs()
+                with suppress(Exception):
+                    session.sparkContext.cancelAllJobs()
                 wait(running, timeout=POLL_SECONDS)
-            raise
-    return _sum_placed(done)
+    if errors := [error for one in running if (error := one.exception())]:
+        # A job that fails may have cancelled the others before it ends.
+        raise next((error for error in errors if CANCELLED not in str(error)), errors[0])
+    return _sum_placed(one.result() for one in running)
 
 
 def _run_tasks(session: SparkSession, tasks: list[LoadTask]) -> Counter[int]:

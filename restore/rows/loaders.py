@@ -83,7 +83,7 @@ class Loader:
         table = self._target.roots.get(group.number) or qualify(group)
         # A table may have no columns, or only generated ones: then there is no column list.
         columns = f" ({column_list(group)})" if group.columns else ""
-        frozen = ", FREEZE" if self._may_freeze(group, table, len(lines)) else ""
+        frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
         statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})"
         stored = _copy_in(self._connection, statement, data)
         if stored != len(lines):
@@ -95,16 +95,16 @@ class Loader:
         self._rows[group.number] = self._rows.get(group.number, 0) + len(lines)
         self._say()
 
-    def _may_freeze(self, group: Group, table: str, rows: int) -> bool:
-        """Whether the rows can be stored frozen, as VACUUM would leave them: nobody else has stored any in the table.
+    def _is_frozen(self, group: Group, table: str, rows: int) -> bool:
+        """Whether the group's rows are stored frozen, as VACUUM would leave them; the table is emptied for it.
 
-        PostgreSQL demands that it was emptied in this transaction. That takes longer than few rows are worth.
+        That is so where no other task has rows of it. PostgreSQL demands that the table was emptied in this
+        transaction, which takes longer than few rows are worth.
         """
-        if group.number not in self._frozen:
-            may = group.number in self._alone and group.number not in self._target.roots and rows >= FROZEN_FROM
-            if may and group.number not in self._rows:
-                self._connection.execute(f"TRUNCATE ONLY {table}".encode())
-                self._frozen.add(group.number)
+        is_first = group.number not in self._rows
+        if is_first and rows >= FROZEN_FROM and group.number in self._alone - self._target.roots.keys():
+            self._connection.execute(f"TRUNCATE ONLY {table}".encode())
+            self._frozen.add(group.number)
         return group.number in self._frozen
 
     def _say(self) -> None:

@@ -59,7 +59,6 @@ def check_conflicts(
     sources = sources_of(chain, topology.sources, store.open())
     routes = {number: topology.routes_of(chain, source) for number, source in enumerate(topology.sources)}
     folded = fold(session, sources, store)
-    folded.hand_over(session)
     try:
         raise_first(folded.problems)
         found = _find_conflicts(_claims(session, sources, folded, routes, store), topology).persist()

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from columns.bytes_column import Flags, column_of
+from columns.bytes_column import Flags, column_of, runs
 from fleet.progress import Silent
 from snapshots.fold import limits
 from snapshots.fold.changed_keys import BYTES_PER_KEY, KEYS_BYTES_MAX
@@ -29,6 +29,8 @@ from wal.segments.segment_schema import DELETE, SEGMENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Of all segments together, and of each at least.
+REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 20
 COMPARED = ["group", "key", "lsn", "seq", "op"]
 # `index` is the change's place among the segment's changes that belong to the state.
 LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])
@@ -36,16 +38,20 @@ LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read; rows of groups in `multisets` have no key."""
+    """A segment to read; rows of groups in `multisets` have no key. More than `bytes_max` of keys are not reported."""
 
     segment: SegmentSource
     multisets: frozenset[int]
+    bytes_max: int
     store: StoreLocation
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """The last changes of the segment's keys (LAST_SCHEMA, an Arrow stream); None if some have no key, or an error."""
+    """The last changes of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
+
+    None if the keys are too many, or some changes have none.
+    """
 
     last: bytes | None = None
     problem: ErrorReport | None = None
@@ -73,11 +79,13 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
 
     It needs them for groups without a key and for partial images.
     """
-    if sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
+    count = len(sources.segments)
+    if sources.has_partials or not limits.CHANGES_PER_SEGMENT * count <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
         return None
     # The largest first.
     segments = sorted(sources.segments, key=lambda one: -one.source.size)
-    tasks = [SegmentTask(one, sources.multisets, store) for one in segments]
+    bytes_max = max(REPORTED_BYTES_MAX // count, REPORTED_BYTES_MIN)
+    tasks = [SegmentTask(one, sources.multisets, bytes_max, store) for one in segments]
     reports = run_tasks(spark, find_last_changes, tasks, Silent())
     problems = [report.problem for report in reports if report.problem]
     if problems:
@@ -110,6 +118,8 @@ def find_last_changes(task: SegmentTask) -> SegmentReport:
     except SnapshotError as error:
         return SegmentReport(problem=report_of(error))
     found = pa.concat_tables(tables)
+    if found.nbytes > task.bytes_max:
+        return SegmentReport()
     group, lsn, seq = (to_numpy(found[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
     last = found.filter(to_mask(last_of_every_key(group, column_of(found["key"]), lsn, seq)))
     sink = pa.BufferOutputStream()
@@ -121,14 +131,15 @@ def find_last_changes(task: SegmentTask) -> SegmentReport:
 def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[str, SegmentImages]:
     segment, index, group = (to_numpy(last[name]) for name in ("segment", "index", "group"))
     is_image = to_numpy(last["op"]) != DELETE
+    order = np.flatnonzero(is_image)
+    order = order[np.argsort(segment[order], kind="stable")]
     images: dict[str, SegmentImages] = {}
-    for number, one in enumerate(segments):
-        rows = np.flatnonzero((segment == number) & is_image)
-        if len(rows):
-            wanted = np.zeros(int(index[rows].max()) + 1, np.bool_)
-            wanted[index[rows]] = True
-            groups = frozenset(np.unique(group[rows]).tolist())
-            images[one.source.key] = SegmentImages(np.packbits(wanted).tobytes(), groups)
+    for rows in (order[one] for one in runs(segment[order])):
+        wanted = np.zeros(int(index[rows].max()) + 1, np.bool_)
+        wanted[index[rows]] = True
+        groups = frozenset(np.unique(group[rows]).tolist())
+        name = segments[int(segment[rows[0]])].source.key
+        images[name] = SegmentImages(np.packbits(wanted).tobytes(), groups)
     return images
 
 

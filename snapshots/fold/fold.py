@@ -1,7 +1,7 @@
 """Folding: compute the state of copies at a cut, as the last effective image of every changed key laid over the base.
 
 Restore and check both use it: `Fold.changed` says which base rows are no longer valid, `Fold.images` are the rows that
-replace them. Changes are shuffled by key. Base rows, which are most of the data, are never shuffled.
+replace them. Many changes are shuffled by key; base rows, which are most of the data, never are.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Fold:
     """The folded changes of some copies.
 
     `images` (IMAGE_COLUMNS) are the rows that changes have produced; None if there are none. Images that the driver has
-    folded are in `local` instead, in the order of nodes and groups, until they are handed over. Rows with a long line
-    are in `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`). `images` and `long_images` may have rows of
-    group PROBLEM, which their reader must look for. Such a row is either an image that can't be completed, because an
-    earlier image or a deleted row is missing; then its `partition` is the group. Or it is the report of an object that
-    was readable at first, but not when Spark read it again.
+    folded may be in `local` instead, in the order of nodes and groups. Rows with a long line are in `long_images`
+    (LONG_IMAGE_ROWS, read by `long_image_reader`). `images` and `long_images` may have rows of group PROBLEM, which
+    their reader must look for. Such a row is either an image that can't be completed, because an earlier image or a
+    deleted row is missing; then its `partition` is the group. Or it is the report of an object that was readable at
+    first, but not when Spark read it again.
 
-    `chosen` has by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
+    `segment_images` are by segment, named by its object, the images that were left there (snapshots.fold.by_segment).
 
     `changed` holds, by node number and group, the keys (in a group without a key: the lines) whose base rows are no
     longer valid. If it is a filter, the unchanged rows that it also matches are among the images. `problems` are the
@@ -73,12 +73,7 @@ class Fold:
     long_images: DataFrame | None = None
     has_long_lines: bool = False
     local: pa.Table | None = None
-    chosen: Mapping[str, SegmentImages] = field(default_factory=dict)
-
-    def hand_over(self, spark: SparkSession) -> None:
-        """Give Spark the images that the driver has folded."""
-        if self.local is not None:
-            self.images, self.local = spark.createDataFrame(self.local), None
+    segment_images: Mapping[str, SegmentImages] = field(default_factory=dict)
 
     def release(self) -> None:
         """Release the cached DataFrames."""
@@ -86,18 +81,21 @@ class Fold:
             frame.unpersist()
 
 
-def fold(spark: SparkSession, sources: Sources, store: StoreLocation, *, by_segment: bool = False) -> Fold:
+def fold(spark: SparkSession, sources: Sources, store: StoreLocation, *, for_loading: bool = False) -> Fold:
     """Fold the changes of `sources`. Starts no job if there are no segments, or few changes.
 
-    If `by_segment`, images may be left in their segments (`Fold.chosen`). The driver holds the changed keys, or a
-    filter if there are many (snapshots.fold.changed_keys).
+    If they are to be loaded, images may be left where they are: in the driver (`Fold.local`) or in their segments
+    (`Fold.segment_images`); otherwise Spark has them all. The driver holds the changed keys, or a filter if there are
+    many (snapshots.fold.changed_keys).
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
     if (local := _fold_locally(sources, store)) is not None:
+        if not for_loading and local.local is not None:
+            local.images, local.local = spark.createDataFrame(local.local), None
         return local
-    if by_segment and (found := choose_changes(spark, sources, store)) is not None:
-        return Fold(None, exact_keys(found.last).keys, found.problems, [], chosen=found.images)
+    if for_loading and (found := choose_changes(spark, sources, store)) is not None:
+        return Fold(None, exact_keys(found.last).keys, found.problems, [], segment_images=found.images)
     changes = read_changes(spark, sources, store)
     if sources.multisets or sources.has_partials:
         # Folding these reads the changes a second time.

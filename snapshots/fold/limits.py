@@ -1,7 +1,7 @@
 """Up to which amounts the driver folds changes by itself. Imports nothing, so that a plan can tell it too."""
 
 CHANGES_MAX = 500_000
-# Of more changes it compares the keys, some 100 bytes each.
-CHOSEN_CHANGES_MAX = 5_000_000
-# The driver holds the changes twice, and Spark's own process once more.
+# Of more changes it compares the keys, if the segments are so large on average that a task for each is worth it.
+CHOSEN_CHANGES_MAX, CHANGES_PER_SEGMENT = 5_000_000, 5_000
+# The driver holds the changes up to four times: as read, reduced, in order, and as the tasks get them.
 STORED_BYTES_MAX, READ_BYTES_MAX = 16 << 20, 64 << 20

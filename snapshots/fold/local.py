@@ -14,7 +14,7 @@ from snapshots.fold import limits
 from snapshots.fold.sources import PROBLEM, SegmentSource, Sources
 from snapshots.fold.superseding import find_last
 
-READERS = 8
+READERS = 4
 Reader = Callable[[SegmentSource], Iterator[pa.RecordBatch]]
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
 
-# Of the slots that hashes are sorted into by their highest bits, about one in 16 to 32 has a key.
+# Hashes are sorted into slots by their highest bits. Up to 2^18 keys have 16 to 32 slots each, more have fewer.
 SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
 
 

@@ -18,4 +18,5 @@ def drawn_folding(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX")[:drawn]:
             patch.setattr(snapshots.fold.limits, name, 0)
+        patch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
         yield

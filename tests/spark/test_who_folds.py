@@ -81,19 +81,19 @@ def test_flags_are_found_from_any_place_on() -> None:
         assert unpack_flags(packed, first, count).tolist() == padded[first : first + count].tolist()
 
 
-def rows_of(spark: SparkSession, folded: Fold) -> list[tuple[Any, ...]]:
-    folded.hand_over(spark)
+def rows_of(folded: Fold) -> list[tuple[Any, ...]]:
+    if folded.local is not None:
+        return sorted(tuple(row.values()) for row in folded.local.to_pylist())
     assert folded.images is not None
-    return sorted(
-        tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in folded.images.collect()
-    )
+    found = folded.images.collect()
+    return sorted(tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in found)
 
 
 def chosen_rows(folded: Fold, sources: Sources, location: StoreLocation) -> list[tuple[Any, ...]]:
     """The rows whose flags are set, as `rows_of` gives them."""
     found: list[tuple[Any, ...]] = []
     for one in sources.segments:
-        if images := folded.chosen.get(one.source.key):
+        if images := folded.segment_images.get(one.source.key):
             (table,) = read_at_cut(location.open(), one, SEGMENT_SCHEMA)
             rows = table.filter(to_mask(unpack_flags(images.flags, 0, len(table)))).to_pylist()
             assert {row["group"] for row in rows} == images.groups
@@ -127,23 +127,26 @@ def test_the_driver_folds_what_spark_folds_and_both_what_the_changes_say(
     for node, group, key in last:
         keys.setdefault(node, {}).setdefault(group, set()).add(key)
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 10_000)
-    by_driver = fold(spark, sources, location)
+    by_driver = fold(spark, sources, location, for_loading=True)
     assert by_driver.local is not None
-    assert (rows_of(spark, by_driver), keys_of(by_driver)) == (expected, keys)
+    for folded in (by_driver, fold(spark, sources, location)):
+        assert (rows_of(folded), keys_of(folded)) == (expected, keys)
+    assert folded.local is None
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
     monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
-    by_segment = fold(spark, sources, location, by_segment=True)
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
+    by_segment = fold(spark, sources, location, for_loading=True)
     assert (by_segment.local, by_segment.images) == (None, None)
     assert (chosen_rows(by_segment, sources, location), keys_of(by_segment)) == (expected, keys)
     for folded in (fold(spark, sources, location), fold_by_rows(spark, sources, location, monkeypatch)):
-        assert (folded.local, folded.chosen) == (None, {})
-        assert (rows_of(spark, folded), keys_of(folded)) == (expected, keys)
+        assert (folded.local, folded.segment_images) == (None, {})
+        assert (rows_of(folded), keys_of(folded)) == (expected, keys)
         folded.release()
 
 
 def fold_by_rows(spark: SparkSession, sources: Sources, location: StoreLocation, patch: pytest.MonkeyPatch) -> Fold:
     patch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 0)
-    return fold(spark, sources, location, by_segment=True)
+    return fold(spark, sources, location, for_loading=True)
 
 
 ONE, LONG = change(1, 1, b"k", UPDATED, b"k\n"), change(1, 1, b"k", UPDATED, b"k" * LONG_LINE_BYTES + b"\n")
@@ -180,15 +183,26 @@ def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
 ) -> None:
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", 0)
     monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     location = StoreLocation(f"file://{tmp_path}")
     keyless = store_segments(tmp_path / "1", [(0, [ONE]), (0, [change(1, 3, b"", INSERTED, b"k\n")])])
-    folded = fold(spark, keyless, StoreLocation(f"file://{tmp_path}/1"), by_segment=True)
-    assert (folded.chosen, folded.images is not None) == ({}, True)
+    folded = fold(spark, keyless, StoreLocation(f"file://{tmp_path}/1"), for_loading=True)
+    assert (folded.segment_images, folded.images is not None) == ({}, True)
     folded.release()
-    monkeypatch.setattr(snapshots.fold.by_segment, "KEYS_BYTES_MAX", 0)
-    folded = fold(spark, store_segments(tmp_path, [(0, [ONE])]), location, by_segment=True)
-    assert (folded.chosen, folded.images is not None) == ({}, True)
-    folded.release()
+    sources = store_segments(tmp_path, [(0, [ONE])])
+    for module, name, value in (
+        (snapshots.fold.by_segment, "KEYS_BYTES_MAX", 0),
+        (snapshots.fold.by_segment, "REPORTED_BYTES_MIN", 0),
+        (snapshots.fold.limits, "CHANGES_PER_SEGMENT", 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshots.fold.by_segment, "REPORTED_BYTES_MAX", 0)
+            patch.setattr(module, name, value)
+            folded = fold(spark, sources, location, for_loading=True)
+        assert (folded.segment_images, folded.images is not None) == ({}, True)
+        folded.release()
+    folded = fold(spark, sources, location, for_loading=True)
+    assert (len(folded.segment_images), folded.images) == (1, None)
 
 
 @pytest.mark.parametrize("limit", [0, 10_000])
@@ -197,12 +211,13 @@ def test_whoever_folds_names_an_object_that_cant_be_read(
 ) -> None:
     monkeypatch.setattr(snapshots.fold.limits, "CHANGES_MAX", limit)
     monkeypatch.setattr(snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
+    monkeypatch.setattr(snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     sources = store_segments(tmp_path, [(0, [change(1, 1, b"k", UPDATED, b"k\n")])])
     key = sources.segments[0].source.key
     flip_byte(tmp_path / key)
-    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"), by_segment=True)
+    folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"), for_loading=True)
     assert [one["details"]["object"] for one in folded.problems] == [key]
-    assert (folded.local, folded.images, folded.chosen) == (None, None, {})
+    assert (folded.local, folded.images, folded.segment_images) == (None, None, {})
 
 
 @pytest.mark.usefixtures("folds_locally")

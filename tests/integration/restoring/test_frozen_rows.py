@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from embedded.fleet import EmbeddedFleet
+from fleet.progress import Silent
 from restore.parts.scope import RestoreScope
+from restore.plan import plan_restore
+from restore.request import RestoreRequest
+from restore.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -26,11 +30,24 @@ INSERT INTO alone SELECT i, md5(i::text) FROM generate_series(1, {ROWS}) AS i;
 INSERT INTO changed TABLE alone;
 INSERT INTO without_key TABLE alone;
 INSERT INTO small VALUES (1, 'few');
+CREATE FUNCTION fails(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  IF i = 1 AND pg_backend_pid() <> 0 AND current_query() ^@ 'ANALYZE' THEN RAISE 'not now'; END IF; RETURN i; END $$;
+CREATE TABLE odd (id int PRIMARY KEY);
+CREATE INDEX ON odd (fails(id));
+INSERT INTO odd VALUES (1), (2);
 ALTER TABLE without_key REPLICA IDENTITY FULL
 """
 # PostgreSQL leaves some pages between its batches.
 FROZEN_QUERY = "SELECT relallvisible > relpages / 2 FROM pg_class WHERE oid = %s::regclass AND relpages > 0"
-ANALYZED_QUERY = "SELECT count(DISTINCT tablename) FROM pg_stats WHERE schemaname = 'public'"
+ANALYZED_QUERY = "SELECT count(*) FROM pg_stat_user_tables WHERE last_analyze IS NOT NULL"
+
+
+class Noted(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_only_tables_that_one_task_loads_alone_are_frozen(
@@ -44,7 +61,10 @@ def test_only_tables_that_one_task_loads_alone_are_frozen(
         runs.full("chain")
         execute(source, "UPDATE changed SET body = 'new' WHERE id = 7; INSERT INTO without_key VALUES (0, 'new')")
         runs.increment("chain")
-        runs.restore("chain", target, scope=RestoreScope(analyze=True))
+        plan = plan_restore(fleet, target, RestoreRequest("chain", scope=RestoreScope(analyze=True)))
+        noted = Noted()
+        restore_fleet(plan, runs.spark, noted)
+        assert [note for note in noted.notes if "odd" in note] == ["node s1: public.odd: not now"]
         assert sorted_copies(back) == sorted_copies(source)
         with psycopg.connect(back, autocommit=True) as connection:
             assert connection.execute(ANALYZED_QUERY).fetchone() == (4,)

@@ -205,7 +205,8 @@ def find_resumable(
     if not unfinished:
         settle_recorded(store, targets, connections)
         raise UnfinishedRestoreError(
-            "no restore into these databases is unfinished", hint="run the restore without --resume"
+            "no restore into these databases is unfinished",
+            hint="see: snapshot list   If it had --to FILE, give the same; one that has ended needs no --resume",
         )
     if len(unfinished) > 1:
         raise UnfinishedRestoreError(

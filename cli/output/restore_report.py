@@ -74,7 +74,10 @@ def lines_of(report: RestoreReport) -> list[str]:
     lines += [line for name in report.slots_left for line in _slot_left_lines(name)]
     lines += [one.text for one in report.open_operations]
     if report.aside:
-        lines.append(f"earlier snapshots of this fleet can get no more increments; {NEW_CHAIN}")
+        lines.append(
+            "earlier snapshots of the databases that were put aside can get no more increments; for theirs,"
+            f" {NEW_CHAIN}"
+        )
     return lines
 
 

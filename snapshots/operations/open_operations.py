@@ -45,10 +45,16 @@ class OpenOperation:
             return f"{what} known result: {self.problem}"
         what += " outcome"
         if one.kind == RESTORE and one.is_drill:
-            return f"{what}: it is a drill that is running, or was killed; the next drill settles it"
+            return (
+                f"{what}: it is a drill that is running, or was killed; a drill that begins a quarter of an hour later"
+                " settles it"
+            )
         if one.kind == RESTORE:
             again = f"{restore_command(one.snapshot, one.nodes if one.only_nodes is True else ())} --resume"
-            return f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon"
+            return (
+                f"{what}: it is running, or ended unfinished; to end it: {again}   or: --abandon  "
+                " (with the same --to FILE, if it had one)"
+            )
         if one.kind != CREATE:
             again = f"snapshot delete {one.snapshot}" if one.kind == "delete" else f"snapshot {one.kind} --yes"
             return f"{what}: it is running, or ended unfinished; to resume it: {again}"

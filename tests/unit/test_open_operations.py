@@ -60,7 +60,9 @@ def test_an_unfinished_restore_is_named_with_what_ends_it() -> None:
     store = memory()
     leave_open(store, "restore")
     (found,) = read_open_operations(store, "daily")
-    assert found.text.endswith("to end it: snapshot restore daily --resume   or: --abandon")
+    assert found.text.endswith(
+        "to end it: snapshot restore daily --resume   or: --abandon   (with the same --to FILE, if it had one)"
+    )
     assert found.to_json()["committed"] is None
 
 

@@ -262,7 +262,7 @@ def test_the_servers_of_a_killed_drill_are_removed_by_the_next_command(
     assert servers_below(tmp_path) == []
     # What it has recorded in the store, the next drill settles when its lease is over.
     (left,) = read_open_intents(store)
-    assert "the next drill settles it" in read_open_operations(store)[0].text
+    assert "a drill that begins a quarter of an hour later settles it" in read_open_operations(store)[0].text
     settle_dead_drills(store, datetime.now(UTC))
     assert [one.operation for one in read_open_intents(store)] == [left.operation]
     settle_dead_drills(store, datetime.now(UTC) + timedelta(hours=1))

@@ -72,7 +72,7 @@ def abandon_restore(
     progress.step("find unfinished restores")
     targets, store, report = provisional_targets(target, nodes), source.store.open(), AbandonReport()
     with lock_targets(targets) as connections, lock_target_fleet(target, targets, connections) as inside:
-        found = find_unfinished(store, targets, connections)
+        found = find_unfinished(store, targets, connections, progress)
         own = {
             one.suffix: [place.named(one.suffix) for place in targets if place.shard in one.databases] for one in found
         }
@@ -233,7 +233,7 @@ def discard_old(
     progress.step("find databases put aside")
     targets = provisional_targets(target, nodes)
     with lock_targets(targets) as connections:
-        check_no_unfinished(source.store.open(), name, targets, connections)
+        check_no_unfinished(source.store.open(), name, targets, connections, progress)
         found = {one: read_old(one.node, connections[one.shard]) for one in targets}
         confirm([old for databases in found.values() for old in databases])
         progress.step("drop databases")

@@ -93,7 +93,13 @@ class FoundDatabase:
 def list_databases(connection: psycopg.Connection[Any]) -> Mapping[str, FoundDatabase]:
     """The databases of the server, by name."""
     rows = connection.execute(DATABASES_QUERY).fetchall()
-    return {name: FoundDatabase(name, is_open, parse_record(comment)) for name, is_open, comment in rows}
+    return {name: FoundDatabase(name, is_open, _parse_comment(comment)) for name, is_open, comment in rows}
+
+
+def _parse_comment(comment: str | None) -> DatabaseRecord | None:
+    """As parse_record; a restore of rows alone keeps no record in a comment, which the database's owner may write."""
+    record = parse_record(comment)
+    return None if record is None or record.scope.data_only else record
 
 
 def parse_record(comment: str | None) -> DatabaseRecord | None:

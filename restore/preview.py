@@ -74,7 +74,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     obstacles = Obstacles()
     with lock_targets(plan.targets, obstacles) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
         reached = [target for target in plan.targets if target.shard in connections]
-        check_no_unfinished(plan.store.open(), plan.request.name, reached, connections)
+        check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
         return replace(preview, replaces=find_replaced(plan, connections))
 

@@ -73,7 +73,7 @@ def restore_fleet(
     with running(plan, progress) as run:
         store = plan.store.open()
         reached = [target for target in plan.targets if target.shard in run.connections]
-        check_no_unfinished(store, plan.request.name, reached, run.connections)
+        check_no_unfinished(store, plan.request.name, reached, run.connections, progress)
         preview = check_restore(plan, plan.targets, run.connections, run.folder, run.obstacles)
         settle_recorded(store, plan.targets, run.connections)
         replaced = find_replaced(plan, run.connections)
@@ -109,7 +109,7 @@ def resume_restore(
     store = source.store.open()
     with ExitStack() as stack:
         locked = stack.enter_context(lock_targets(provisional))
-        found = find_resumable(store, request.name, provisional, locked)
+        found = find_resumable(store, request.name, provisional, locked, progress)
         check_names_all(found, provisional)
         if found.is_published:
             planned: RestoreReport | None = None

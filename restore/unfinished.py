@@ -12,6 +12,8 @@ import psycopg
 from fleet.hints import restore_command
 from fleet.nodes.beside import LOADING, is_beside
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
+from fleet.progress import Progress
+from fleet.some_names import list_some
 from restore.data_only.filling import find_fillings
 from restore.database_records import DatabaseRecord, FoundDatabase, Phase, list_databases, parse_record
 from restore.parts.scope import WHOLE, RestoreScope
@@ -23,6 +25,7 @@ from snapshots.records.operation_records import DONE, FAILED, read_decision, rea
 from storage.errors import IndeterminateError, RefusedError, UnreachableError, UsageError
 from storage.store import ObjectStore
 
+OTHERS_MAX = 5
 SAME_TARGET = "with the same --to FILE, if it had one"
 
 
@@ -97,9 +100,15 @@ class UnfinishedRestore:
 
 
 def find_unfinished(
-    store: ObjectStore, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+    store: ObjectStore,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    progress: Progress,
 ) -> list[UnfinishedRestore]:
-    """The unfinished restores of the targets' databases, oldest first. The caller holds their locks."""
+    """The unfinished restores of the targets' databases, oldest first. The caller holds their locks.
+
+    Notes schemas that look like those of a restore but belong to others.
+    """
     restores: dict[str, UnfinishedRestore] = {}
     for target in targets:
         for name, database in list_databases(connections[target.shard]).items():
@@ -116,7 +125,7 @@ def find_unfinished(
                 found.databases[target.shard] = name
                 if record is not None and suffix_of(record.operation) == suffix:
                     found.records[target.shard] = record
-        for suffix, record in _find_filled(target, connections[target.shard]).items():
+        for suffix, record in _find_filled(target, connections[target.shard], progress).items():
             found = restores.setdefault(suffix, UnfinishedRestore(suffix, is_filling=True))
             found.databases[target.shard] = target.database
             if record is not None:
@@ -125,7 +134,9 @@ def find_unfinished(
     return sorted(unfinished, key=lambda one: one.record.operation if one.record else "")
 
 
-def _find_filled(target: Target, connection: psycopg.Connection[Any]) -> dict[str, DatabaseRecord | None]:
+def _find_filled(
+    target: Target, connection: psycopg.Connection[Any], progress: Progress
+) -> dict[str, DatabaseRecord | None]:
     """The records of the restores that fill the target's database, by the suffix of their ids; None: unreadable."""
     database: FoundDatabase | None = list_databases(connection).get(target.database)
     if database is None or not database.is_open:
@@ -137,7 +148,14 @@ def _find_filled(target: Target, connection: psycopg.Connection[Any]) -> dict[st
             return {}
         raise
     with raising_unreachable(target.node), session:
-        return {suffix: parse_record(text) for suffix, text in find_fillings(session).items()}
+        found, others = find_fillings(session)
+    if others:
+        # To refuse would let anybody who may create schemas block restores.
+        progress.note(
+            f"{target.node.id}: database {target.database} has what looks like a restore of another role, and is left"
+            f" alone: {list_some(others, OTHERS_MAX)}"
+        )
+    return {suffix: parse_record(text) for suffix, text in found.items()}
 
 
 def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
@@ -175,7 +193,11 @@ def settle_recorded(
 
 
 def check_no_unfinished(
-    store: ObjectStore, name: str, targets: Iterable[Target], connections: Mapping[str, psycopg.Connection[Any]]
+    store: ObjectStore,
+    name: str,
+    targets: Iterable[Target],
+    connections: Mapping[str, psycopg.Connection[Any]],
+    progress: Progress,
 ) -> None:
     """Raise UnfinishedRestoreError if an earlier restore of the targets' databases ended unfinished.
 
@@ -183,7 +205,7 @@ def check_no_unfinished(
     """
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
-    for found in find_unfinished(store, targets, connections):
+    for found in find_unfinished(store, targets, connections, progress):
         what = "rows in tables of database " * found.is_filling
         where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
         command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
@@ -198,10 +220,10 @@ def check_no_unfinished(
 
 
 def find_resumable(
-    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections
+    store: ObjectStore, name: str, targets: Sequence[Target], connections: Connections, progress: Progress
 ) -> UnfinishedRestore:
     """The only unfinished restore, of snapshot `name`; raise UnfinishedRestoreError if it can't be resumed."""
-    unfinished = find_unfinished(store, targets, connections)
+    unfinished = find_unfinished(store, targets, connections, progress)
     if not unfinished:
         settle_recorded(store, targets, connections)
         raise UnfinishedRestoreError(

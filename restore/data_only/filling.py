@@ -12,12 +12,24 @@ from typing import Any
 
 import psycopg
 
+from fleet.nodes.connections import refuse_views
 from fleet.tables.groups import Group, qualify
 from restore.rows.ledger import create_ledger
 from storage.errors import RefusedError
 
 PREFIX = "cutline_restoring_"
-SCHEMAS_QUERY = f"SELECT nspname FROM pg_namespace WHERE nspname ~ '^{PREFIX}[0-9a-f]{{10}}$' ORDER BY 1"
+RELATIONS = ("record", "tables", "ledger")
+# The schemas of such names, their owners, and whether all in them that is read belongs to our role or to a superuser.
+# Anybody may make one who has CREATE on the database, and what is read of a view runs as our role.
+SCHEMAS_QUERY = f"""
+WITH trusted AS (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user)
+SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM trusted) AND (
+       SELECT count(*) FROM pg_class c
+        WHERE c.relnamespace = n.oid AND c.relname = ANY (%s) AND c.relkind = 'r' AND c.relpersistence = 'p'
+          AND c.relowner IN (SELECT oid FROM trusted) AND NOT c.relhasrules AND NOT c.relrowsecurity
+          AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid))) = {len(RELATIONS)}
+  FROM pg_namespace n WHERE n.nspname ~ '^{PREFIX}[0-9a-f]{{10}}$' ORDER BY 1
+"""
 # No trigger acts on what the transaction does, be it on a table or on DDL, and no foreign key is checked.
 REPLICA = "SET LOCAL session_replication_role = replica"
 LOCK_SECONDS_MAX = 60
@@ -68,9 +80,8 @@ class Filling:
 
     @property
     def exists(self) -> bool:
-        """Whether it has begun and is not removed."""
-        row = self.connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self.schema,)).fetchone()
-        return row == (True,)
+        """Whether it has begun and is not removed. A schema of others is none."""
+        return self.schema in _find_schemas(self.connection)[0]
 
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
@@ -87,13 +98,16 @@ class Filling:
     def write(self, text: str) -> None:
         """Write the restore's record; raise psycopg.errors.UndefinedTable if the filling was removed."""
         statement = f"INSERT INTO {self.schema}.record (text) VALUES (%s) ON CONFLICT (one) DO UPDATE SET text = %s"
-        self.connection.execute(statement.encode(), (text, text))
+        with self.connection.transaction():
+            self.connection.execute(REPLICA)
+            self.connection.execute(statement.encode(), (text, text))
 
     def remove(self) -> None:
         """Remove the schema; the rows stay. Does nothing if that is done."""
         with self.connection.transaction():
             self.connection.execute(REPLICA)
-            self.connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE".encode())
+            if self.exists:
+                self.connection.execute(f"DROP SCHEMA {self.schema} CASCADE".encode())
 
     def end_loading(self) -> None:
         """End the sessions that load rows, also those of a process that is gone."""
@@ -146,10 +160,26 @@ def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> lis
     return [oid for (oid,) in connection.execute(OIDS_QUERY, (names,)) if oid is not None]
 
 
-def find_fillings(connection: psycopg.Connection[Any]) -> dict[str, str]:
-    """The records of the restores that fill the database, or have ended unfinished, by the suffix of their ids."""
+def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], list[str]]:
+    """The records of the restores that fill the database, or have ended unfinished, by the suffix of their ids.
+
+    The second list names schemas that only look so: they belong to others, and nothing in them is read.
+    """
     found: dict[str, str] = {}
-    for (schema,) in connection.execute(SCHEMAS_QUERY).fetchall():
-        (text,) = connection.execute(f"SELECT text FROM {schema}.record".encode()).fetchone() or ("",)
-        found[schema.removeprefix(PREFIX)] = text
-    return found
+    own, others = _find_schemas(connection)
+    for schema in own:
+        with connection.transaction():
+            refuse_views(connection)
+            connection.execute(f"LOCK TABLE {schema}.record IN ACCESS SHARE MODE".encode())
+            # Under the lock it can't be exchanged any more.
+            if schema in _find_schemas(connection)[0]:
+                (text,) = connection.execute(f"SELECT text FROM ONLY {schema}.record".encode()).fetchone() or ("",)
+                found[schema.removeprefix(PREFIX)] = text
+    return found, others
+
+
+def _find_schemas(connection: psycopg.Connection[Any]) -> tuple[list[str], list[str]]:
+    """The schemas of fillings, and those of others that have such names, each with its owner."""
+    rows = connection.execute(SCHEMAS_QUERY, (list(RELATIONS),)).fetchall()
+    own = [schema for schema, _, is_own in rows if is_own]
+    return own, [f"schema {schema} of role {owner}" for schema, owner, is_own in rows if not is_own]

@@ -1,0 +1,119 @@
+"""A role that may create schemas in a database to fill makes a restore run nothing there, and blocks none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import restore.data_only.filling as filling
+from fleet.config import Node
+from fleet.progress import Silent
+from restore.abandoning import abandon_restore
+from restore.database_records import list_databases
+from restore.plan import plan_restore
+from restore.preview import preview_restore
+from restore.request import RestoreRequest
+from restore.restore import resume_restore
+from restore.unfinished import UnfinishedRestoreError
+from tests.integration.refusing import NoSpark, execute
+from tests.integration.restoring.filled import REQUEST, tables_to_fill
+from tests.integration.restoring.target_place import DATABASE, NAME, Place
+
+SCHEMA = "cutline_restoring_0123456789"
+# What of the schema is somebody else's.
+VIEW = (
+    f"CREATE SCHEMA {SCHEMA} AUTHORIZATION mallory",
+    f"SET ROLE mallory; CREATE VIEW {SCHEMA}.record AS SELECT m.evil() AS text",
+    f"CREATE TABLE {SCHEMA}.tables (relid regclass); CREATE TABLE {SCHEMA}.ledger (rows bigint)",
+)
+POLICY = (
+    f"CREATE SCHEMA {SCHEMA} AUTHORIZATION mallory",
+    f"SET ROLE mallory; CREATE TABLE {SCHEMA}.record (text text); INSERT INTO {SCHEMA}.record VALUES ('')",
+    f"CREATE TABLE {SCHEMA}.tables (relid regclass); CREATE TABLE {SCHEMA}.ledger (rows bigint)",
+    f"ALTER TABLE {SCHEMA}.record ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+    f"CREATE POLICY evil ON {SCHEMA}.record USING (m.evil() <> '')",
+)
+IN_OURS = (
+    f"CREATE SCHEMA {SCHEMA}; GRANT CREATE, USAGE ON SCHEMA {SCHEMA} TO mallory",
+    f"CREATE TABLE {SCHEMA}.tables (relid regclass); CREATE TABLE {SCHEMA}.ledger (rows bigint)",
+    f"SET ROLE mallory; CREATE VIEW {SCHEMA}.record AS SELECT m.evil() AS text",
+)
+EVIL = """
+CREATE FUNCTION m.evil() RETURNS text LANGUAGE plpgsql
+    AS $$ BEGIN ALTER ROLE mallory SUPERUSER; RETURN ''; END $$
+"""
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def attacked(place: Place) -> Iterator[Node]:
+    node = place.target.primaries[0]
+    with tables_to_fill(place, "DROP EVENT TRIGGER refuse"):
+        execute(node.dsn, "CREATE ROLE mallory", "CREATE SCHEMA m AUTHORIZATION mallory", f"SET ROLE mallory; {EVIL}")
+        yield node
+    execute(place.fleet.primaries[0].dsn, "DROP ROLE mallory")
+
+
+def is_super(node: Node) -> bool:
+    with psycopg.connect(node.dsn) as connection:
+        return connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("planted", [VIEW, POLICY, IN_OURS], ids=["a view", "a policy", "a view in a schema of ours"])
+def test_what_looks_like_a_filling_of_others_is_not_read_and_blocks_nothing(
+    place: Place, attacked: Node, planted: tuple[str, ...]
+) -> None:
+    execute(attacked.dsn, *planted)
+    progress = Noting()
+    preview_restore(plan_restore(place.fleet, place.target, REQUEST), progress)
+    (note,) = progress.notes
+    assert f"node {attacked.id}".removeprefix("node ") in note
+    assert SCHEMA in note
+    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), NoSpark(), Silent())
+    with pytest.raises(UnfinishedRestoreError, match="no restore into these databases"):
+        abandon_restore(place.fleet, place.target, NAME, print, Silent())
+    assert not is_super(attacked)
+
+
+def test_what_is_exchanged_between_the_check_and_the_lock_is_not_read(
+    attacked: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, calls = filling._find_schemas, list[int]()
+
+    def find_once_too_early(connection: psycopg.Connection[Any]) -> tuple[list[str], list[str]]:
+        calls.append(1)
+        return ([SCHEMA], []) if len(calls) == 1 else find(connection)
+
+    execute(attacked.dsn, *VIEW)
+    monkeypatch.setattr(filling, "_find_schemas", find_once_too_early)
+    with psycopg.connect(attacked.dsn, autocommit=True) as connection:
+        assert filling.find_fillings(connection) == ({}, [])
+    assert not is_super(attacked)
+
+
+def test_the_owner_of_a_database_can_not_write_the_record_of_its_filling(place: Place, attacked: Node) -> None:
+    """A record in its comment would name the ledger, of which the rows are asked."""
+    record = (
+        '{"schema":"cutline/restoring/1","operation":"20261122T115359Z-0123456789","snapshot":"daily","increment":1,'
+        '"digest":"x","began_at":"2026-11-22T11:53:59.296Z","by":"mallory","version":"1","groups":[],"replace":false,'
+        '"create_roles":false,"in_store":false,"shards":["s1"],"phase":"loading","ledger":"m.evil() AS l (rows)",'
+        '"scope":{"data_only":%s}}'
+    )
+    found = {}
+    for is_filling in ("false", "true"):
+        execute(attacked.dsn, f"COMMENT ON DATABASE {DATABASE} IS '{record % is_filling}'")
+        with psycopg.connect(attacked.dsn) as connection:
+            found[is_filling] = list_databases(connection)[DATABASE].record
+    assert found["false"] is not None
+    assert found["true"] is None

@@ -16,7 +16,7 @@ from fleet.nodes.privileges import quote, read_role
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
-from restore.data_only.filling import REPLICA
+from restore.data_only.filling import DELETED, REPLICA
 from restore.data_only.references import find_temporal, find_unreadable
 from restore.data_only.sequences import check_sequences
 from restore.obstacles.obstacles import Obstacles
@@ -55,14 +55,15 @@ SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE k.conrelid = ANY (%s) AND k.contype IN ('p', 'u', 'x') AND k.condeferrable ORDER BY 1, 2
 """
-# A table that another one refers to can't be truncated without that; its rows would be deleted.
-PRIVILEGES_QUERY = """
+PRIVILEGES_QUERY = f"""
+WITH RECURSIVE filled AS (SELECT relid FROM unnest(%s::oid[]) AS given (relid)),
+{DELETED}
 SELECT c.oid::bigint, format('%%I.%%I', n.nspname, c.relname), p.name, n.nspname, has_schema_privilege(n.oid, 'USAGE')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('TRUNCATE'), ('DELETE')) AS p (name)
- WHERE c.oid = ANY (%s) AND NOT (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, p.name))
-   AND (p.name <> 'DELETE' OR EXISTS (SELECT FROM pg_constraint k WHERE k.contype = 'f' AND k.confrelid = c.oid
-                                         AND k.conrelid <> ALL (%s)))
+ WHERE c.oid IN (SELECT relid FROM filled)
+   AND NOT (has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, p.name))
+   AND (p.name <> 'DELETE' OR c.oid IN (SELECT relid FROM deleted))
  ORDER BY 2, 3
 """
 # The leaves of partitioned tables through which rows are loaded (restore/rows/partition_roots.py): any may get rows.
@@ -253,7 +254,7 @@ def _check_privileges(
             "run as a superuser",
             [f"ALTER ROLE {role} BYPASSRLS"],
         )
-    denied = connection.execute(PRIVILEGES_QUERY, (oids, oids)).fetchall()
+    denied = connection.execute(PRIVILEGES_QUERY, (oids,)).fetchall()
     if denied:
         lacking: dict[str, list[str]] = {}
         for _, table, privilege, _, _ in denied:

@@ -40,13 +40,21 @@ SELECT pg_terminate_backend(l.pid, %s) FROM pg_locks l
  WHERE l.relation = to_regclass(%s) AND l.pid <> pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-# A table that was renamed is found by its new name; one that was dropped is not. Also said of each: whether a table
-# that is not filled refers to it, because then it can't be truncated.
-FILLED_QUERY = """
-SELECT format('%%I.%%I', n.nspname, c.relname),
-       EXISTS (SELECT FROM pg_constraint k
-                WHERE k.contype = 'f' AND k.confrelid = c.oid AND k.conrelid NOT IN (SELECT relid FROM {schema}.tables))
-  FROM {schema}.tables t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+# Of the `filled` tables those that can't be truncated: TRUNCATE takes a table only with all that refer to it. So their
+# rows are deleted, and then also those of the tables to which these refer. A partitioned table that refers to one is
+# never truncated itself.
+DELETED = """deleted AS (
+    SELECT k.confrelid AS relid FROM pg_constraint k
+     WHERE k.contype = 'f' AND k.confrelid IN (SELECT relid FROM filled)
+       AND k.conrelid NOT IN (SELECT relid FROM filled)
+    UNION SELECT k.confrelid FROM deleted d JOIN pg_constraint k ON k.contype = 'f' AND k.conrelid = d.relid
+     WHERE k.confrelid IN (SELECT relid FROM filled))"""
+# A table that was renamed is found by its new name; one that was dropped is not.
+FILLED_QUERY = f"""
+WITH RECURSIVE filled AS (SELECT relid::oid FROM {{schema}}.tables),
+{DELETED}
+SELECT format('%%I.%%I', n.nspname, c.relname), c.oid IN (SELECT relid FROM deleted)
+  FROM filled t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' ORDER BY 1
 """
 # The tables with these oids, and the partitioned tables that they are in.
@@ -128,7 +136,7 @@ class Filling:
         self._empty(f"TRUNCATE {self.ledger}")
 
     def _empty(self, last: str) -> list[tuple[str, bool]]:
-        """Empty the tables and run the `last` statement; return the tables' names, and which were not truncated."""
+        """Empty the tables and run the `last` statement; return the tables' names, and which can't be truncated."""
         self.end_loading()
         execute = self.connection.execute
         try:
@@ -138,9 +146,9 @@ class Filling:
                 # A task enters itself in the ledger first: from here on none begins, and none is under way.
                 execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
                 tables = execute(FILLED_QUERY.format(schema=self.schema).encode(), ()).fetchall()
-                if alone := [name for name, is_referenced in tables if not is_referenced]:
+                if alone := [name for name, is_deleted in tables if not is_deleted]:
                     execute(f"TRUNCATE ONLY {', ONLY '.join(alone)}".encode())
-                for name in (name for name, is_referenced in tables if is_referenced):
+                for name in (name for name, is_deleted in tables if is_deleted):
                     execute(f"DELETE FROM ONLY {name}".encode())
                 execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:

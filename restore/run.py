@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from fleet.config import Fleet
+from fleet.config import Fleet, Node
 from fleet.label import own_label
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.nodes.lock import lock_key, take_lock
@@ -100,6 +100,10 @@ class RestoreRun:
         """What a restore of rows alone keeps in a target's database."""
         return Filling(self.inside[target.shard], suffix_of(self.operation))
 
+    def loaded(self, target: Target) -> Node:
+        """The database that is loaded: one of the restore's own, or the existing one that is filled."""
+        return target.node if self.plan.request.scope.data_only else target.loaded
+
     def end_loading(self, target: Target) -> None:
         """End the sessions of a killed process that loads a target: a statement goes on until it has a row to send."""
         if self.plan.request.scope.data_only:
@@ -129,8 +133,9 @@ class RestoreRun:
             record = self.records[target.shard]
             rows = record.rows
             if record.phase == Phase.LOADING and record.ledger:
-                with raising_unreachable(target.node), connect(target.loaded) as connection:
-                    rows = rows_tally(target.loaded, record.ledger, 0).ask(connection)
+                loaded = self.loaded(target)
+                with raising_unreachable(target.node), connect(loaded) as connection:
+                    rows = rows_tally(loaded, record.ledger, 0).ask(connection)
             found[target.shard] = BegunShard(record.phase, rows, record.phase not in (Phase.CREATED, Phase.LOADING))
         return found
 

@@ -156,6 +156,17 @@ def test_before_the_decision_it_ends_either_way(
             assert_filled(place)
 
 
+def test_one_that_ended_while_loading_is_resumed_and_its_plan_has_what_is_loaded(place: Place) -> None:
+    """Its ledger is in the existing database; there is no other."""
+    with tables_to_fill(place):
+        leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+        code, done = run_here(place.fleet, *words(place, "--resume"), spark=place.spark)
+        assert code == 0, done
+        loaded = [(one["phase"], one["rows_loaded"]) for one in done["plan"]["targets"]]
+        assert loaded == [("loading", place.rows(shard)) for shard in range(SHARDS)]
+        assert_filled(place)
+
+
 def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are seen as they come in: those of the base are there when no changes are loaded."""
     with tables_to_fill(place):

@@ -228,8 +228,10 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
             run.records and (is_resumed or isinstance(error, UnreachableError | IndeterminateError))
         ):
             _add_hint(run, error)
+        elif _drop_all(run):
+            lease.stays_open = False
         else:
-            lease.stays_open = not _drop_all(run)
+            _add_hint(run, error)
         raise
 
 
@@ -255,7 +257,8 @@ def _drop_all(run: RestoreRun) -> bool:
     """
     try:
         in_parallel(run.undo, [target for target in run.plan.targets if target.shard in run.created])
-    except (SnapshotError, psycopg.Error):
+    except (SnapshotError, psycopg.Error) as error:
+        run.progress.note(f"the restore could not be undone: {error}")
         return False
     return True
 

@@ -167,6 +167,26 @@ def test_one_that_ended_while_loading_is_resumed_and_its_plan_has_what_is_loaded
         assert_filled(place)
 
 
+def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
+    with tables_to_fill(place), psycopg.connect(place.target.primaries[1].dsn) as reader:
+
+        def lock_and_fail(reached: Reached) -> None:
+            if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
+                reader.execute("LOCK TABLE log IN ACCESS SHARE MODE")
+                raise LoadError("the rows are refused")
+
+        watching = Watching(lock_and_fail)
+        with pytest.raises(LoadError) as raised:
+            load(place, watching)
+        for end in ("--resume", "--abandon"):
+            assert f"snapshot restore {NAME} {end}" in raised.value.hint
+        assert any("could not be undone" in note and "locked" in note for note in watching.notes)
+        reader.rollback()
+        abandon_restore(place.fleet, place.target, NAME, print, Silent())
+        assert_empty(place)
+
+
 def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are seen as they come in: those of the base are there when no changes are loaded."""
     with tables_to_fill(place):

@@ -112,7 +112,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
             elif run.records[target.shard].phase == Phase.CREATED:
                 # The tasks in its ledger are those of another version.
                 filling.start_again()
-                run.enter(target, Phase.LOADING)
+                run.enter(target, Phase.LOADING, version=run.version, parts=0, rows=0)
             roots = find_roots(filling.connection, groups)
             path = search_path_of(read_search_path(filling.connection))
         numbered = {one.number: one for one in groups}

@@ -17,6 +17,7 @@ from fleet.nodes.sessions import open_sessions
 from fleet.progress import Silent
 from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
+from restore.data_only.filling import Filling
 from restore.data_only.references import ForeignKeyViolatedError
 from restore.data_only.sequences import find_used
 from restore.parts.scope import RestoreScope
@@ -185,6 +186,25 @@ def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeyp
         reader.rollback()
         abandon_restore(place.fleet, place.target, NAME, print, Silent())
         assert_empty(place)
+
+
+def test_what_another_version_has_loaded_again_is_recorded_as_its_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tables_to_fill(place):
+        leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
+        monkeypatch.setattr("restore.run.version", lambda _package: "another")
+
+        def lose(reached: Reached) -> None:
+            if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
+                raise NodeUnreachableError("node s2: it is gone")
+
+        ready = Ready(place.spark)
+        with pytest.raises(NodeUnreachableError):
+            resume_restore(place.fleet, place.target, RestoreRequest(NAME), ready, Watching(lose))
+        monkeypatch.setattr(Filling, "start_again", lambda _: pytest.fail("all is loaded once more"))
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), ready, Silent())
+        assert_filled(place)
 
 
 def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,8 @@ def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
                 details={"node": target.node.id, "groups": filled},
             )
         filling.begin(groups)
-        run.put_record(target, Phase.LOADING, None, {"ledger": filling.ledger})
+        record = run.put_record(target, Phase.LOADING, None, {"ledger": filling.ledger})
+    run.records[target.shard] = record
     run.progress.reached(RestoreCrashPoint.LOADING, node=target.node.id)
 
 

@@ -81,12 +81,14 @@ class RestoreRun:
     def enter(self, target: Target, phase: Phase, *, database: str | None = None, **changes: Any) -> None:
         """Record that a target's database has come to a phase, or with the same phase the `changes` alone."""
         before = self.records.get(target.shard)
-        self.put_record(target, phase, database, changes)
+        self.records[target.shard] = self.put_record(target, phase, database, changes)
         if before is None or before.phase != phase:
             self.progress.reached(RestoreCrashPoint(phase.value), node=target.node.id)
 
-    def put_record(self, target: Target, phase: Phase, database: str | None, changes: Mapping[str, Any]) -> None:
-        """Write a target's record, on its `database` or in its filling."""
+    def put_record(
+        self, target: Target, phase: Phase, database: str | None, changes: Mapping[str, Any]
+    ) -> DatabaseRecord:
+        """Write a target's record, on its `database` or in its filling, and return it."""
         before = self.records.get(target.shard) or self._first_record()
         after = structs.replace(before, phase=phase, **changes)
         if after.scope.data_only:
@@ -94,7 +96,7 @@ class RestoreRun:
                 self.filling(target).write(record_text(after))
         else:
             write_record(self.connections[target.shard], database or target.loading, after)
-        self.records[target.shard] = after
+        return after
 
     def filling(self, target: Target) -> Filling:
         """What a restore of rows alone keeps in a target's database."""

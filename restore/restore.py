@@ -115,9 +115,13 @@ def resume_restore(
             planned: RestoreReport | None = None
             with suppress(SnapshotError):
                 planned = plan_resumed(source, target, found.last_record).report()
+            filled = [one for one in provisional if found.is_filling and one.shard in found.records]
+            # What has its outcome in the store is not looked for any more; without a store the record is the outcome.
+            if found.last_record.in_store:
+                remove_fillings(filled, found.suffix)
             report = end_published(store, target, found, provisional, locked, planned)
-            if found.is_filling:
-                remove_fillings((one for one in provisional if one.shard in found.records), found.suffix)
+            if not found.last_record.in_store:
+                remove_fillings(filled, found.suffix)
             return report
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))

@@ -241,6 +241,23 @@ def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCra
         assert_filled(place)
 
 
+def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its outcome in the store nobody looks for it any more."""
+    with tables_to_fill(place):
+        leave(place, RestoreCrashPoint.PUBLISHED, SHARDS)
+
+        def lose(*_: object) -> None:
+            raise NodeUnreachableError("node s2: it is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("restore.publishing.clear_records", lose)
+            with pytest.raises(NodeUnreachableError):
+                resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
+        assert_filled(place)
+
+
 def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:
     """tests/integration/restoring/test_references.py has the kinds of keys."""
     last = place.target.primaries[-1]

@@ -26,6 +26,7 @@ from restore.unfinished import (
     UnfinishedRestoreError,
     check_names_all,
     check_no_unfinished,
+    check_readable,
     find_unfinished,
     settle_recorded,
 )
@@ -96,14 +97,11 @@ def abandon_restore(
 
 
 def _check_undoable(store: ObjectStore, found: UnfinishedRestore, name: str) -> None:
+    check_readable(found)
     if found.record is not None and found.record.snapshot != name:
         raise UnfinishedRestoreError(
             f"{found.label()} is not of snapshot {name}",
             hint=f"run: {found.record.command} --abandon",
-        )
-    if found.is_filling and found.record is None:
-        raise UnfinishedRestoreError(
-            f"{found.label()} has a record that can't be read", hint="use the version of Cutline that began it"
         )
     if not found.may_be_undone(store):
         what = "has decided that its rows stay" if found.is_filling else "has published all databases"

@@ -78,9 +78,8 @@ class UnfinishedRestore:
         """Whether it can be undone: one that fills tables only until it is decided that their rows stay."""
         if not self.is_filling:
             return not self.is_published
-        if self.record is None:
-            return False
-        decision = read_decision(store, self.record.operation) if self.record.in_store else None
+        record = self.last_record
+        decision = read_decision(store, record.operation) if record.in_store else None
         is_decided = decision is not None and decision.decision == PUBLISH
         return not is_decided and not any(one.publishes for one in self.records.values())
 
@@ -158,6 +157,17 @@ def _find_filled(
     return {suffix: parse_record(text) for suffix, text in found.items()}
 
 
+def check_readable(found: UnfinishedRestore) -> None:
+    """Raise UnfinishedRestoreError if the restore fills tables and one of its records can't be read."""
+    if unreadable := sorted(found.databases.keys() - found.records.keys()) if found.is_filling else []:
+        where = ", ".join(f"database {found.databases[shard]} of {shard}" for shard in unreadable)
+        raise UnfinishedRestoreError(
+            f"{found.label()} ended unfinished, and its record in {where} can't be read",
+            hint="resume or undo it with the version of Cutline that began it",
+            details={"databases": found.databases},
+        )
+
+
 def check_names_all(found: UnfinishedRestore, targets: Iterable[Target]) -> None:
     """Raise UsageError unless `targets` are all that the restore has: it ends as a whole."""
     lacking = sorted({shard for one in found.records.values() for shard in one.shards} - {one.shard for one in targets})
@@ -206,6 +216,7 @@ def check_no_unfinished(
     targets = list(targets)
     nodes = {target.shard: target.node.id for target in targets}
     for found in find_unfinished(store, targets, connections, progress):
+        check_readable(found)
         what = "rows in tables of database " * found.is_filling
         where = ", ".join(f"{what}{name} on {nodes[shard]}" for shard, name in sorted(found.databases.items()))
         command = restore_command(found.record.snapshot if found.record else name, found.scope.nodes)
@@ -236,6 +247,7 @@ def find_resumable(
             hint=f"undo them, and begin again: snapshot restore {name} --abandon; or name the --node of one of them",
         )
     (found,) = unfinished
+    check_readable(found)
     if found.record is None or found.is_abandoned:
         what = "is being undone" if found.is_abandoned else "ended before it recorded anything"
         raise UnfinishedRestoreError(

@@ -258,6 +258,25 @@ def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
         assert_filled(place)
 
 
+def test_a_record_that_can_not_be_read_is_refused_alike_by_all(place: Place) -> None:
+    with tables_to_fill(place):
+        leave(place, RestoreCrashPoint.LOADING, SHARDS)
+        second = place.target.primaries[1]
+        with psycopg.connect(second.dsn) as connection:
+            query = "SELECT nspname FROM pg_namespace WHERE nspname ~ '^cutline'"
+            (schema,) = connection.execute(query).fetchone() or ("",)
+            connection.execute(f"ALTER TABLE {schema}.record ADD kept text".encode())
+            connection.execute(f"UPDATE {schema}.record SET kept = text, text = 'of another version'".encode())
+        refused = [run_here(place.fleet, *words(place, one)) for one in ("--data-only", "--resume", "--abandon")]
+        assert {code for code, _ in refused} == {3}
+        assert len({(said["message"], said["hint"]) for _, said in refused}) == 1
+        assert "its record in database shop of s2 can't be read" in refused[0][1]["message"]
+        assert "the version of Cutline that began it" in refused[0][1]["hint"]
+        execute(second.dsn, f"UPDATE {schema}.record SET text = kept")
+        abandon_restore(place.fleet, place.target, NAME, print, Silent())
+        assert_empty(place)
+
+
 def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:
     """tests/integration/restoring/test_references.py has the kinds of keys."""
     last = place.target.primaries[-1]

@@ -147,11 +147,11 @@ def _empty_filled(
 
     def mark(target: Target) -> None:
         one = structs.replace(found.records.get(target.shard, record), phase=Phase.ABANDONED)
-        Filling(inside[target.shard], found.suffix).write(record_text(one))
+        Filling(target.node.id, inside[target.shard], found.suffix).write(record_text(one))
         progress.reached(RestoreCrashPoint.ABANDONED, node=target.node.id)
 
     def empty(target: Target) -> None:
-        tables = Filling(inside[target.shard], found.suffix).undo()
+        tables = Filling(target.node.id, inside[target.shard], found.suffix).undo()
         report.emptied.extend(f"{target.node.id}: {table}" for table in tables)
 
     # From the first mark on nobody can resume it.

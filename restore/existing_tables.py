@@ -64,7 +64,7 @@ def check_existing(
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
-            has_begun = Filling(session, suffix_of(plan.intent.operation)).exists
+            has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
             wanted = WantedRows(groups, _sequences_of(plan, target, session), source.encoding, has_begun)
             check_tables(node, session, wanted, obstacles)
             views = find_views(session)
@@ -168,6 +168,6 @@ def remove_fillings(targets: Iterable[Target], suffix: str) -> None:
 
     def remove(target: Target) -> None:
         with raising_unreachable(target.node), connect(target.node) as connection:
-            Filling(connection, suffix).remove()
+            Filling(target.node.id, connection, suffix).remove()
 
     in_parallel(remove, targets)

@@ -100,7 +100,7 @@ class RestoreRun:
 
     def filling(self, target: Target) -> Filling:
         """What a restore of rows alone keeps in a target's database."""
-        return Filling(self.inside[target.shard], suffix_of(self.operation))
+        return Filling(target.node.id, self.inside[target.shard], suffix_of(self.operation))
 
     def loaded(self, target: Target) -> Node:
         """The database that is loaded: one of the restore's own, or the existing one that is filled."""

@@ -34,11 +34,16 @@ SELECT n.nspname, pg_get_userbyid(n.nspowner), n.nspowner IN (SELECT oid FROM tr
 REPLICA = "SET LOCAL session_replication_role = replica"
 LOCK_SECONDS_MAX = 60
 END_MILLISECONDS_MAX = 5000
-# The sessions that load rows: each has a lock on the ledger until it commits.
+# The sessions that load rows: each has a lock on the ledger until it commits. Autovacuum, which has no user, gives way;
+# those that our role may not end are not of a restore that it may undo.
 END_QUERY = """
-SELECT pg_terminate_backend(l.pid, %s) FROM pg_locks l
+SELECT pg_terminate_backend(l.pid, %s)
+  FROM pg_locks l JOIN pg_stat_activity a USING (pid) JOIN pg_roles r ON r.oid = a.usesysid
+  JOIN pg_roles our ON our.rolname = current_user
  WHERE l.relation = to_regclass(%s) AND l.pid <> pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND (our.rolsuper OR NOT r.rolsuper
+        AND (pg_has_role('pg_signal_backend', 'USAGE') OR pg_has_role(r.oid, 'USAGE')))
 """
 # Of the `filled` tables those that can't be truncated: TRUNCATE takes a table only with all that refer to it. So their
 # rows are deleted, and then also those of the tables to which these refer. A partitioned table that refers to one is
@@ -71,8 +76,9 @@ class TablesInUseError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """The filling of one database by one restore: a session in the database, and the suffix of the restore's id."""
+    """The filling of one database by one restore: its node, a session in it, and the suffix of the restore's id."""
 
+    node: str
     connection: psycopg.Connection[Any]
     suffix: str
 
@@ -152,12 +158,12 @@ class Filling:
                     execute(f"DELETE FROM ONLY {name}".encode())
                 execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-            database = self.connection.info.dbname
+            database, is_deadlock = self.connection.info.dbname, isinstance(error, psycopg.errors.DeadlockDetected)
+            why = "locked them in another order" if is_deadlock else f"have had them locked for {LOCK_SECONDS_MAX} s"
             raise TablesInUseError(
-                f"tables of database {database} can't be emptied: other sessions have had them locked for"
-                f" {LOCK_SECONDS_MAX} s",
-                hint="end the sessions that use them (see pg_locks), then repeat the command with --abandon",
-                details={"database": database},
+                f"node {self.node}: tables of database {database} can't be emptied: other sessions {why}",
+                hint="end the sessions that use them (see pg_locks), then repeat the command",
+                details={"node": self.node, "database": database},
             ) from error
         return tables
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -11,13 +13,14 @@ import pytest
 from fleet.config import GroupRules, Node
 from fleet.tables.groups import read_tables
 from restore.data_only.checks import WantedRows, check_tables
-from restore.data_only.filling import Filling
+from restore.data_only.filling import Filling, TablesInUseError
 from restore.obstacles.obstacles import Obstacles
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
 from tests.integration.restoring.filled import tables_to_fill
 from tests.integration.restoring.target_place import Place
 
+WAIT_SECONDS_MAX = 30
 A_TO_B_TO_C = (
     "CREATE TABLE c (id int PRIMARY KEY)",
     "CREATE TABLE b (id int PRIMARY KEY REFERENCES c)",
@@ -78,7 +81,7 @@ def test_all_is_emptied_and_what_can_be_is_truncated(node: Node, session: psycop
         session.execute(definition.encode())
     groups = [one.group for one in read_tables(session, GroupRules()) if one.group.table in tuple(filled)]
     assert len(groups) == len(filled)
-    filling = Filling(session, "0123456789")
+    filling = Filling(node.id, session, "0123456789")
     with session.transaction():
         filling.begin(groups)
     session.execute("SET session_replication_role = replica")
@@ -115,3 +118,49 @@ def test_the_privilege_to_delete_is_asked_for_where_rows_are_deleted(
     finally:
         session.execute("RESET ROLE")
         session.execute("DROP OWNED BY filler; DROP ROLE filler")
+
+
+def begun(session: psycopg.Connection[Any], node: Node, tables: str) -> Filling:
+    for name in tables:
+        session.execute(f"CREATE TABLE {name} (id int)".encode())
+    groups = [one.group for one in read_tables(session, GroupRules()) if one.group.table in tuple(tables)]
+    filling = Filling(node.id, session, "0123456789")
+    with session.transaction():
+        filling.begin(groups)
+    return filling
+
+
+def test_sessions_that_our_role_may_not_end_are_left_out(node: Node, session: psycopg.Connection[Any]) -> None:
+    filling = begun(session, node, "a")
+    session.execute(f"CREATE ROLE filler; GRANT USAGE ON SCHEMA {filling.schema} TO filler".encode())
+    try:
+        with psycopg.connect(node.dsn) as other:
+            other.execute(f"SELECT FROM {filling.ledger}".encode())
+            session.execute("SET ROLE filler")
+            filling.end_loading()
+            assert other.execute("SELECT 1").fetchone() == (1,)
+            session.execute("RESET ROLE")
+            filling.end_loading()
+            with pytest.raises(psycopg.OperationalError):
+                other.execute("SELECT 1")
+    finally:
+        session.execute("RESET ROLE")
+        filling.undo()
+        session.execute("DROP OWNED BY filler; DROP ROLE filler")
+
+
+def test_a_deadlock_is_not_called_a_timeout(node: Node, session: psycopg.Connection[Any]) -> None:
+    filling = begun(session, node, "ab")
+    with psycopg.connect(node.dsn) as other, ThreadPoolExecutor(1) as pool:
+        # The other session is to be the one that is not ended.
+        other.execute("SET deadlock_timeout = '1min'")
+        other.execute("LOCK TABLE b IN ACCESS SHARE MODE")
+        undoing = pool.submit(filling.undo)
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while other.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (1,):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        other.execute("LOCK TABLE a IN ACCESS SHARE MODE")
+        with pytest.raises(TablesInUseError, match=rf"node {node.id}: .* locked them in another order"):
+            undoing.result()
+    assert len(filling.undo()) == 2

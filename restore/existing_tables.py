@@ -13,6 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
+from fleet.hints import restore_command
 from fleet.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -42,6 +43,7 @@ from restore.target import (
     place_of,
     suffix_of,
 )
+from restore.unfinished import SAME_TARGET
 from snapshots.ddl.search_path import read_search_path, search_path_of
 from snapshots.records.commit import Sequence
 
@@ -78,8 +80,10 @@ def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[obj
     if name not in databases(connection):
         raise TablesUnfitError(
             f"node {node.id}: there is no database {name}, whose tables --data-only needs",
-            hint=f"create it with all tables, without rows: snapshot restore {plan.request.name} --schema-only"
-            "   (with the same --to FILE)",
+            hint=[
+                f"to create it, without rows: {restore_command(plan.request.name, (target.shard,))} --schema-only",
+                SAME_TARGET,
+            ],
             details={"database": name},
         )
     try:

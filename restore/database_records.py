@@ -8,6 +8,7 @@ even where the store accepts no writes. A database that a restore only fills has
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,9 @@ from restore.parts.scope import WHOLE, RestoreScope
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database') FROM pg_database d ORDER BY 1
 """
+
+
+LEDGER_NAME = re.compile(r"cutline_[0-9a-z_]{1,50}\.ledger")
 
 
 class Phase(StrEnum):
@@ -108,7 +112,8 @@ def parse_record(comment: str | None) -> DatabaseRecord | None:
         record: DatabaseRecord = from_json(comment or "", DatabaseRecord)
     except (msgspec.DecodeError, ValueError):
         return None
-    return record
+    # It is written into statements, and who owns a database can write its comment.
+    return record if record.ledger is None or LEDGER_NAME.fullmatch(record.ledger) else None
 
 
 def record_text(record: DatabaseRecord) -> str:

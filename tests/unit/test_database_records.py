@@ -1,0 +1,35 @@
+"""The comment of a database is a restore's record only if nothing in it can be another statement."""
+
+from __future__ import annotations
+
+import pytest
+
+from restore.database_records import DatabaseRecord, Phase, parse_record, record_text
+
+
+def record(ledger: str | None) -> DatabaseRecord:
+    return DatabaseRecord(
+        operation="20261122T081034Z-ac5ee8b427", snapshot="daily", increment=1, digest="d", by="cutline",
+        began_at="2026-11-22T08:10:34.000Z", version="1", groups=(), replace=False, create_roles=False, in_store=True,
+        shards=("s1",), phase=Phase.LOADING, ledger=ledger,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ledger", [None, f"cutline_{'0a' * 16}.ledger", "cutline_restoring_0123456789.ledger"])
+def test_a_record_is_read_as_it_was_written(ledger: str | None) -> None:
+    assert parse_record(record_text(record(ledger))) == record(ledger)
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        "pg_class",
+        "cutline_a.ledger; SELECT 1",
+        "cutline_a.ledger WHERE f()",
+        "cutline_a.ledger\n",
+        "cutline_a.other",
+        "",
+    ],
+)
+def test_a_ledger_of_another_name_makes_it_no_record(ledger: str) -> None:
+    assert parse_record(record_text(record(ledger))) is None

@@ -133,8 +133,8 @@ def test_a_restore_that_ends_right_after_the_renaming_is_resumed(
     """The record says "indexing", but nothing is left to be done."""
     finish = restore.loading.finish_database
 
-    def finish_and_lose(*given: Any) -> None:
-        finish(*given)
+    def finish_and_lose(*given: Any, **more: Any) -> None:
+        finish(*given, **more)
         raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
 
     monkeypatch.setattr(restore.loading, "finish_database", finish_and_lose)

@@ -40,6 +40,13 @@ INSERT INTO second SELECT i, i FROM generate_series(1, 100) AS i;
 CREATE SEQUENCE numbers;
 SELECT setval('numbers', 7)
 """
+# What tests before have left in the shared databases.
+EMPTY = """
+DO $$ BEGIN
+    TRUNCATE transfer;
+    IF to_regclass('wide') IS NOT NULL THEN TRUNCATE wide; END IF;
+END $$
+"""
 CHANGES = [
     """
 UPDATE item SET n = n + 1 WHERE id % 3 = 0;
@@ -122,7 +129,7 @@ def copied_chain(servers: EmbeddedFleet, directory: Path, spark: Ready) -> Itera
     truth = []
     try:
         for dsn in servers.dsns():
-            execute(dsn, BEGIN)
+            execute(dsn, EMPTY, BEGIN)
         with dropping_slots(fleet):
             runs.init()
             runs.full(NAME)

@@ -42,10 +42,8 @@ SELECT setval('numbers', 7)
 """
 # What tests before have left in the shared databases.
 EMPTY = """
-DO $$ BEGIN
-    TRUNCATE transfer;
-    IF to_regclass('wide') IS NOT NULL THEN TRUNCATE wide; END IF;
-END $$
+TRUNCATE transfer;
+DROP TABLE IF EXISTS wide
 """
 CHANGES = [
     """

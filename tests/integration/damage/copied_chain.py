@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 
+from embedded.bank import INITIAL_BALANCE
 from embedded.fleet import EmbeddedFleet
 from fleet.config import Fleet, load_fleet
 from fleet.nodes.connections import with_database
@@ -40,9 +41,10 @@ INSERT INTO second SELECT i, i FROM generate_series(1, 100) AS i;
 CREATE SEQUENCE numbers;
 SELECT setval('numbers', 7)
 """
-# What tests before have left in the shared databases.
-EMPTY = """
+# Without what tests before have left in the shared databases; tests after this check the bank's books.
+EMPTY = f"""
 TRUNCATE transfer;
+UPDATE account SET balance = {INITIAL_BALANCE};
 DROP TABLE IF EXISTS wide
 """
 CHANGES = [

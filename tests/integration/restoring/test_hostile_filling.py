@@ -23,6 +23,7 @@ from tests.integration.restoring.filled import REQUEST, tables_to_fill
 from tests.integration.restoring.target_place import DATABASE, NAME, Place
 
 SCHEMA = "cutline_restoring_0123456789"
+LEDGER = f"{SCHEMA}.ledger"
 # What of the schema is somebody else's.
 VIEW = (
     f"CREATE SCHEMA {SCHEMA} AUTHORIZATION mallory",
@@ -107,13 +108,16 @@ def test_the_owner_of_a_database_can_not_write_the_record_of_its_filling(place: 
     record = (
         '{"schema":"cutline/restoring/1","operation":"20261122T115359Z-0123456789","snapshot":"daily","increment":1,'
         '"digest":"x","began_at":"2026-11-22T11:53:59.296Z","by":"mallory","version":"1","groups":[],"replace":false,'
-        '"create_roles":false,"in_store":false,"shards":["s1"],"phase":"loading","ledger":"m.evil() AS l (rows)",'
+        '"create_roles":false,"in_store":false,"shards":["s1"],"phase":"loading","ledger":"%s",'
         '"scope":{"data_only":%s}}'
     )
-    found = {}
-    for is_filling in ("false", "true"):
-        execute(attacked.dsn, f"COMMENT ON DATABASE {DATABASE} IS '{record % is_filling}'")
+
+    def is_believed(ledger: str, is_filling: str) -> bool:
+        execute(attacked.dsn, f"COMMENT ON DATABASE {DATABASE} IS '{record % (ledger, is_filling)}'")
         with psycopg.connect(attacked.dsn) as connection:
-            found[is_filling] = list_databases(connection)[DATABASE].record
-    assert found["false"] is not None
-    assert found["true"] is None
+            return list_databases(connection)[DATABASE].record is not None
+
+    assert is_believed(LEDGER, "false")
+    assert not is_believed(LEDGER, "true")
+    assert not is_believed("m.evil() AS l (rows)", "false")
+    assert not is_believed("m.evil() AS l (rows)", "true")

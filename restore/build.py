@@ -107,36 +107,33 @@ def finish_database(
     problems = refresh_views(target.node, ddl.views, target.search_path, watch)
     if analyzes:
         # Before the event triggers exist: one on logins would run in the session.
-        problems += analyze(target, watch, only_loaded=False)
+        with connect(target.node, client_encoding=RAW) as connection, ending(watch, connection):
+            problems += analyze(target.node, connection)
     ddl.run_last(target.node, target.ledger, watch, move_statements(target.node, moves))
     return problems
 
 
-def analyze(target: LoadTarget, watch: Watch, *, only_loaded: bool) -> list[str]:
-    """Collect the planner's statistics of all tables and materialized views, or only of the tables that are loaded.
+def analyze(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group] | None = None) -> list[str]:
+    """Collect the planner's statistics of the session's database, or only of the tables of `groups`.
 
-    Returns a line for each that could not be analyzed, with the reason.
+    Returns a line for each table or materialized view that could not be analyzed, with the reason.
     """
     problems: list[str] = []
 
     def note(said: Diagnostic) -> None:
         if said.severity_nonlocalized == "WARNING":
-            problems.append(f"node {target.node.id}: {said.message_primary}")
+            problems.append(f"node {node.id}: {said.message_primary}")
 
-    loaded = [qualify(group) for group in target.groups.values()] if only_loaded else None
-    with (
-        raising_unreachable(target.node),
-        connect(target.node, client_encoding=RAW) as connection,
-        ending(watch, connection),
-    ):
-        connection.add_notice_handler(note)
-        tables = connection.execute(ANALYZED_QUERY, (loaded, loaded)).fetchall()
-        for (table,) in tables:
-            try:
+    given = None if groups is None else [qualify(group) for group in groups]
+    connection.add_notice_handler(note)
+    for (table,) in connection.execute(ANALYZED_QUERY, (given, given)).fetchall():
+        try:
+            with connection.transaction():
                 connection.execute(b"ANALYZE " + bytes(table))
-            except psycopg.Error as error:
-                if connection.broken:
-                    raise
-                # Such as one of a function in an index expression.
-                problems.append(f"node {target.node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            # Such as one of a function in an index expression.
+            problems.append(f"node {node.id}: {show_name(raw_text(bytes(table)))}: {shorten_message(error)}")
+    connection.remove_notice_handler(note)
     return problems

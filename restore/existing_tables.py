@@ -21,13 +21,16 @@ from fleet.nodes.connections import (
 )
 from fleet.nodes.privileges import find_connect_problems
 from fleet.nodes.sessions import in_parallel
+from restore.build import analyze, count_rows
 from restore.crash_points import RestoreCrashPoint
 from restore.data_only.checker import TablesUnfitError, named
 from restore.data_only.checks import WantedRows, check_tables, find_filled, find_views
+from restore.data_only.filled_tables import oids_of
 from restore.data_only.filling import Filling
+from restore.data_only.held_tables import await_writers, hold_tables
 from restore.data_only.sequences import find_used
 from restore.database_records import Phase
-from restore.ddl.ddl import set_sequences
+from restore.ddl.ddl import ending, set_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.rows.load_target import LoadTarget
@@ -111,12 +114,15 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
     def open_one(target: Target) -> LoadTarget:
         groups, filling = run.plan.groups[target.shard], run.filling(target)
         with raising_unreachable(target.node):
-            if target.shard not in run.records:
-                _begin(run, target, filling)
-            elif run.records[target.shard].phase == Phase.CREATED:
+            has_begun = target.shard in run.records
+            if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
                 # The tasks in its ledger are those of another version.
                 filling.start_again()
+            _hold(run, target, filling, has_begun=has_begun)
+            if is_again:
                 run.enter(target, Phase.LOADING, version=run.version, parts=0, rows=0)
+            elif not has_begun:
+                _begin(run, target, filling)
             roots = find_roots(filling.connection, groups)
             path = search_path_of(read_search_path(filling.connection))
         numbered = {one.number: one for one in groups}
@@ -126,6 +132,46 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
     targets = [target for target in run.plan.targets if target not in done]
     shards = [target.shard for target in targets]
     return dict(zip(shards, in_parallel(open_one, targets, run.watch.end_all), strict=True))
+
+
+def _hold(run: RestoreRun, target: Target, filling: Filling, *, has_begun: bool) -> None:
+    """Let nobody alter the tables until `run.release_tables`, and check again what was checked without the lock."""
+    groups, obstacles = run.plan.groups[target.shard], Obstacles()
+    run.held[target.shard] = session = connect(target.node)
+    with ending(run.watch, session):
+        hold_tables(target.node, session, groups)
+        wanted = WantedRows(
+            groups,
+            _sequences_of(run.plan, target, session),
+            run.plan.chain.baseline[target.source].encoding,
+            has_begun=True,
+        )
+        check_tables(target.node, session, wanted, obstacles)
+        obstacles.raise_found()
+        if has_begun and set(oids_of(session, groups)) != filling.oids():
+            raise TablesUnfitError(
+                f"node {target.node.id}: tables of database {target.database} are not those that the restore has begun"
+                " to fill",
+                hint=f"undo it: {run.records[target.shard].command} --abandon",
+                details={"node": target.node.id, "database": target.database},
+            )
+
+
+def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
+    """Compare the row counts with the ledger, once nobody is writing; return the number of rows.
+
+    Raises LoadError, TablesInUseError.
+    """
+    with raising_unreachable(target.node), ending(run.watch, run.held[target.shard]):
+        await_writers(target.node, run.held[target.shard], database.groups.values())
+    return count_rows(database, run.watch)
+
+
+def analyze_rows(run: RestoreRun, target: Target, database: LoadTarget) -> list[str]:
+    """Collect the planner's statistics of the tables, in the session that holds their locks; see `analyze`."""
+    session = run.held[target.shard]
+    with raising_unreachable(target.node), ending(run.watch, session):
+        return analyze(target.node, session, database.groups.values())
 
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fleet.nodes.encodings import raw_text
 from fleet.nodes.sessions import in_parallel
 from restore.against_ddl import check_against_ddl
-from restore.build import analyze, count_rows, create_tables, find_load_target, finish_database
+from restore.build import count_rows, create_tables, find_load_target, finish_database
 from restore.copies.choice import explain_damage
 from restore.copies.verifying import verify_copies
 from restore.crash_points import RestoreCrashPoint
@@ -26,7 +26,7 @@ from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
 from restore.estimates.model import RestoreStep
 from restore.estimates.tally import indexes_tally, rows_tally, tallying
-from restore.existing_tables import open_tables
+from restore.existing_tables import analyze_rows, open_tables, verify_rows
 from restore.parts.role_changes import RoleChanges
 from restore.rehearsal import check_memberships, rehearse
 from restore.report import NodeReport
@@ -220,12 +220,12 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], ddl: 
         database, shard = databases[target.shard], target.shard
         began = time.monotonic()
         if run.records[shard].phase == Phase.LOADING:
-            rows = count_rows(database, watch)
+            rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
             run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
             verify_references(database, watch)
-            problems = analyze(database, watch, only_loaded=True) if scope.analyze else []
+            problems = analyze_rows(run, target, database) if scope.analyze else []
         else:
             sequences = () if scope.schema_only else run.plan.sequences(target)
             moves = run.plan.moves(target)

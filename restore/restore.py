@@ -27,13 +27,7 @@ from restore.existing_tables import publish_rows, remove_fillings
 from restore.loading import choose_verified_copies, load_all, naming_lost_rows
 from restore.plan import RestorePlan, plan_resumed, provisional_targets
 from restore.preview import RestorePreview, check_restore, find_replaced
-from restore.publishing import (
-    clear_records,
-    close_databases,
-    end_published,
-    open_databases,
-    publish_database,
-)
+from restore.publishing import clear_records, close_databases, end_published, open_databases, publish_database
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
@@ -226,6 +220,7 @@ def _undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator
     except BaseException as error:
         # Until it is known that nothing is left: this, too, may be interrupted.
         lease.stays_open = True
+        run.release_tables()
         if run.is_closing:
             open_databases(run.plan.targets, run.connections)
         if run.is_deciding or (

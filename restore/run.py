@@ -46,9 +46,10 @@ class RestoreRun:
 
     A database has a record from its creation on; `created` are the shards whose databases this process creates.
     `obstacles` has the nodes that can't be reached: they have no connection. `inside` are the sessions in the existing
-    databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled. `placed` is
-    how many rows routes lead to each target. `folder` is private, for the DDL. `pace` tells how long the rest takes;
-    `volumes` are by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored.
+    databases, by shard, that hold the fleet's lock there: they write the records of tables that are filled; `held` are
+    those in which nobody can alter these tables. `placed` is how many rows routes lead to each target. `folder` is
+    private, for the DDL. `pace` tells how long the rest takes; `volumes` are by shard. `is_closing`: databases may be
+    closed; `is_deciding`: the decision may be stored.
     """
 
     plan: RestorePlan
@@ -59,6 +60,7 @@ class RestoreRun:
     report: RestoreReport
     obstacles: Obstacles = field(default_factory=Obstacles)
     inside: Mapping[str, psycopg.Connection[Any]] = field(default_factory=dict)
+    held: dict[str, psycopg.Connection[Any]] = field(default_factory=dict)
     records: dict[str, DatabaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     pace: RestorePace | None = None
@@ -97,6 +99,12 @@ class RestoreRun:
         else:
             write_record(self.connections[target.shard], database or target.loading, after)
         return after
+
+    def release_tables(self) -> None:
+        """Let others alter the tables that are filled: before they are emptied, and at the end."""
+        for connection in self.held.values():
+            _close(connection)
+        self.held.clear()
 
     def filling(self, target: Target) -> Filling:
         """What a restore of rows alone keeps in a target's database."""
@@ -181,7 +189,9 @@ def running(
         inside = stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
-        yield RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
+        run = RestoreRun(plan, connections, watch, progress, Path(folder), plan.report(), obstacles, inside)
+        stack.callback(run.release_tables)
+        yield run
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fleet.nodes.privileges import quote, read_role
 from fleet.tables.groups import Group, Table, qualify, read_tables
 from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
+from restore.data_only.filled_tables import find_acting
 from restore.data_only.filling import DELETED, REPLICA
 from restore.data_only.references import find_temporal, find_unreadable
 from restore.data_only.sequences import check_sequences
@@ -42,12 +43,6 @@ NEEDED_QUERY = """
 SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
    AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
-"""
-# Triggers of these kinds act also where session_replication_role is replica.
-TRIGGERS_QUERY = """
-SELECT format('%%I.%%I', n.nspname, c.relname), t.tgname, t.tgenabled::text
-  FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE t.tgrelid = ANY (%s) AND t.tgenabled IN ('A', 'R') ORDER BY 1, 2
 """
 # What a trigger enforces after the statement, and which are off, with the other triggers.
 DEFERRABLE_QUERY = """
@@ -214,14 +209,13 @@ def _check_constraints(
     checker: Checker, connection: psycopg.Connection[Any], groups: Iterable[Group], found: Mapping[str, Table]
 ) -> None:
     oids = [one.oid for one in found.values()]
-    triggers = connection.execute(TRIGGERS_QUERY, (oids,)).fetchall()
-    if triggers:
+    if acting := find_acting(connection, oids):
         turn = {"A": "ENABLE", "R": "DISABLE"}
         checker.add(
-            f"triggers of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
-            f" {named([f'{name} of {table}' for table, name, _ in triggers])}",
+            f"triggers or rules of {checker.label} would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            f" {named([one.label for one in acting])}",
             "keep them from acting until the restore is done",
-            [f"ALTER TABLE {table} {turn[kind]} TRIGGER {quote(name)}" for table, name, kind in triggers],
+            [f"ALTER TABLE {one.table} {turn[one.enabled]} {one.kind} {quote(one.name)}" for one in acting],
         )
     if deferrable := connection.execute(DEFERRABLE_QUERY, (oids,)).fetchall():
         checker.add(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import psycopg
 
 from fleet.nodes.connections import refuse_views
 from fleet.tables.groups import Group, qualify
+from restore.data_only.filled_tables import find_acting
+from restore.data_only.references import find_orphan
 from restore.rows.ledger import create_ledger
 from storage.errors import RefusedError
 
@@ -54,24 +56,33 @@ DELETED = """deleted AS (
        AND k.conrelid NOT IN (SELECT relid FROM filled)
     UNION SELECT k.confrelid FROM deleted d JOIN pg_constraint k ON k.contype = 'f' AND k.conrelid = d.relid
      WHERE k.confrelid IN (SELECT relid FROM filled))"""
-# A table that was renamed is found by its new name; one that was dropped is not.
+# A table that was dropped is not found.
 FILLED_QUERY = f"""
-WITH RECURSIVE filled AS (SELECT relid::oid FROM {{schema}}.tables),
+WITH RECURSIVE filled AS (SELECT relid::oid, name FROM {{schema}}.tables),
 {DELETED}
-SELECT format('%%I.%%I', n.nspname, c.relname), c.oid IN (SELECT relid FROM deleted)
+SELECT c.oid::bigint, t.name, to_regclass(t.name) IS NOT DISTINCT FROM c.oid,
+       format('%%I.%%I', n.nspname, c.relname), c.oid IN (SELECT relid FROM deleted)
   FROM filled t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' ORDER BY 1
+ WHERE c.relkind = 'r' ORDER BY 4
 """
-# The tables with these oids, and the partitioned tables that they are in.
-OWN = """own AS (
-    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
-    UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
-      JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
-OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
 
 
 class TablesInUseError(RefusedError):
     """Sessions of others keep tables locked that a restore is to empty."""
+
+
+class TablesChangedError(RefusedError):
+    """Others have done something since with which the tables that a restore has filled can't be emptied."""
+
+
+class _Filled(NamedTuple):
+    """A filled table; the names are quoted. `is_deleted`: its rows are deleted, because it can't be truncated."""
+
+    oid: int
+    former_name: str
+    has_name: bool
+    name: str
+    is_deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +108,21 @@ class Filling:
         """Whether it has begun and is not removed. A schema of others is none."""
         return self.schema in _find_schemas(self.connection)[0]
 
+    def oids(self) -> set[int]:
+        """The tables that were empty when it began, by oid; those that were dropped since, too."""
+        query = f"SELECT relid::oid::bigint FROM {self.schema}.tables"
+        return {oid for (oid,) in self.connection.execute(query.encode())}
+
     def begin(self, groups: Iterable[Group]) -> None:
         """Create the schema, in the caller's transaction; `groups` are the tables to fill, which are empty."""
         self.connection.execute(REPLICA)
         create_ledger(self.connection, self.schema)
         for definition in (
             "record (one boolean PRIMARY KEY DEFAULT true CHECK (one), text text NOT NULL)",
-            "tables (relid regclass PRIMARY KEY)",
+            "tables (relid regclass PRIMARY KEY, name text NOT NULL)",
         ):
             self.connection.execute(f"CREATE TABLE {self.schema}.{definition}".encode())
-        statement = f"INSERT INTO {self.schema}.tables SELECT unnest(%s::text[])::regclass"
+        statement = f"INSERT INTO {self.schema}.tables SELECT name::regclass, name FROM unnest(%s::text[]) AS t (name)"
         self.connection.execute(statement.encode(), ([qualify(group) for group in groups],))
 
     def write(self, text: str) -> None:
@@ -130,19 +146,19 @@ class Filling:
     def undo(self) -> list[str]:
         """Empty the tables, remove the schema, and return their quoted names, in one transaction.
 
-        Does nothing if that is done. Raises TablesInUseError.
+        Does nothing if that is done. Raises TablesInUseError, TablesChangedError.
         """
         if not self.exists:
             return []
         tables = self._empty(f"DROP SCHEMA {self.schema} CASCADE")
-        return [name for name, _ in tables]
+        return [one.name for one in tables]
 
     def start_again(self) -> None:
-        """Empty the tables and the ledger, in one transaction; raise TablesInUseError."""
+        """Empty the tables and the ledger, in one transaction; raise as `undo` does."""
         self._empty(f"TRUNCATE {self.ledger}")
 
-    def _empty(self, last: str) -> list[tuple[str, bool]]:
-        """Empty the tables and run the `last` statement; return the tables' names, and which can't be truncated."""
+    def _empty(self, last: str) -> list[_Filled]:
+        """Empty the tables, run the `last` statement, and return them."""
         self.end_loading()
         execute = self.connection.execute
         try:
@@ -151,11 +167,13 @@ class Filling:
                 execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
                 # A task enters itself in the ledger first: from here on none begins, and none is under way.
                 execute(f"LOCK TABLE {self.ledger} IN ACCESS EXCLUSIVE MODE".encode())
-                tables = execute(FILLED_QUERY.format(schema=self.schema).encode(), ()).fetchall()
-                if alone := [name for name, is_deleted in tables if not is_deleted]:
+                tables = self._lock_tables()
+                if alone := [one.name for one in tables if not one.is_deleted]:
                     execute(f"TRUNCATE ONLY {', ONLY '.join(alone)}".encode())
-                for name in (name for name, is_deleted in tables if is_deleted):
-                    execute(f"DELETE FROM ONLY {name}".encode())
+                for one in tables:
+                    if one.is_deleted:
+                        execute(f"DELETE FROM ONLY {one.name}".encode())
+                self._check_orphans(tables)
                 execute(last.encode())
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             database, is_deadlock = self.connection.info.dbname, isinstance(error, psycopg.errors.DeadlockDetected)
@@ -167,11 +185,38 @@ class Filling:
             ) from error
         return tables
 
+    def _lock_tables(self) -> list[_Filled]:
+        """Lock the tables; raise TablesChangedError if they are not what they were when they were filled."""
+        query = FILLED_QUERY.format(schema=self.schema).encode()
+        for one in map(_Filled._make, self.connection.execute(query, ()).fetchall()):
+            self.connection.execute(f"LOCK TABLE ONLY {one.name} IN ACCESS EXCLUSIVE MODE".encode())
+        # Under the locks nobody changes them any more.
+        tables = [_Filled(*row) for row in self.connection.execute(query, ()).fetchall()]
+        for one in tables:
+            if not one.has_name:
+                self._refuse(
+                    f"table {one.name} was {one.former_name} when it was filled",
+                    "give it that name again, then repeat the command",
+                )
+        if acting := find_acting(self.connection, [one.oid for one in tables if one.is_deleted]):
+            self._refuse(f"{acting[0].label} would act", "disable it, then repeat the command")
+        return tables
 
-def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[int]:
-    """The oids of those tables that the session's database has."""
-    names = [qualify(group) for group in groups]
-    return [oid for (oid,) in connection.execute(OIDS_QUERY, (names,)) if oid is not None]
+    def _check_orphans(self, tables: list[_Filled]) -> None:
+        if one := find_orphan(self.connection, [one.oid for one in tables]):
+            self._refuse(
+                f"a row of {one.table} refers to one of {one.referenced}: ({one.columns}) = ({one.values}), by foreign"
+                f" key {one.name}",
+                "delete such rows, then repeat the command",
+            )
+
+    def _refuse(self, why: str, hint: str) -> NoReturn:
+        database = self.connection.info.dbname
+        raise TablesChangedError(
+            f"node {self.node}: tables of database {database} can't be emptied: {why}",
+            hint=hint,
+            details={"node": self.node, "database": database},
+        )
 
 
 def find_fillings(connection: psycopg.Connection[Any]) -> tuple[dict[str, str], list[str]]:

@@ -11,7 +11,7 @@ import psycopg
 
 from fleet.nodes.connections import connect, raising_unreachable
 from fleet.nodes.watch import Watch
-from restore.data_only.filling import OWN, oids_of
+from restore.data_only.filled_tables import OWN, oids_of
 from restore.ddl.ddl import ending
 from restore.rows.load_target import LoadTarget
 from storage.errors import RefusedError
@@ -36,6 +36,12 @@ TEMPORAL_QUERY = f"""{KEYS}
 SELECT k.conname || ' of ' || format('%%I.%%I', n.nspname, c.relname)
   FROM keys k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE k.is_temporal ORDER BY 1
+"""
+CONNECTED_QUERY = f"""{KEYS},
+connected AS (
+    SELECT relid FROM own UNION SELECT conrelid FROM keys UNION SELECT confrelid FROM keys
+    UNION SELECT i.inhrelid FROM connected JOIN pg_inherits i ON i.inhparent = connected.relid)
+SELECT relid::bigint FROM connected
 """
 # For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
 ORPHAN_QUERIES = f"""{KEYS}
@@ -69,6 +75,16 @@ class ForeignKeyViolatedError(RefusedError):
     """The rows of a restore violate a foreign key of the tables that they were loaded into."""
 
 
+class Orphan(NamedTuple):
+    """A row that refers to none: the foreign key, both tables, the key's columns, and their values."""
+
+    name: str
+    table: str
+    referenced: str
+    columns: str
+    values: str
+
+
 class _Key(NamedTuple):
     """A foreign key: its name, both tables, its columns, and the query for a violation."""
 
@@ -94,13 +110,24 @@ def verify_references(target: LoadTarget, watch: Watch) -> None:
     node = target.node
     with raising_unreachable(node), connect(node) as connection, ending(watch, connection):
         oids = oids_of(connection, target.groups.values())
-        for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()):
-            row = connection.execute(key.query.encode()).fetchone()
-            if row is not None:
-                raise ForeignKeyViolatedError(
-                    f"node {node.id}: foreign key {key.name} of table {key.table} is violated: the row with"
-                    f" ({key.columns}) = ({row[0]}) refers to none of {key.referenced}",
-                    hint="restore the tables that it refers to with it, at the same increment; put their rows there"
-                    " first; or drop the constraint",
-                    details={"node": node.id, "constraint": key.name, "table": key.table, "key": row[0]},
-                )
+        if one := find_orphan(connection, oids):
+            raise ForeignKeyViolatedError(
+                f"node {node.id}: foreign key {one.name} of table {one.table} is violated: the row with"
+                f" ({one.columns}) = ({one.values}) refers to none of {one.referenced}",
+                hint="restore the tables that it refers to with it, at the same increment; put their rows there"
+                " first; or drop the constraint",
+                details={"node": node.id, "constraint": one.name, "table": one.table, "key": one.values},
+            )
+
+
+def find_orphan(connection: psycopg.Connection[Any], oids: list[int]) -> Orphan | None:
+    """A row of these tables that refers to none, or a row that refers to none in them."""
+    for key in map(_Key._make, connection.execute(ORPHAN_QUERIES, (oids,)).fetchall()):
+        if row := connection.execute(key.query.encode()).fetchone():
+            return Orphan(key.name, key.table, key.referenced, key.columns, row[0])
+    return None
+
+
+def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list[int]:
+    """These tables, those at the other end of their foreign keys, and the partitions of all, by oid."""
+    return [oid for (oid,) in connection.execute(CONNECTED_QUERY, (oids,))]

@@ -11,7 +11,7 @@ from fleet.nodes.privileges import quote
 from fleet.tables.groups import Group
 from fleet.tables.names import table_name
 from restore.data_only.checker import Checker, named
-from restore.data_only.filling import OWN, oids_of
+from restore.data_only.filled_tables import OWN, oids_of
 from snapshots.records.commit import Sequence as StoredSequence
 
 SEQUENCES_QUERY = """

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from embedded.fleet import start_fleet, stop_fleet
+from fleet.config import Node
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots
+from tests.integration.restoring.filled import tables_to_fill
 from tests.integration.restoring.target_place import SHARDS, Place, make_place
 
 if TYPE_CHECKING:
@@ -27,3 +29,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
             yield place
     finally:
         stop_fleet(folder / "fleet", delete=True)
+
+
+@pytest.fixture(scope="module")
+def node(place: Place) -> Iterator[Node]:
+    """A target with tables to fill, without the event trigger that would refuse other DDL."""
+    with tables_to_fill(place, "DROP EVENT TRIGGER refuse"):
+        yield place.target.primaries[0]

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
+import pytest
 
 from embedded import bank
-from fleet.nodes.connections import with_database
+from fleet.nodes.connections import NodeUnreachableError, with_database
+from fleet.progress import Silent
+from restore.crash_points import RestoreCrashPoint
 from restore.parts.scope import RestoreScope
+from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from tests.commands.snapshot_runs import sorted_copies
+from restore.restore import restore_fleet
+from tests.commands.snapshot_runs import Ready, sorted_copies
+from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import DATABASE, NAME, Place, drop_databases, open_restores
 
@@ -41,6 +47,26 @@ COMMENT_QUERY = "SELECT shobj_description(oid, 'pg_database') FROM pg_database W
 SCHEMAS_QUERY = "SELECT count(*) FROM pg_namespace WHERE nspname ~ '^cutline'"
 # The rows as the source prints them, from columns in another order.
 ROWS = {"log": "public.log", "item": "(SELECT id, n, body FROM item)"}
+
+
+def words(place: Place, *more: str) -> list[str]:
+    return ["restore", NAME, "--to", str(place.target.path), *more]
+
+
+def load(place: Place, watching: Watching | None = None, request: RestoreRequest = REQUEST) -> None:
+    restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), watching or Silent())
+
+
+def leave(place: Place, point: RestoreCrashPoint, count: int) -> NodeUnreachableError:
+    """Load until a node goes away at the point; return the error."""
+
+    def then(reached: Reached) -> None:
+        if (reached.point, reached.count) == (str(point), count):
+            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
+
+    with pytest.raises(NodeUnreachableError) as raised:
+        load(place, Watching(then))
+    return raised.value
 
 
 @contextmanager

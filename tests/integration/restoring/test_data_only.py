@@ -5,30 +5,20 @@ The tables have triggers that would refuse every row, foreign keys, and columns 
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import psycopg
 import pytest
 
-from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.lock import FleetBusyError, lock_fleet
 from fleet.nodes.sessions import open_sessions
-from fleet.progress import Silent
-from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
-from restore.data_only.filling import Filling
 from restore.data_only.references import ForeignKeyViolatedError
 from restore.data_only.sequences import find_used
 from restore.parts.scope import RestoreScope
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
-from restore.restore import restore_fleet, resume_restore
 from restore.rows.ledger import LoadError
-from restore.unfinished import UnfinishedRestoreError
 from snapshots.records.commits import read_chain
 from tests.commands.in_process import run_and_capture, run_here
-from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.filled import (
@@ -36,59 +26,17 @@ from tests.integration.restoring.filled import (
     assert_clean,
     assert_empty,
     assert_filled,
+    load,
     rows_of,
     tables_to_fill,
+    words,
 )
 from tests.integration.restoring.target_place import (
     NAME,
     SHARDS,
     Place,
-    await_sessions_over,
     hidden,
-    plain_restore,
-    restore_killed,
 )
-from tests.run.soak import SEED, SOAK_SECONDS, draw
-
-# In the short form a killed process is ended in one way, and one that lost a node in the other.
-ENDS = random.Random(SEED).sample(["--resume", "--abandon"], 2)
-# Before the decision and after it.
-POINTS = [
-    (RestoreCrashPoint.LOADING, 2),
-    (RestoreCrashPoint.ROWS_LOADED, 1),
-    (RestoreCrashPoint.INDEXING, 2),
-    (RestoreCrashPoint.FINISHED, SHARDS),
-]
-LATE = [
-    (RestoreCrashPoint.DECIDED, 1),
-    (RestoreCrashPoint.PUBLISHED, 1),
-    (RestoreCrashPoint.PUBLISHED, SHARDS),
-    (RestoreCrashPoint.SLOTS_RELEASED, 1),
-]
-
-
-KILLS = [(*point, end) for point in POINTS for end in ENDS[: 2 if SOAK_SECONDS else 1]]
-LOSSES = [(*point, end) for point in POINTS for end in ENDS[0 if SOAK_SECONDS else 1 :]]
-
-
-def words(place: Place, *more: str) -> list[str]:
-    return ["restore", NAME, "--to", str(place.target.path), *more]
-
-
-def load(place: Place, watching: Watching | None = None, request: RestoreRequest = REQUEST) -> None:
-    restore_fleet(plan_restore(place.fleet, place.target, request), Ready(place.spark), watching or Silent())
-
-
-def leave(place: Place, point: RestoreCrashPoint, count: int) -> NodeUnreachableError:
-    """Load until a node goes away at the point; return the error."""
-
-    def then(reached: Reached) -> None:
-        if (reached.point, reached.count) == (str(point), count):
-            raise NodeUnreachableError("node s2: it is gone", hint="bring it back")
-
-    with pytest.raises(NodeUnreachableError) as raised:
-        load(place, Watching(then))
-    return raised.value
 
 
 def test_rows_and_values_are_loaded_into_tables_that_stay_as_they_are(place: Place) -> None:
@@ -107,174 +55,6 @@ def test_rows_and_values_are_loaded_into_tables_that_stay_as_they_are(place: Pla
         assert any("materialized view public.total on s1" in one for one in done["left_out"])
         assert done["plan"]["targets"][0]["database"] == "shop"
         assert_filled(place)
-
-
-@pytest.mark.parametrize(("point", "count", "end"), draw(KILLS))
-def test_a_killed_one_is_named_and_goes_on_or_is_undone(
-    place: Place, point: RestoreCrashPoint, count: int, end: str
-) -> None:
-    """What `list` and a restore of any kind into the same databases say of it."""
-    with tables_to_fill(place):
-        restore_killed(place, point, count, "--data-only")
-        await_sessions_over(place)
-        code, listed = run_and_capture(place.fleet, "list")
-        assert f"snapshot restore {NAME} --resume   or: --abandon" in listed
-        for again in ("--data-only", "--replace", "--schema-only"):
-            code, refused = run_here(place.fleet, *words(place, again))
-            assert (code, refused["error"]) == (3, "unfinished-restore"), refused
-            assert "rows in tables of database shop on s1" in refused["message"]
-            assert f"to go on with it: snapshot restore {NAME} --resume" in refused["hint"]
-            assert f"to undo it: snapshot restore {NAME} --abandon" in refused["hint"]
-        code, done = run_here(place.fleet, *words(place, end), spark=place.spark)
-        assert code == 0, done
-        if end == "--resume":
-            assert (done["resumed"], done["scope"]["data_only"]) == (True, True)
-            assert_filled(place)
-        else:
-            assert "s1: public.item" in done["emptied"]
-            assert_empty(place)
-
-
-@pytest.mark.parametrize(("point", "count", "end"), draw(LOSSES))
-def test_before_the_decision_it_ends_either_way(
-    place: Place, point: RestoreCrashPoint, count: int, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tables_to_fill(place):
-        error = leave(place, point, count)
-        assert f"snapshot restore {NAME} {end}" in error.hint
-        assert plain_restore(place)
-        if end == "--abandon":
-            report = abandon_restore(place.fleet, place.target, NAME, print, Silent())
-            assert report.dropped == report.put_back == []
-            assert_empty(place)
-            with pytest.raises(UnfinishedRestoreError):
-                abandon_restore(place.fleet, place.target, NAME, print, Silent())
-        else:
-            # What is in the ledger is not loaded again, and another version loads all again.
-            if point == RestoreCrashPoint.ROWS_LOADED and draw([True, False])[0]:
-                monkeypatch.setattr("restore.run.version", lambda _package: "another")
-            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
-            assert_filled(place)
-
-
-def test_one_that_ended_while_loading_is_resumed_and_its_plan_has_what_is_loaded(place: Place) -> None:
-    """Its ledger is in the existing database; there is no other."""
-    with tables_to_fill(place):
-        leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        code, done = run_here(place.fleet, *words(place, "--resume"), spark=place.spark)
-        assert code == 0, done
-        loaded = [(one["phase"], one["rows_loaded"]) for one in done["plan"]["targets"]]
-        assert loaded == [("loading", place.rows(shard)) for shard in range(SHARDS)]
-        assert_filled(place)
-
-
-def test_an_undo_that_is_refused_says_so_and_how_to_end_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("restore.data_only.filling.LOCK_SECONDS_MAX", 1)
-    with tables_to_fill(place), psycopg.connect(place.target.primaries[1].dsn) as reader:
-
-        def lock_and_fail(reached: Reached) -> None:
-            if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
-                reader.execute("LOCK TABLE log IN ACCESS SHARE MODE")
-                raise LoadError("the rows are refused")
-
-        watching = Watching(lock_and_fail)
-        with pytest.raises(LoadError) as raised:
-            load(place, watching)
-        for end in ("--resume", "--abandon"):
-            assert f"snapshot restore {NAME} {end}" in raised.value.hint
-        assert any("could not be undone" in note and "locked" in note for note in watching.notes)
-        reader.rollback()
-        abandon_restore(place.fleet, place.target, NAME, print, Silent())
-        assert_empty(place)
-
-
-def test_what_another_version_has_loaded_again_is_recorded_as_its_own(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tables_to_fill(place):
-        leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        monkeypatch.setattr("restore.run.version", lambda _package: "another")
-
-        def lose(reached: Reached) -> None:
-            if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
-                raise NodeUnreachableError("node s2: it is gone")
-
-        ready = Ready(place.spark)
-        with pytest.raises(NodeUnreachableError):
-            resume_restore(place.fleet, place.target, RestoreRequest(NAME), ready, Watching(lose))
-        monkeypatch.setattr(Filling, "start_again", lambda _: pytest.fail("all is loaded once more"))
-        resume_restore(place.fleet, place.target, RestoreRequest(NAME), ready, Silent())
-        assert_filled(place)
-
-
-def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are seen as they come in: those of the base are there when no changes are loaded."""
-    with tables_to_fill(place):
-        with monkeypatch.context() as patch:
-            # Whoever has folded them.
-            patch.setattr("restore.rows.jobs._segment_tasks", lambda *_: [])
-            patch.setattr("restore.rows.jobs._image_tasks", lambda *_: [])
-            patch.setattr("restore.rows.jobs._load_images", lambda *_: Counter[int]())
-            leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
-        lines = [rows_of(node.dsn, "item")["public.item"].count(b"\n") for node in place.target.primaries]
-        # Of 300 rows those whose id is a multiple of 3 or of 50 have changed.
-        assert lines == [300 - 100 - 4] * SHARDS
-        resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
-        assert_filled(place)
-
-
-@pytest.mark.parametrize(("point", "count"), draw(LATE))
-def test_after_the_decision_it_only_goes_forward(place: Place, point: RestoreCrashPoint, count: int) -> None:
-    with tables_to_fill(place):
-        error = leave(place, point, count)
-        assert "--resume" in error.hint
-        assert "--abandon" not in error.hint
-        found = plain_restore(place) if point != RestoreCrashPoint.SLOTS_RELEASED else None
-        if found is None:
-            # Nothing is left in the databases, and the store knows what was decided.
-            assert abandon_restore(place.fleet, place.target, NAME, print, Silent()).done
-        else:
-            assert "--abandon" not in found.hint
-            with pytest.raises(UnfinishedRestoreError, match="can't be undone"):
-                abandon_restore(place.fleet, place.target, NAME, print, Silent())
-            resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
-        assert_filled(place)
-
-
-def test_what_is_ended_after_the_decision_leaves_nothing_in_the_databases(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its outcome in the store nobody looks for it any more."""
-    with tables_to_fill(place):
-        leave(place, RestoreCrashPoint.PUBLISHED, SHARDS)
-
-        def lose(*_: object) -> None:
-            raise NodeUnreachableError("node s2: it is gone")
-
-        with monkeypatch.context() as patch:
-            patch.setattr("restore.publishing.clear_records", lose)
-            with pytest.raises(NodeUnreachableError):
-                resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
-        assert_filled(place)
-
-
-def test_a_record_that_can_not_be_read_is_refused_alike_by_all(place: Place) -> None:
-    with tables_to_fill(place):
-        leave(place, RestoreCrashPoint.LOADING, SHARDS)
-        second = place.target.primaries[1]
-        with psycopg.connect(second.dsn) as connection:
-            query = "SELECT nspname FROM pg_namespace WHERE nspname ~ '^cutline'"
-            (schema,) = connection.execute(query).fetchone() or ("",)
-            connection.execute(f"ALTER TABLE {schema}.record ADD kept text".encode())
-            connection.execute(f"UPDATE {schema}.record SET kept = text, text = 'of another version'".encode())
-        refused = [run_here(place.fleet, *words(place, one)) for one in ("--data-only", "--resume", "--abandon")]
-        assert {code for code, _ in refused} == {3}
-        assert len({(said["message"], said["hint"]) for _, said in refused}) == 1
-        assert "its record in database shop of s2 can't be read" in refused[0][1]["message"]
-        assert "the version of Cutline that began it" in refused[0][1]["hint"]
-        execute(second.dsn, f"UPDATE {schema}.record SET text = kept")
-        abandon_restore(place.fleet, place.target, NAME, print, Silent())
-        assert_empty(place)
 
 
 def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:

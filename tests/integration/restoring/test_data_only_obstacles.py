@@ -73,8 +73,8 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
             "tables of database shop have other columns than the snapshot:"
             " public.account.id is integer instead of bigint, public.item.body is missing or generated",
             "tables of database shop have columns that no row has a value for: public.account.needed",
-            "triggers of database shop would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
-            " acts of public.account",
+            "triggers or rules of database shop would act on the rows, because they are ENABLE ALWAYS or REPLICA:"
+            " trigger acts of public.account",
             "deferrable constraints of database shop are not enforced while rows are loaded:"
             " account_balance_key of public.account",
             "tables of database shop are not empty: public.account",

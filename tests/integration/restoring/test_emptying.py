@@ -17,8 +17,6 @@ from restore.data_only.filling import Filling, TablesInUseError
 from restore.obstacles.obstacles import Obstacles
 from storage.errors import SnapshotError
 from tests.integration.refusing import execute
-from tests.integration.restoring.filled import tables_to_fill
-from tests.integration.restoring.target_place import Place
 
 WAIT_SECONDS_MAX = 30
 A_TO_B_TO_C = (
@@ -59,12 +57,6 @@ CASES = {
         ("b", "p_1"),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def node(place: Place) -> Iterator[Node]:
-    with tables_to_fill(place, "DROP EVENT TRIGGER refuse"):
-        yield place.target.primaries[0]
 
 
 @pytest.fixture

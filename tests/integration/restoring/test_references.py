@@ -13,8 +13,6 @@ from fleet.nodes.watch import watch_nodes
 from fleet.tables.groups import read_tables
 from restore.data_only.references import ForeignKeyViolatedError, find_temporal, verify_references
 from restore.rows.load_target import LoadTarget
-from tests.integration.restoring.filled import tables_to_fill
-from tests.integration.restoring.target_place import Place
 
 PARENTS = """
 CREATE TABLE parent (a int, b text, PRIMARY KEY (a, b)) PARTITION BY LIST (a);
@@ -39,12 +37,6 @@ CASES = [
     ("child (a int, b text, FOREIGN KEY (a, b) REFERENCES parent) PARTITION BY RANGE (a)", "(2, 'x')", "child_0", "x"),
     ("child (\"A a\" int PRIMARY KEY, \"b's\" int REFERENCES child)", "(1, 2)", "child", "(b's) = (2)"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def node(place: Place) -> Iterator[Node]:
-    with tables_to_fill(place, "DROP EVENT TRIGGER refuse"):
-        yield place.target.primaries[0]
 
 
 @pytest.fixture

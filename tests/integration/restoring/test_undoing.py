@@ -16,10 +16,9 @@ import snapshots.operations.leases
 from cli.commands.restore_ends import Confirmation, NotConfirmedError
 from fleet.nodes.beside import read_old
 from fleet.nodes.connections import NodeUnreachableError, with_database
-from fleet.nodes.lock import FleetBusyError, lock_fleet
-from fleet.nodes.sessions import open_sessions
+from fleet.nodes.lock import FleetBusyError
 from fleet.progress import Silent
-from restore.abandoning import OldDatabaseMissingError, abandon_restore, discard_old
+from restore.abandoning import OldDatabaseMissingError, abandon_restore
 from restore.crash_points import RestoreCrashPoint
 from restore.plan import plan_restore
 from restore.request import RestoreRequest
@@ -28,7 +27,6 @@ from restore.unfinished import UnfinishedRestoreError
 from snapshots.create.full import create_full
 from snapshots.create.request import CreateRequest
 from snapshots.records.operation_records import read_decision
-from storage.errors import SnapshotError
 from storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -36,7 +34,6 @@ from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import REQUEST, abandon, restore_left, resume
 from tests.integration.restoring.target_place import (
-    DATABASE,
     KILL_SECONDS_MAX,
     NAME,
     ROOT,
@@ -44,7 +41,6 @@ from tests.integration.restoring.target_place import (
     Place,
     assert_old,
     assert_restored,
-    await_sessions_over,
     old_databases,
     open_restores,
     plain_restore,
@@ -114,63 +110,6 @@ def test_the_decision_that_was_stored_first_counts(place: Place) -> None:
         assert place.states() == ["old"] * SHARDS
         abandon(place)
         assert_old(place)
-
-
-def test_a_restore_and_a_create_of_one_fleet_exclude_each_other(place: Place) -> None:
-    own = place.target
-    with old_databases(place):
-        with (
-            open_sessions(own, own.primaries) as sessions,
-            lock_fleet(sessions, own.name, "cutline create daily ops@db7:4711"),
-            pytest.raises(FleetBusyError, match="create daily by ops@db7"),
-        ):
-            restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Silent())
-        refused: list[SnapshotError] = []
-
-        def then(reached: Reached) -> None:
-            if reached.point == str(RestoreCrashPoint.LOCKED):
-                with open_sessions(own, own.primaries) as sessions, pytest.raises(FleetBusyError) as raised:
-                    lock_fleet(sessions, own.name).__enter__()
-                refused.append(raised.value)
-
-        restore_fleet(plan_restore(place.fleet, own, REQUEST), Ready(place.spark), Watching(then))
-        assert [one.details["command"] for one in refused] == ["restore"]
-        assert_restored(place)
-
-
-def test_what_a_restore_ends_is_named_and_confirmed_on_a_terminal(place: Place) -> None:
-    """The source is the target: its chain ends."""
-    plan = plan_restore(place.fleet, place.fleet, REQUEST)
-    with pytest.raises(NotConfirmedError) as raised:
-        restore_fleet(plan, Ready(place.spark), Silent(), Confirmation(is_given=False).replacing)
-    assert raised.value.exit_code == 3
-    assert "chain daily ends" in raised.value.message
-    assert "s1: database bank is put aside as bank_before_" in raised.value.message
-    assert [node.dsn for node in place.fleet.primaries if read_old_names(node.dsn)] == []
-
-
-def read_old_names(dsn: str) -> list[str]:
-    with psycopg.connect(dsn) as connection:
-        found = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ 'bank_'").fetchall()
-    return [name for (name,) in found]
-
-
-def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place: Place) -> None:
-    with old_databases(place):
-        restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
-        names = {name for name in place.databases() if name != DATABASE}
-        assert len(names) == 1
-        listed = run_here(place.target, "list")[1]
-        assert [(one["node"], one["database"]) for one in listed["put_aside"]] == [
-            (node.id, *names) for node in place.target.primaries
-        ]
-        assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
-        with pytest.raises(NotConfirmedError):
-            discard_old(place.fleet, place.target, NAME, Confirmation(is_given=False).dropping, Silent())
-        dropped = discard_old(place.fleet, place.target, NAME, Confirmation(is_given=True).dropping, Silent())
-        assert len(dropped) == SHARDS
-        assert place.databases() == {DATABASE}
-        assert place.states() == ["new"] * SHARDS
 
 
 @pytest.mark.parametrize("point", [RestoreCrashPoint.CLOSED, RestoreCrashPoint.DECIDED])
@@ -324,17 +263,3 @@ def test_the_command_ends_a_restore_in_both_ways(place: Place) -> None:
         assert run_here(place.fleet, "restore", NAME, *to, "--resume")[0] == 3
         assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--abandon")[0] == 2
         assert run_here(place.fleet, "restore", NAME, *to, "--resume", "--replace")[0] == 2
-
-
-def test_a_database_that_a_restore_holds_is_named_by_other_commands(place: Place) -> None:
-    with old_databases(place):
-        restore_left(place, RestoreCrashPoint.RENAMED)
-        for node in place.target.primaries:
-            with psycopg.connect(with_database(node, "postgres").dsn, autocommit=True) as connection:
-                connection.execute(f"ALTER DATABASE {DATABASE} WITH ALLOW_CONNECTIONS false")
-        code, document = run_here(place.target, "create", "new")
-        assert code in (3, 6)
-        assert "--resume" in document["hint"]
-        await_sessions_over(place)
-        abandon(place)
-        assert_old(place)

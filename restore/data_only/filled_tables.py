@@ -1,0 +1,50 @@
+"""The tables that a restore of rows alone fills, as the catalogs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import psycopg
+
+from fleet.tables.groups import Group, qualify
+
+# The tables with these oids, and the partitioned tables that they are in.
+OWN = """own AS (
+    SELECT relid FROM unnest(%s::oid[]) AS filled (relid)
+    UNION SELECT i.inhparent FROM own JOIN pg_inherits i ON i.inhrelid = own.relid
+      JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'p')"""
+OIDS_QUERY = "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) AS given (name)"
+# Triggers and rules that act also where session_replication_role is replica.
+ACTING_QUERY = """
+SELECT format('%%I.%%I', n.nspname, c.relname), a.kind, a.name, a.enabled
+  FROM (SELECT tgrelid, 'TRIGGER', tgname, tgenabled::text FROM pg_trigger
+        UNION ALL SELECT ev_class, 'RULE', rulename, ev_enabled::text FROM pg_rewrite) AS a (relid, kind, name, enabled)
+  JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE a.relid = ANY (%s) AND a.enabled IN ('A', 'R') ORDER BY 1, 2, 3
+"""
+
+
+class Acting(NamedTuple):
+    """A trigger or a rule that acts while rows are loaded or deleted; `table` is quoted, `enabled` is A or R."""
+
+    table: str
+    kind: str
+    name: str
+    enabled: str
+
+    @property
+    def label(self) -> str:
+        """It and its table, for a message."""
+        return f"{self.kind.lower()} {self.name} of {self.table}"
+
+
+def oids_of(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[int]:
+    """The oids of those tables that the session's database has."""
+    names = [qualify(group) for group in groups]
+    return [oid for (oid,) in connection.execute(OIDS_QUERY, (names,)) if oid is not None]
+
+
+def find_acting(connection: psycopg.Connection[Any], oids: list[int]) -> list[Acting]:
+    """The triggers and rules of these tables that act although our sessions are replicas."""
+    return [Acting(*row) for row in connection.execute(ACTING_QUERY, (oids,)).fetchall()]

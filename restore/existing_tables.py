@@ -30,7 +30,7 @@ from restore.data_only.filling import Filling
 from restore.data_only.held_tables import await_writers, hold_tables
 from restore.data_only.sequences import find_used
 from restore.database_records import Phase
-from restore.ddl.ddl import ending, set_sequences
+from restore.ddl.ddl import SchemaLoadError, ending, set_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.plan import RestorePlan
 from restore.rows.load_target import LoadTarget
@@ -203,8 +203,15 @@ def publish_rows(run: RestoreRun) -> None:
 
     def set_values(target: Target) -> None:
         session = run.inside[target.shard]
-        with raising_unreachable(target.node):
-            set_sequences(session, _sequences_of(run.plan, target, session))
+        try:
+            with raising_unreachable(target.node):
+                set_sequences(session, _sequences_of(run.plan, target, session))
+        except SchemaLoadError as error:
+            raise TablesUnfitError(
+                f"node {target.node.id}: the rows are restored, but {error.message}",
+                hint=f"create or alter the sequence, then: {run.records[target.shard].command} --resume",
+                details={"node": target.node.id, "database": target.database},
+            ) from error
 
     in_parallel(set_values, [one for one in run.plan.targets if one not in run.shards_in(Phase.PUBLISHED)])
     # Only when all have their values: what has no record any more is done.

@@ -18,7 +18,7 @@ from fleet.tables.names import quote_identifier, table_name
 from restore.data_only.checker import Checker, named
 from restore.data_only.filled_tables import find_acting
 from restore.data_only.filling import DELETED, REPLICA
-from restore.data_only.references import find_temporal, find_unreadable
+from restore.data_only.references import are_referred_to, find_temporal, find_unreadable
 from restore.data_only.sequences import check_sequences
 from restore.obstacles.obstacles import Obstacles
 from restore.rows.partition_roots import find_roots
@@ -115,10 +115,21 @@ def check_tables(
             checker.add(
                 f"tables of {checker.label} are not empty: {named(filled)}",
                 "if their rows are not needed, empty them",
-                [f"TRUNCATE {', '.join(qualify(found[name].group) for name in filled)}"],
+                [_emptying(connection, [found[name] for name in filled])],
             )
     check_sequences(checker, connection, role, wanted.sequences)
     return {name: one.oid for name, one in found.items()}
+
+
+def _emptying(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> str:
+    """The statement that empties the tables."""
+    names = [f"ONLY {qualify(one.group)}" for one in tables]
+    if not are_referred_to(connection, [one.oid for one in tables]):
+        return f"TRUNCATE {', '.join(names)}"
+    # In one statement: they may refer to each other.
+    *others, last = names
+    ctes = ", ".join(f"t{number} AS (DELETE FROM {name})" for number, name in enumerate(others))
+    return f"WITH {ctes} DELETE FROM {last}" if ctes else f"DELETE FROM {last}"
 
 
 def find_filled(connection: psycopg.Connection[Any], groups: Sequence[Group]) -> list[str]:

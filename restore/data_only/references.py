@@ -43,6 +43,10 @@ connected AS (
     UNION SELECT i.inhrelid FROM connected JOIN pg_inherits i ON i.inhparent = connected.relid)
 SELECT relid::bigint FROM connected
 """
+REFERRED_QUERY = """
+SELECT EXISTS (SELECT FROM pg_constraint
+                WHERE contype = 'f' AND confrelid = ANY (%(filled)s) AND conrelid <> ALL (%(filled)s))
+"""
 # For each key a query that returns the values of one row that refers to none (as ri_triggers.c does).
 ORPHAN_QUERIES = f"""{KEYS}
 SELECT k.conname, fn.nspname || '.' || fc.relname, pn.nspname || '.' || pc.relname, c.columns,
@@ -131,3 +135,8 @@ def find_orphan(connection: psycopg.Connection[Any], oids: list[int]) -> Orphan 
 def find_connected(connection: psycopg.Connection[Any], oids: list[int]) -> list[int]:
     """These tables, those at the other end of their foreign keys, and the partitions of all, by oid."""
     return [oid for (oid,) in connection.execute(CONNECTED_QUERY, (oids,))]
+
+
+def are_referred_to(connection: psycopg.Connection[Any], oids: list[int]) -> bool:
+    """Whether other tables refer to these: then they can't be truncated without those."""
+    return connection.execute(REFERRED_QUERY, {"filled": oids}).fetchone() == (True,)

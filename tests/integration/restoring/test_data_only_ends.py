@@ -12,6 +12,7 @@ from fleet.nodes.connections import NodeUnreachableError
 from fleet.progress import Silent
 from restore.abandoning import abandon_restore
 from restore.crash_points import RestoreCrashPoint
+from restore.data_only.checker import TablesUnfitError
 from restore.data_only.filling import Filling
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
@@ -117,6 +118,22 @@ def test_one_that_ended_while_loading_is_resumed_and_its_plan_has_what_is_loaded
         assert code == 0, done
         loaded = [(one["phase"], one["rows_loaded"]) for one in done["plan"]["targets"]]
         assert loaded == [("loading", place.rows(shard)) for shard in range(SHARDS)]
+        assert_filled(place)
+
+
+def test_a_sequence_that_is_dropped_after_the_decision_is_named_and_set_when_it_is_back(place: Place) -> None:
+    with tables_to_fill(place, "ALTER TABLE item ALTER n DROP DEFAULT"):
+        node = place.target.primaries[1]
+
+        def drop(reached: Reached) -> None:
+            if reached.point == str(RestoreCrashPoint.DECIDED):
+                execute(node.dsn, "DROP SEQUENCE numbers")
+
+        with pytest.raises(TablesUnfitError, match=r"node s2: the rows are restored, but .*numbers") as raised:
+            load(place, Watching(drop))
+        assert f"create or alter the sequence, then: snapshot restore {NAME} --resume" in raised.value.hint
+        execute(node.dsn, "CREATE SEQUENCE numbers")
+        resume_restore(place.fleet, place.target, RestoreRequest(NAME), Ready(place.spark), Silent())
         assert_filled(place)
 
 

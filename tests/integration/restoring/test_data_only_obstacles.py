@@ -86,6 +86,19 @@ def test_tables_that_do_not_fit_are_named_at_once_on_all_nodes(place: Place) -> 
         assert f"snapshot restore {NAME} --node s3 --schema-only\n" in gone["hint"]
 
 
+def test_tables_with_rows_are_emptied_as_the_hint_says(place: Place) -> None:
+    """Also where tables refer to them that are not restored: then TRUNCATE is refused."""
+    with tables_to_fill(place):
+        for node in place.target.primaries[:2]:
+            execute(node.dsn, "INSERT INTO item (id, n) VALUES (1, 1)", "INSERT INTO account VALUES (1, 5)")
+        execute(place.target.primaries[1].dsn, "DROP TABLE tag")
+        found = {one["node"]: one["hint"].split("\n")[1:] for one in refusals(place, place.target)}
+        assert [lines[0].split()[0] for lines in found.values()] == ["WITH", "TRUNCATE"]
+        for node in place.target.primaries[:2]:
+            execute(node.dsn, *found[node.id])
+        preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+
+
 def test_a_database_of_another_encoding_is_refused(place: Place) -> None:
     with tables_to_fill(place):
         third = place.target.primaries[-1]

@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import psycopg
+from msgspec import structs
 
+from fleet.config import Fleet
 from fleet.progress import Progress
 from restore.checked_ddl import CheckedDdl, read_all_ddl
-from restore.database_records import list_databases
+from restore.database_records import Phase, list_databases
 from restore.databases import find_slots
 from restore.ddl.ddl import Ddl
 from restore.ddl.unprivileged import AdaptedDdl
@@ -32,10 +34,12 @@ from restore.existing_tables import check_existing
 from restore.obstacles.disk_space import DatabaseSpace, DiskSpace, check_space
 from restore.obstacles.obstacles import Obstacles
 from restore.obstacles.server import check_locales
-from restore.plan import RestorePlan
+from restore.plan import RestorePlan, plan_resumed, provisional_targets
+from restore.request import RestoreRequest
 from restore.roles import missing_roles
+from restore.run import running
 from restore.target import Target, check_apart, check_target, check_xml, find_xml_columns, lock_targets
-from restore.unfinished import check_no_unfinished
+from restore.unfinished import check_names_all, check_no_unfinished, find_resumable
 from snapshots.ddl.archive import ArchiveEntry
 from snapshots.operations.slot_owners import read_slot_owners
 from snapshots.records.large_objects import count_by_node
@@ -77,6 +81,28 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         check_no_unfinished(plan.store.open(), plan.request.name, reached, connections, progress)
         preview = check_restore(plan, plan.targets, connections, Path(folder), obstacles)
         return replace(preview, replaces=find_replaced(plan, connections))
+
+
+def preview_resumed(
+    source: Fleet, target: Fleet, request: RestoreRequest, progress: Progress
+) -> tuple[RestorePlan, RestorePreview]:
+    """Make every check of a restore that is resumed, and find what is left of it; change nothing.
+
+    Raises what check_restore and find_resumable raise.
+    """
+    provisional = provisional_targets(target, request.scope.nodes)
+    with lock_targets(provisional) as locked:
+        found = find_resumable(source.store.open(), request.name, provisional, locked, progress)
+        check_names_all(found, provisional)
+        plan = plan_resumed(source, target, found.last_record)
+        with running(plan, progress, locked) as run:
+            run.records = dict(found.records)
+            for one in run.find_stale():
+                run.records[one.shard] = structs.replace(run.records[one.shard], phase=Phase.CREATED, rows=0)
+            done = plan.targets if found.is_published else run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
+            left = [one for one in plan.targets if one not in done]
+            preview = check_restore(plan, left, run.connections, run.folder, run.obstacles, run.find_begun())
+    return plan, preview
 
 
 def check_restore(

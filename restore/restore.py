@@ -120,10 +120,8 @@ def resume_restore(
         plan = plan_resumed(source, target, found.last_record)
         run = stack.enter_context(running(plan, progress, locked))
         run.records, run.report.is_resumed = dict(found.records), True
-        for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
-            if run.records[one.shard].version != run.version:
-                # Its tasks and the marks of its DDL may not be ours.
-                run.enter(one, Phase.CREATED)
+        for one in run.find_stale():
+            run.enter(one, Phase.CREATED, rows=0)
         chosen = [one for one in plan.targets if one not in run.shards_in(Phase.FINISHED, Phase.PUBLISHED)]
         for one in run.shards_in(Phase.LOADING, Phase.INDEXING):
             run.end_loading(one)

@@ -136,6 +136,14 @@ class RestoreRun:
         """The targets whose databases are in one of the phases."""
         return [one for one in self.plan.targets if (found := self.records.get(one.shard)) and found.phase in phases]
 
+    def find_stale(self) -> list[Target]:
+        """The targets that another version has loaded: its tasks and the marks of its DDL may not be ours."""
+        return [
+            one
+            for one in self.shards_in(Phase.LOADING, Phase.INDEXING)
+            if self.records[one.shard].version != self.version
+        ]
+
     def find_begun(self) -> dict[str, BegunShard]:
         """What earlier processes have done, by shard."""
         found: dict[str, BegunShard] = {}

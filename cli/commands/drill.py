@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from cli.output.context import command_context
 from cli.output.drill import EXIT_CODES, drill_document, drill_lines
 from cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
+from cli.output.restore_report import announce_plan
 from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import Fleet
@@ -39,10 +41,10 @@ def run_drill_command(
         SparkOnDemand(source, f"drill {request.name}") as spark,
         progress(context) as shown,
     ):
-        noting = Noting(shown)
-        report = run_drill(source, request, spark, noting)
+        noting, announced = Noting(shown), dict[str, Any]()
+        report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced))
     write_report(junit, junit_of_drill(report))
     # With --quiet no progress has shown the notes.
     unseen = [f"warning: {text}" for text in noting.notes] if command_context(context).quiet else []
-    emit(context, drill_document(report) | {"warnings": noting.notes}, drill_lines(report) + unseen)
+    emit(context, drill_document(report) | announced | {"warnings": noting.notes}, drill_lines(report) + unseen)
     raise typer.Exit(EXIT_CODES[report.result])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,17 +49,16 @@ from cli.output.arguments import (
 )
 from cli.output.context import command_context
 from cli.output.recovery import WARNING, write_transactions
-from cli.output.restore_plan import plan_document
-from cli.output.restore_report import document_of, dry_run_lines, lines_of, preview_document, preview_lines
+from cli.output.restore_report import announce_plan, document_of, dry_run_lines, lines_of, preview_document
 from cli.output.restore_scope import check_options, parse_groups, parse_role_map, parse_routes
-from cli.output.results import emit, progress, show_preview
+from cli.output.results import emit, progress
 from cli.spark.on_demand import SparkOnDemand
 from cli.spark.protection import check_protection
 from fleet.config import Fleet, load_fleet
 from fleet.progress import Noting, Progress
 from restore.parts.scope import RestoreScope
 from restore.plan import RestorePlan, plan_restore
-from restore.preview import RestorePreview, preview_restore
+from restore.preview import preview_restore, preview_resumed
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet, resume_restore
@@ -114,7 +112,8 @@ def restore(
         run_drill_command(context, source, request, junit, is_drill_alone=is_alone)
     elif ends:
         check_ends(ends, request, dry_run=dry_run)
-        commands = {RESUME: go_on_restore, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
+        go_on = show_rest if dry_run else go_on_restore
+        commands = {RESUME: go_on, ABANDON: undo_restore, DISCARD_OLD: drop_old_databases}
         commands[ends[0]](context, source, target, request, confirm)
     else:
         (show_plan if dry_run else run_plan)(context, plan_restore(source, target, request), source, confirm)
@@ -143,13 +142,13 @@ def go_on_restore(
     run_restore(context, source, request.name, work, announced)
 
 
-def announce_plan(
-    context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
+def show_rest(
+    context: typer.Context, source: Fleet, target: Fleet, request: RestoreRequest, _confirm: Confirmation
 ) -> None:
-    """Show what will be done, and keep it for the command's JSON."""
-    announced["plan"] = plan_document(plan, preview)
-    # Progress shows the warnings, and what --replace ends.
-    show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
+    """Make all checks of an unfinished restore that is resumed, and print what is left of it."""
+    with progress(context) as shown:
+        plan, preview = preview_resumed(source, target, request, shown)
+    emit(context, preview_document(plan, preview), dry_run_lines(plan, preview))
 
 
 def run_restore(

@@ -52,10 +52,12 @@ class NotConfirmedError(RefusedError):
 
 
 def check_ends(words: list[str], request: RestoreRequest, *, dry_run: bool) -> None:
-    """Raise UsageError unless one of ENDS is given alone, or with --node."""
+    """Raise UsageError unless one of ENDS is given alone, or with --node; --resume also with --dry-run."""
     alone = RestoreRequest(request.name, scope=RestoreScope(nodes=request.scope.nodes))
-    if len(words) > 1 or dry_run or request != alone:
-        raise UsageError(f"{words[0]} takes only --to, --node and --yes", hint="leave the others out")
+    is_resumed = words == [RESUME]
+    if len(words) > 1 or request != alone or (dry_run and not is_resumed):
+        options = "--to, --node and --dry-run" if is_resumed else "--to, --node and --yes"
+        raise UsageError(f"{words[0]} takes only {options}", hint="leave the others out")
 
 
 def undo_restore(

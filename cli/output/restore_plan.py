@@ -39,6 +39,7 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
             f" {size_text(volume.stored_bytes)} stored,"
             f" {_about(is_rough=volume.is_rough)}{size_text(volume.size_bytes)} on disk{_loaded_text(begun)}"
         )
+    lines += ["then: the planner's statistics of every table (ANALYZE)"] * plan.request.scope.analyze
     return [*lines, _time_line(preview), *map(_disk_line, preview.disks)]
 
 

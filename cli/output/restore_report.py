@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
+
+import typer
 
 from cli.output.borrowed import borrowed_document, borrowed_lines
 from cli.output.format import count_text, seconds_text, size_text
 from cli.output.left_out import left_out_lines
 from cli.output.restore_plan import plan_document, plan_lines
+from cli.output.results import show_preview
 from fleet.hints import NEW_CHAIN
 from fleet.record import to_builtins
 from restore.plan import RestorePlan
@@ -125,6 +129,15 @@ def preview_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     lines += left_out_lines(report.not_in_snapshot)
     lines += [f"role would be created, without login, on {role}" for role in _missing_roles(plan, preview)]
     return lines + [one.text for one in report.open_operations]
+
+
+def announce_plan(
+    context: typer.Context, announced: dict[str, Any], plan: RestorePlan, preview: RestorePreview
+) -> None:
+    """Show what will be done, and keep it for the command's JSON."""
+    announced["plan"] = plan_document(plan, preview)
+    # Progress shows the warnings, and what --replace ends.
+    show_preview(context, preview_lines(plan, replace(preview, warnings=[])))
 
 
 def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec import structs
 
@@ -14,7 +16,8 @@ from fleet.label import own_label
 from fleet.progress import Progress
 from restore.drill.assertions import AssertionResult, ask, make_reader
 from restore.drill.servers import drill_servers, naming_unfit, without_servers
-from restore.plan import plan_restore
+from restore.plan import RestorePlan, plan_restore
+from restore.preview import RestorePreview
 from restore.report import RestoreReport
 from restore.request import RestoreRequest
 from restore.restore import restore_fleet
@@ -45,10 +48,17 @@ class DrillReport:
         return "inconclusive" if None in outcomes or not outcomes else "holds"
 
 
-def run_drill(source: Fleet, request: RestoreRequest, spark: SparkSource, progress: Progress) -> DrillReport:
+def run_drill(
+    source: Fleet,
+    request: RestoreRequest,
+    spark: SparkSource,
+    progress: Progress,
+    announce: Callable[[RestorePlan, RestorePreview], None] | None = None,
+) -> DrillReport:
     """Restore into servers made for it, ask every assertion of fleet.toml, and remove the servers.
 
-    Raises DrillUnfitError if the embedded servers can't hold the snapshot, and what a restore raises.
+    `announce` is given what will be done, before that is done. Raises DrillUnfitError if the embedded servers can't
+    hold the snapshot, and what a restore raises.
     """
     began = time.monotonic()
     store = source.store.open()
@@ -64,7 +74,7 @@ def run_drill(source: Fleet, request: RestoreRequest, spark: SparkSource, progre
     progress.step("start PostgreSQL")
     with drill_servers(plan) as placed:
         with naming_unfit():
-            restored = restore_fleet(placed, spark, progress)
+            restored = restore_fleet(placed, spark, progress, announce=announce and partial(announce, placed))
         progress.step("ask assertions", total=len(source.drill), unit="assertions")
         nodes = {target.shard: make_reader(target.maintenance, target.node) for target in placed.targets}
         results: list[AssertionResult] = []

@@ -47,25 +47,32 @@ class StepCost:
 
 
 COSTS: Mapping[RestoreStep, StepCost] = {
-    RestoreStep.DATABASES: StepCost(0.6, 0.004),
-    RestoreStep.SPARK: StepCost(5.0),
-    RestoreStep.FOLD: StepCost(0.3, 5e-6),
-    RestoreStep.ROWS: StepCost(2.2, 2e-6),
+    RestoreStep.DATABASES: StepCost(0.25, 0.004),
+    RestoreStep.SPARK: StepCost(3.3),
+    RestoreStep.FOLD: StepCost(0.03, 1.2e-6),
+    RestoreStep.ROWS: StepCost(2.0, 8e-7),
     RestoreStep.LARGE_OBJECTS: StepCost(0.5, 4e-8),
-    RestoreStep.INDEXES: StepCost(0.4, 3e-7),
-    RestoreStep.SWAP: StepCost(0.5),
+    RestoreStep.INDEXES: StepCost(0.1, 3e-7),
+    RestoreStep.SWAP: StepCost(0.02),
 }
-# If Spark folds them (snapshots/fold/limits.py).
-FOLD_BY_SPARK = StepCost(7.0, 2e-5)
+# With more changes than the driver folds, the fold starts Spark's workers, which the load has to do else.
+BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(2.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 8e-7)}
+# With more keys than it compares, too, all changes are shuffled. About so many fit into its memory.
+KEYS_MAX = 2_000_000
+BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The expected seconds by step; `basis` is the operation whose figures they are based on, "" for constants."""
+    """The expected seconds by step, and how many of these pass before the step gets through any of its work.
+
+    `basis` is the operation whose figures they are based on, "" for constants.
+    """
 
     seconds: Mapping[RestoreStep, float]
     amounts: Mapping[RestoreStep, int] = field(default_factory=dict)
     basis: str = ""
+    fixed: Mapping[RestoreStep, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
@@ -76,18 +83,18 @@ class Estimate:
 def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
     """The amount of work of every step that there is any of."""
     volumes = list(volumes)
-    changes = sum(one.changes for one in volumes)
+    changes, rows = sum(one.changes for one in volumes), sum(one.row_count - one.loaded for one in volumes)
     amounts = {
         RestoreStep.DATABASES: sum(one.tables for one in volumes),
         RestoreStep.SPARK: 0,
         RestoreStep.FOLD: changes,
-        RestoreStep.ROWS: sum(one.row_count - one.loaded for one in volumes),
+        RestoreStep.ROWS: rows + (changes if costs_of(changes) is BY_ROWS else 0),
         RestoreStep.LARGE_OBJECTS: sum(one.large_bytes for one in volumes),
         RestoreStep.INDEXES: sum(one.index_work for one in volumes),
         RestoreStep.SWAP: 0,
     }
     skipped = {RestoreStep.LARGE_OBJECTS}
-    if not amounts[RestoreStep.ROWS] and not changes:
+    if not rows and not changes:
         skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.ROWS}
     return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
 
@@ -98,16 +105,22 @@ def estimate_restore(
     """The estimate of a restore, by the figures of operation `basis` if it has any."""
     amounts = amounts_of(volumes)
     taken = measured.steps if measured else {}
-    costs = {step: _cost_of(step, amount, taken.get(step)) for step, amount in amounts.items()}
-    return Estimate({step: costs[step].seconds(amount) for step, amount in amounts.items()}, amounts, basis)
+    costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
+    folded = taken.get(RestoreStep.FOLD)
+    if folded and costs_of(folded.amount) is not costs:
+        # One way of folding says nothing of another.
+        taken = {step: one for step, one in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
+    scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
+    return Estimate(
+        {step: scaled[step].seconds(amount) for step, amount in amounts.items()},
+        amounts,
+        basis,
+        {step: scaled[step].fixed for step in amounts},
+    )
 
 
-def _cost_of(step: RestoreStep, amount: int, measured: StepFigures | None) -> StepCost:
-    cost = COSTS[step]
-    if step == RestoreStep.FOLD:
-        if amount > CHANGES_MAX:
-            cost = FOLD_BY_SPARK
-        if measured and (measured.amount > CHANGES_MAX) != (amount > CHANGES_MAX):
-            # The one way says nothing of the other.
-            return cost
-    return cost.scaled(measured) if measured else cost
+def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
+    """The costs of a restore with so many changes, by who is expected to fold them (snapshots/fold/limits.py)."""
+    if changes <= CHANGES_MAX:
+        return COSTS
+    return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

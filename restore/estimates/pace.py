@@ -47,6 +47,7 @@ class RestorePace:
     _before: int | None = None
     _step: str = ""
     _done: float = 0.0
+    _idle: float = 0.0
     _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -56,7 +57,7 @@ class RestorePace:
             now = time.monotonic()
             if self._step:
                 self.seconds[self._step] = self.seconds.get(self._step, 0.0) + now - self._began
-            self._step, self._done, self._began = PARTS.get(name, name), 0.0, now
+            self._step, self._done, self._idle, self._began = PARTS.get(name, name), 0.0, 0.0, now
             self._before = None if self.is_resumed else 0
         self.target.step(name, total=total, unit=unit)
         self.target.tell(Reading(0, total, unit, operation=self.operation, seconds_left=self.seconds_left()))
@@ -78,6 +79,8 @@ class RestorePace:
             if self._before is None:
                 self._before = reading.done
             self._done = min((reading.done - self._before) / max(reading.total - self._before, 1), 1.0)
+            if self._done <= 0.0:
+                self._idle = time.monotonic() - self._began
         told = Reading(reading.done, reading.total, reading.unit, reading.node, self.operation, self.seconds_left())
         self.target.tell(told)
 
@@ -108,8 +111,11 @@ class RestorePace:
                 # Nothing tells how far it is. What takes longer than expected says the same of the rest.
                 return max(due * factor - elapsed, 0.0) + after * max(factor, min(elapsed / max(due, 1.0), FACTOR_MAX))
             weight = min(done / OWN_PACE_SHARE, 1.0)
-            whole = weight * elapsed / done + (1 - weight) * due * factor
-            return whole * (1 - done) + after * (weight * done * whole / max(due, 0.1) + (1 - weight * done) * factor)
+            # Its pace is that of the work; what is slow to begin is not slow to go on.
+            idle = min(self._idle, self.estimate.fixed.get(RestoreStep(self._step), 0.0))
+            left = (weight * (elapsed - idle) / done + (1 - weight) * max(due * factor - idle, 0.0)) * (1 - done)
+            whole = weight * (idle + (elapsed - idle) / done) + (1 - weight) * due * factor
+            return left + after * (weight * done * whole / max(due, 0.1) + (1 - weight * done) * factor)
 
     def end_node(self, node: str, rows: int, seconds: Mapping[RestoreStep, float]) -> None:
         """Keep what was measured of one node."""

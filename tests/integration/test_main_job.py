@@ -63,8 +63,11 @@ def wait_for_transactions(bank: BankWorkload) -> None:
 
 
 def test_every_state_of_a_busy_bank_is_restored_consistently(
-    runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet
+    runs: Runs, target: Fleet, shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A restore writes there what was in doubt at the cut.
+    monkeypatch.chdir(tmp_path)
+
     def snapshot(*words: str) -> dict[str, Any]:
         code, document = run_here(runs.fleet, *words, spark=runs.spark.running)
         assert code == 0, document

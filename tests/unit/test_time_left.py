@@ -9,6 +9,7 @@ from restore.estimates import pace
 from restore.estimates.model import COSTS, Estimate, RestoreStep, estimate_restore
 from restore.estimates.pace import RestorePace
 from restore.estimates.volumes import ShardVolume
+from snapshots.fold.limits import CHANGES_MAX
 from snapshots.records.restore_figures import RestoreFigures, StepFigures
 
 SECONDS = {RestoreStep.SPARK: 5.0, RestoreStep.FOLD: 5.0, RestoreStep.ROWS: 20.0, RestoreStep.INDEXES: 10.0}
@@ -37,8 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def volume(rows: int) -> ShardVolume:
-    return ShardVolume({"s.t": rows}, 0, rows * 50, 0, 0, rows * 60, rows * 200, False, 1, {"s.t": 2})  # noqa: FBT003
+def volume(rows: int, changes: int = 0) -> ShardVolume:
+    return ShardVolume({"s.t": rows}, changes, rows * 50, 0, 0, rows * 60, rows * 200, False, 1, {"s.t": 2})  # noqa: FBT003
 
 
 def run_steps(clock: Clock, told: Told, factor: float) -> dict[str, tuple[float, float]]:
@@ -68,6 +69,18 @@ def test_what_was_loaded_before_does_not_count_for_the_pace_of_a_resumed_restore
     resumed.tell(Reading(600, 1000, "rows"))
     clock.now += 10.0
     resumed.tell(Reading(800, 1000, "rows"))
+    assert told.last.seconds_left == pytest.approx(left)
+
+
+@pytest.mark.parametrize(("fixed", "left"), [(5.0, 5.0), (2.0, 8.0), (9.0, 5.0)])
+def test_a_load_that_begins_slowly_goes_on_at_the_pace_of_its_rows(clock: Clock, fixed: float, left: float) -> None:
+    """For 5 seconds no row comes, then half of them within 5 seconds; up to `fixed` of the idle ones don't count."""
+    told = Told()
+    running = RestorePace(told, Estimate({RestoreStep.ROWS: 20.0}, fixed={RestoreStep.ROWS: fixed}), "op")
+    running.step(RestoreStep.ROWS)
+    for rows in (0, 500):
+        clock.now += 5.0
+        running.tell(Reading(rows, 1000, "rows"))
     assert told.last.seconds_left == pytest.approx(left)
 
 
@@ -110,3 +123,16 @@ def test_figures_scale_the_fixed_time_of_small_restores_and_the_rate_of_large_on
     figures = RestoreFigures(1, 0, 0.0, {str(RestoreStep.ROWS): StepFigures(3 * cost.seconds(1), 1)}, {})
     far = estimate_restore([volume(10**9)], figures, "op").seconds[RestoreStep.ROWS]
     assert far == pytest.approx(cost.seconds(10**9), rel=0.02)
+
+
+def test_figures_of_one_way_to_fold_say_nothing_of_another() -> None:
+    few, many = volume(1000, CHANGES_MAX), volume(1000, CHANGES_MAX + 1)
+    expected = estimate_restore([few]).seconds
+    for measured in (few, many):
+        slow = estimate_restore([measured])
+        taken = {str(step): StepFigures(3 * seconds, slow.amounts[step]) for step, seconds in slow.seconds.items()}
+        found = estimate_restore([few], RestoreFigures(1000, 0, 0.0, taken, {}), "op").seconds
+        assert found[RestoreStep.SPARK] == pytest.approx(3 * expected[RestoreStep.SPARK])
+        for step in (RestoreStep.FOLD, RestoreStep.ROWS):
+            assert (found[step] > 2 * expected[step]) == (measured is few)
+            assert (found[step] == expected[step]) == (measured is many)

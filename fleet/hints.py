@@ -10,6 +10,8 @@ NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another na
 UNFINISHED_RESTORE = (
     "if a restore ended unfinished (see: snapshot list), run: snapshot restore NAME --resume   or: --abandon"
 )
+# After a command that ends or repeats a restore.
+SAME_TARGET = "with the same --to FILE, if it had one"
 
 
 def restore_command(snapshot: str, nodes: Iterable[str] = ()) -> str:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fleet.config import Node
-from fleet.hints import restore_command
+from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -46,7 +46,6 @@ from restore.target import (
     place_of,
     suffix_of,
 )
-from restore.unfinished import SAME_TARGET
 from snapshots.ddl.search_path import read_search_path, search_path_of
 from snapshots.records.commit import Sequence
 

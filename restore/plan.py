@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from fleet.config import Fleet
+from fleet.hints import SAME_TARGET
 from fleet.tables.groups import Group
 from restore.copies.choice import CopyChoice, Wanted, settle_copies
 from restore.copies.stored import find_listed_damage, list_objects
@@ -18,7 +19,7 @@ from restore.request import RestoreRequest
 from restore.target import Target, target_of
 from restore.topology.same_sources import check_large_objects_routed, compare_sources
 from restore.topology.topology import Topology, plan_topology
-from restore.unfinished import SAME_TARGET, UnfinishedRestoreError
+from restore.unfinished import UnfinishedRestoreError
 from snapshots.ddl.dump import find_ddl_objects
 from snapshots.listing.in_doubt import find_in_doubt
 from snapshots.operations.open_operations import OpenOperation, naming_open_operations, read_open_operations

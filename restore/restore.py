@@ -14,7 +14,7 @@ import psycopg
 from msgspec import structs
 
 from fleet.config import Fleet
-from fleet.hints import restore_command
+from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.connections import NodeUnreachableError
 from fleet.nodes.sessions import in_parallel
 from fleet.nodes.watch import REACHABLE, SilentNodeError
@@ -33,7 +33,6 @@ from restore.request import RestoreRequest
 from restore.run import RestoreRun, running
 from restore.target import Target, lock_targets, naming_lost_nodes, place_of
 from restore.unfinished import (
-    SAME_TARGET,
     check_names_all,
     check_no_unfinished,
     find_resumable,

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from fleet.hints import restore_command
+from fleet.hints import SAME_TARGET, restore_command
 from fleet.nodes.beside import LOADING, is_beside
 from fleet.nodes.connections import NodeUnreachableError, connect, raising_unreachable, refuses_database
 from fleet.progress import Progress
@@ -26,7 +26,6 @@ from storage.errors import IndeterminateError, RefusedError, UnreachableError, U
 from storage.store import ObjectStore
 
 OTHERS_MAX = 5
-SAME_TARGET = "with the same --to FILE, if it had one"
 
 
 class UnfinishedRestoreError(RefusedError):

@@ -28,7 +28,8 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         begun = preview.begun.get(target.shard)
         if (volume := volumes.get(target.shard)) is None:
             if begun:
-                done = "published already" if begun.phase == Phase.PUBLISHED else "done already but for its name"
+                lacks = "the values of its sequences" if plan.request.scope.data_only else "its name"
+                done = "published already" if begun.phase == Phase.PUBLISHED else f"done already but for {lacks}"
                 lines.append(f"{target.shard} to database {target.database}: {count_text(begun.rows)} rows, {done}")
             continue
         about = _about(is_rough=volume.changes_are_rough and not volume.rows_are_rough)

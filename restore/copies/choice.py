@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from fleet.hints import SAME_TARGET
 from fleet.some_names import list_some
 from fleet.tables.groups import Group
 from restore.copies.stored import ChainObject, CopyNeeds, Damage, Damages, find_listed_damage, list_objects, needs_other
@@ -161,6 +162,8 @@ def _damage_error(
         hints.append(f"increments that can still be restored from standbys' copies: {some}; the newest: {newest}")
     else:
         hints.append("no increment can be restored")
+    if command and command in " ".join(hints) and "--drill" not in command:
+        hints.append(SAME_TARGET)
     first = choice.damaged[0]
     named = [f"{list_some([one.text for one in parts], NAMED_MAX)} of {shard}" for shard, parts in _by_shard(lost)]
     others = [f"{one.key} of node {one.node}: {one.detail}" for one in choice.damaged[1:]]

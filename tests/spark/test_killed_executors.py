@@ -1,8 +1,9 @@
 """If an executor or Python worker is killed in the middle of a task, Spark repeats it; nothing is lost or duplicated.
 
 Runs in a subprocess, because a process has one Spark session at a time and the tests' own is local: here the executors
-are separate processes, which share nothing. The first attempt of a task pauses after it has stored an object and before
-it has reported it; then its executor, or its Python process, is killed.
+are separate processes, which share nothing. The first attempt of a task pauses after it has stored an object, has sent
+rows to a database, or has committed them, and before it has reported that; then its executor, or its Python process, is
+killed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ CHANGED = 7_000
 PAUSE_TASKS = """
 import os, time
 from pathlib import Path
-import snapshots.base_copy.object_writer, wal.drain.drain
+import restore.rows.load, restore.rows.loaders, snapshots.base_copy.object_writer, wal.drain.drain
 
 def stand_still(what, node):
     from pyspark import TaskContext
     context = TaskContext.get()
     folder = Path({folder!r})
     if node == "s1" and context and context.attemptNumber() == 0 and (folder / what).exists():
+        try:
+            (folder / f"{{what}}.taken").touch(exist_ok=False)
+        except FileExistsError:
+            return
         (folder / f"{{what}}.new").write_text(str(os.getpid()))
         (folder / f"{{what}}.new").rename(folder / f"{{what}}.pid")
         time.sleep(300)
@@ -52,6 +57,19 @@ def close_object(writer):
     close(writer)
     stand_still("copy", writer.node)
 
+finish, load = restore.rows.loaders.Loaders.finish, restore.rows.load.load_task
+
+def finish_load(loaders):
+    finish(loaders)
+    stand_still("load", "s1")
+
+def load_task(task):
+    report = load(task)
+    stand_still("loaded", "s1")
+    return report
+
+restore.rows.loaders.Loaders.finish = finish_load
+restore.rows.load.load_task = load_task
 wal.drain.drain.create_segment = create_segment
 snapshots.base_copy.object_writer.ObjectWriter.close = close_object
 """
@@ -64,7 +82,7 @@ from pathlib import Path
 import psycopg
 from cli.spark.on_demand import SparkOnDemand
 from fleet.config import load_fleet
-from tests.commands.snapshot_runs import Ready, Runs
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 
 source, target = (load_fleet(Path(name)) for name in sys.argv[1:3])
 folder = Path(sys.argv[3])
@@ -89,6 +107,7 @@ def killing(what, find):
         killed.append([what, name])
         (folder / what).unlink()
         (folder / f"{what}.pid").unlink()
+        (folder / f"{what}.taken").unlink()
     (folder / what).touch()
     thread = threading.Thread(target=kill)
     thread.start()
@@ -110,7 +129,11 @@ with SparkOnDemand(source, "test") as start:
         increment = runs.increment("cluster")
     with killing("copy", itself):
         again = runs.full("again")
-    runs.restore("cluster", target)
+    restored = []
+    for before, after in ((executor_of, itself), (itself, executor_of)):
+        with killing("load", before), killing("loaded", after):
+            restored.append(runs.restore("cluster", target).rows)
+        assert sorted_copies(target.primaries[0].dsn) == sorted_copies(source.primaries[0].dsn)
     checked = runs.check("cluster")
 
 def base(commit):
@@ -118,6 +141,7 @@ def base(commit):
 
 print(json.dumps({
     "killed": killed, "check": checked.to_json(), "changes": increment.counts["changes"],
+    "restored": restored,
     "segments": [[s.number, s.key] for s in (*full.segments["s1"], *increment.segments["s1"])],
     "base": [[one.key for one in base(commit)] for commit in (full, again)],
     "rows": [sum(sum(one.rows.values()) for one in base(commit)) for commit in (full, again)],
@@ -158,8 +182,10 @@ def test_a_task_whose_executor_is_killed_is_repeated_and_nothing_is_duplicated(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])
-    assert [what for what, _ in report["killed"]] == ["copy", "drain", "drain", "copy"]
-    assert [name.startswith("java") for _, name in report["killed"]] == [True, False, True, False]
+    killed = [(what, name.startswith("java")) for what, name in report["killed"]]
+    assert killed[:4] == [("copy", True), ("drain", False), ("drain", True), ("copy", False)]
+    assert sorted(killed[4:]) == [("load", False), ("load", True), ("loaded", False), ("loaded", True)]
+    assert report["restored"] == [rows, rows]
     assert report["changes"] == CHANGED
     assert report["rows"] == [rows, rows]
     numbers = [number for number, _ in report["segments"]]

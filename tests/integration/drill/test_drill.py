@@ -195,6 +195,9 @@ def test_a_drill_restores_asks_and_leaves_nothing(
     assert (code, document["schema"], document["result"]) == (0, "cutline/drill/1", "holds")
     assert (document["increment"], document["assertions"][1]["found"]) == (1, [["2.50", "t", "a"]])
     assert [one["rows"] for one in document["nodes"]] == drilled.rows
+    assert [(one["shard"], one["rows"]) for one in document["plan"]["targets"]] == [
+        *zip(("s1", "s2"), drilled.rows, strict=True)
+    ]
     assert min(document["seconds"], document["assertions"][0]["seconds"]) > 0
     (suite,) = ElementTree.parse(junit).getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("6", "0", "0")

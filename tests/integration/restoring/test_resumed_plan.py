@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import psycopg
+import pytest
 
 from cli.output.restore_plan import plan_document, plan_lines
 from fleet.nodes.connections import with_database
@@ -14,7 +16,7 @@ from restore.plan import RestorePlan
 from restore.preview import RestorePreview
 from restore.request import RestoreRequest
 from restore.restore import resume_restore
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.restoring.ending import restore_left
 from tests.integration.restoring.target_place import NAME, SHARDS, Place, assert_restored, old_databases
@@ -22,6 +24,10 @@ from tests.integration.restoring.test_progress import Recorded
 
 # The bank's accounts, and the place's tables: ten lines of a log were deleted, and two inserted.
 ROWS = 10_000 + 300 + 200 - 10 + 2
+
+
+def loading_of(document: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(one["phase"], one["rows_loaded"]) for one in document["plan"]["targets"]]
 
 
 def phases_of(place: Place) -> dict[str, str]:
@@ -57,6 +63,45 @@ def test_rows_that_are_loaded_are_named_and_the_rest_is_estimated(place: Place) 
     left = [reading.seconds_left for step, reading in recorded.readings if step in shown[1].estimate.seconds]
     assert left
     assert all(one is not None and one >= 0 for one in left)
+
+
+def test_what_is_left_is_shown_without_a_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["restore", NAME, "--to", str(place.target.path), "--resume"]
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.ROWS_LOADED)
+        before = place.comments()
+        code, planned = run_here(place.fleet, *words, "--dry-run")
+        assert (code, planned["schema"]) == (0, "cutline/restore-plan/1"), planned
+        assert [(one["phase"], one["rows_loaded"]) for one in planned["plan"]["targets"]] == [
+            ("loading", ROWS)
+        ] * SHARDS
+        code, text = run_and_capture(place.fleet, *words, "--dry-run")
+        assert text.count(f"; {ROWS:,} rows are loaded already") == SHARDS
+        assert "every check passed; nothing was changed" in text
+        with monkeypatch.context() as patch:
+            # What another version has loaded is loaded again.
+            patch.setattr("restore.run.version", lambda _package: "another")
+            code, again = run_here(place.fleet, *words, "--dry-run")
+        assert loading_of(again) == [("created", 0)] * SHARDS
+        assert place.comments() == before
+        code, done = run_here(place.fleet, *words, spark=place.spark)
+        assert (code, done["plan"]["targets"]) == (0, planned["plan"]["targets"])
+        assert_restored(place)
+        code, none = run_here(place.fleet, *words, "--dry-run")
+        assert (code, none["error"]) == (3, "unfinished-restore")
+
+
+def test_one_that_has_published_all_lacks_nothing(place: Place) -> None:
+    with old_databases(place):
+        restore_left(place, RestoreCrashPoint.SLOTS_RELEASED)
+        before = place.comments()
+        words = ["restore", NAME, "--to", str(place.target.path), "--resume"]
+        code, text = run_and_capture(place.fleet, *words, "--dry-run")
+        assert code == 0, text
+        assert text.count(f"{ROWS:,} rows, published already") == SHARDS
+        assert place.comments() == before
+        assert run_here(place.fleet, *words)[0] == 0
+        assert_restored(place)
 
 
 def test_shards_that_are_done_need_nothing_more(place: Place) -> None:
